@@ -1,0 +1,52 @@
+# make demo    install, kill a real training three times, and show the verdict
+# make test    every test but the nightly ones          make nightly  every test
+# make bench   recovery time and cost per step, side by side with torchrun and Ray Train
+# make lint    ruff and pyright                         make format   what ruff would have changed
+# make clean   remove the environment, caches and runs
+
+PYTHON ?= python3
+VENV ?= .venv
+JOB ?= jobs/bytelm/job.yaml
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test nightly bench lint format clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+demo: $(INSTALLED)-jobs
+	$(BIN)/chaosrun submit $(JOB) $(ARGS)
+
+test: $(INSTALLED)-dev
+	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+
+nightly: $(INSTALLED)-dev
+	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+bench: $(INSTALLED)-bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(INSTALLED)-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+format: $(INSTALLED)-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# One stamp for each set of extras: installed once, and again when the requirements change.
+$(INSTALLED)-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) .chaosrun .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

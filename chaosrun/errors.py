@@ -1,0 +1,86 @@
+"""Every error that chaosrun raises on purpose, in one tree.
+
+    ChaosrunError
+    ├── UsageError                    exit 2    wrong YAML, wrong flag, impossible plan, unknown run
+    │   └── SpecError                           a place in a job file: file:line:col, the line, a caret
+    ├── UserScriptError               exit 4    the training script failed outside a fault
+    │   └── MisuseError                         the script calls chaosrun in an order that cannot be exact
+    ├── RecoveryError                 exit 5    budget spent, no valid checkpoint, hang
+    │   ├── InvalidCheckpointError              a checkpoint that its manifest does not vouch for
+    │   └── RestoreMismatchError      exit 3    the restored state is not the saved state
+    ├── ResourcesError                exit 7    no placement in time, storage full
+    ├── RunTimeoutError               exit 124  `timeout` passed
+    └── InterruptedRunError           exit 130  Ctrl-C, SIGTERM
+
+Each carries a message (what happened, where) and a hint (what to do). Anything else that escapes is a bug of ours: exit 1.
+"""
+
+__all__ = [
+    "ChaosrunError",
+    "InterruptedRunError",
+    "InvalidCheckpointError",
+    "MisuseError",
+    "RecoveryError",
+    "ResourcesError",
+    "RestoreMismatchError",
+    "RunTimeoutError",
+    "SpecError",
+    "UsageError",
+    "UserScriptError",
+]
+
+
+class ChaosrunError(Exception):
+    """Base of all; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(ChaosrunError):
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A wrong place in a job file. `message` already holds the place, the source line and the caret."""
+
+
+class UserScriptError(ChaosrunError):
+    exit_code = 4
+
+
+class MisuseError(UserScriptError):
+    pass
+
+
+class RecoveryError(ChaosrunError):
+    exit_code = 5
+
+
+class InvalidCheckpointError(RecoveryError):
+    """A checkpoint directory that does not hold what its manifest promises."""
+
+
+class RestoreMismatchError(RecoveryError):
+    """State digests after a restore differ from those taken at the save: the job did not come back exactly."""
+
+    exit_code = 3
+
+
+class ResourcesError(ChaosrunError):
+    exit_code = 7
+
+
+class RunTimeoutError(ChaosrunError):
+    exit_code = 124
+
+
+class InterruptedRunError(ChaosrunError):
+    exit_code = 130
