@@ -1,0 +1,121 @@
+"""Where each file of a run lives. The only place that spells a path inside a run directory."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CHECKPOINT_NAME", "AttemptLayout", "LegLayout", "RunLayout", "checkpoint_name", "checkpoint_step"]
+
+CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
+ATTEMPT_NAME = re.compile(r"\d{3,}")
+
+
+def checkpoint_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a checkpoint directory's name, None when the name is not one of ours."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLayout:
+    """One incarnation of all workers: `attempts/NNN/`."""
+
+    path: Path
+
+    def trace(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.trace.jsonl"
+
+    def log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.log"
+
+    def end(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.end.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LegLayout:
+    """One supervised execution of the job: the reference or the chaos leg.
+
+    `storage` is where checkpoints go when `checkpoint.storage` puts them elsewhere; staging and quarantine lie beside
+    them, on the same file system, so that a commit is one rename.
+    """
+
+    path: Path
+    storage: Path | None = None
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def faults(self) -> Path:
+        return self.path / "faults"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return (self.storage or self.path) / "checkpoints"
+
+    @property
+    def staging(self) -> Path:
+        return (self.storage or self.path) / "staging"
+
+    @property
+    def quarantine(self) -> Path:
+        return (self.storage or self.path) / "quarantine"
+
+    def attempt(self, number: int) -> AttemptLayout:
+        return AttemptLayout(self.path / "attempts" / f"{number:03d}")
+
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts that have a directory, ascending."""
+        folder = self.path / "attempts"
+        if not folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in folder.iterdir() if ATTEMPT_NAME.fullmatch(entry.name))
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """One drill: `<root>/runs/<run id>/`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def job_yaml(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def run_json(self) -> Path:
+        """Resolved spec, where it came from, the command, versions: what `resume` and `verify` need."""
+        return self.path / "run.json"
+
+    @property
+    def plan_json(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def verdict_json(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    def leg(self, name: str, storage: Path | None = None) -> LegLayout:
+        return LegLayout(self.path / name, storage)
+
+    @property
+    def reference(self) -> LegLayout:
+        return self.leg("reference")

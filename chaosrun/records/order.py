@@ -1,0 +1,56 @@
+"""The worker order: everything one rank of one attempt is told, as one JSON value.
+
+The supervisor writes it, the agent and the fork server pass it on unread but for the process fields, the worker obeys it.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["WorkerOrder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    leg: str
+    """"reference" or "chaos"."""
+    leg_path: str
+    storage_path: str | None
+    attempt: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    script: str
+    """Absolute path."""
+    args: tuple[str, ...] = ()
+    cwd: str
+    seed: int
+    deterministic: Literal["strict", "warn", "off"]
+    threads: int
+    gpus: tuple[int, ...] = ()
+    """Device ids of this node that belong to the job, by local rank; empty on CPU."""
+    max_steps: int | None = None
+    every_steps: int
+    keep: int
+    resume: str | None = None
+    """Checkpoint name to restore, None to start from the beginning."""
+    faults: tuple[dict[str, Any], ...] = ()
+    """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
+    job_fingerprint: str = ""
+    """What a checkpoint must agree on to be restored: world size, seed, script, args, accelerate's data settings."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "WorkerOrder":
+        known = {entry.name for entry in dataclasses.fields(cls)}
+        unknown = value.keys() - known
+        if unknown:
+            raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
+        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "faults") if name in value}
+        return cls(**{**value, **tuples})

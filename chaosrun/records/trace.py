@@ -1,0 +1,68 @@
+"""The trace: one JSON line per event, per rank and attempt; one writer a file. A torn last line is tolerated, nothing else.
+
+Line kinds (key `kind`), written by a rank in this order:
+
+- `start`      v, attempt, rank, world_size, pid, time_s, position {epoch, batches, step}, restored (checkpoint name or
+               null), rng (digest), param (fingerprint), params (base64), tensors (names, the order of `params` and `grads`)
+- `buckets`    step, layout (list of lists of parameter indices, or null without DDP), primed (bool)
+- `step`       step, epoch, batches (done in this epoch, this step's included), time_s, ids (per micro-batch a list of sample ids,
+               or null), batch (per micro-batch a digest), rng (digest before the step's first micro-batch), loss (per
+               micro-batch, float.hex()), lr (per parameter group, float.hex(), as the optimizer used it), grad, grads (as the
+               optimizer saw them: reduced and clipped), param, params (after the step)
+- `checkpoint` step, name, time_s, duration_s
+- `end`        step, position, time_s, digests {model {tensor: hex}, buffers {tensor: hex}, optimizer {tensor: hex},
+               scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one)
+
+`grad` and `param` are 64-bit fingerprints of all tensors, 16 hex digits; `grads` and `params` are base64 of one
+little-endian uint32 a tensor: enough to name the tensor, the 64-bit value decides.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TRACE_VERSION", "TornRecordError", "TraceWriter", "read_lines"]
+
+TRACE_VERSION = 1
+
+
+class TornRecordError(ValueError):
+    """A line in the middle of a record file is not JSON: the file was damaged, not cut off."""
+
+
+class TraceWriter:
+    """Appends lines to one trace file; each line reaches the kernel before `write` returns (a SIGKILL loses nothing)."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+        done = os.write(self._file, line)
+        while done < len(line):
+            done += os.write(self._file, line[done:])
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a JSON-lines file.
+
+    A last line without its newline is a torn write and is left out. Raises TornRecordError, naming file and line, for
+    anything else that is not a JSON object; FileNotFoundError when there is no such file.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise TornRecordError(f"{path}:{number}: not a JSON record ({error})") from error
+            if not isinstance(record, dict):
+                raise TornRecordError(f"{path}:{number}: not a JSON object")
+            yield record
