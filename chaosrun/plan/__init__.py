@@ -1,0 +1,4 @@
+"""What will be done to the job, decided before anything starts: faults, and the seeded planner that places them. Pure.
+
+`plan.faults` is light (a worker imports it); `plan.planner` needs the spec.
+"""

@@ -1,0 +1,177 @@
+"""From a failed validation to problems with a place, a plain sentence and the nearest valid name.
+
+Reads JobSpec's own fields for names and descriptions, so that a new field needs no words here.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.tree import Mapping, find
+
+__all__ = ["dotted", "nearest", "problems_of"]
+
+Location = tuple[str | int, ...]
+
+EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "int_type": lambda _: "a whole number",
+    "float_type": lambda _: "a number",
+    "string_type": lambda _: "text",
+    "bool_type": lambda _: "true or false",
+    "tuple_type": lambda _: "a list",
+    "dict_type": lambda _: "a mapping",
+    "model_type": lambda _: "a mapping",
+    "finite_number": lambda _: "a finite number",
+    "string_too_short": lambda _: "text that is not empty",
+    "greater_than": lambda ctx: f"greater than {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
+    "less_than": lambda ctx: f"less than {ctx['lt']}",
+    "less_than_equal": lambda ctx: f"at most {ctx['le']}",
+    "literal_error": lambda ctx: f"one of {', '.join(_choices(ctx))}",
+    "wrong_value": lambda ctx: ctx["expected"],
+}
+"""Pydantic's error types that this spec can raise, as what completes "<name> must be …"."""
+
+
+def problems_of(error: ValidationError, root: Mapping) -> list[Problem]:
+    """Every error of a validation of `root` as a problem. A missing key whose misspelling is there is told once, as that."""
+    details = error.errors(include_url=False)
+    missing = {entry["loc"] for entry in details if entry["type"] == "missing"}
+    problems: list[Problem] = []
+    for entry in details:
+        if entry["type"] == "extra_forbidden":
+            problem, meant = _unknown_key(entry["loc"], root)
+            missing.discard(meant)
+            problems.append(problem)
+    for entry in details:
+        if entry["type"] not in ("extra_forbidden", "missing"):
+            problems.append(_wrong_value(entry, root))
+    problems += [_missing_key(location, root) for location in sorted(missing, key=str)]
+    return problems
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The valid name that `word` probably stands for. Case and dashes do not count."""
+    spelt = {name.lower(): name for name in names}
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), list(spelt), n=1, cutoff=0.6)
+    return spelt[found[0]] if found else None
+
+
+def dotted(location: Location) -> str:
+    """("faults", "schedule", 0, "rank") → "faults.schedule[0].rank"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+
+
+def _unknown_key(location: Location, root: Mapping) -> tuple[Problem, Location]:
+    key, node = find(root, location)
+    parent, name = location[:-1], str(location[-1])
+    names = list(_section(parent).model_fields)
+    elsewhere = [path for path in _all_paths(JobSpec) if path.rpartition(".")[2] == name]
+    guess = nearest(name, names)
+    where = f" in {dotted(parent)}" if parent else ""
+    message = f"unknown key {name!r}{where}"
+    if elsewhere:
+        hint = f"{name} belongs elsewhere: {', '.join(elsewhere)}"
+    else:
+        message += f", did you mean {guess!r}?" if guess else ""
+        hint = f"{'keys of ' + dotted(parent) if parent else 'keys here'}: {', '.join(names)}"
+    return Problem(place=key or node.place, message=message, hint=hint), (*parent, guess or "")
+
+
+def _missing_key(location: Location, root: Mapping) -> Problem:
+    parent, name = location[:-1], str(location[-1])
+    key, node = find(root, parent)
+    description = _section(parent).model_fields[name].description
+    where = f" in {dotted(parent)}" if parent else ""
+    return Problem(place=key or _opening(node.place), message=f"missing key {name!r}{where}", hint=f"{name}: {description}")
+
+
+def _wrong_value(entry: ErrorDetails, root: Mapping) -> Problem:
+    location = entry["loc"]
+    of_key = location[-1:] == ("[key]",)
+    location = location[:-1] if of_key else location
+    key, node = find(root, location)
+    context: dict[str, Any] = entry.get("ctx", {})
+    if entry["type"] == "conflict":
+        return Problem(place=key or _opening(node.place), message=context["reason"], hint=context["hint"])
+    seen = entry["input"]
+    place = key if key and (of_key or node.place.end <= node.place.column) else node.place
+    name = dotted(location)
+    describe = EXPECTED.get(entry["type"])
+    message = f"{name} must be {describe(context)}, not {_shown(seen)}" if describe else f"{name}: {entry['msg']}"
+    if entry["type"] == "literal_error" and isinstance(seen, str):
+        guess = nearest(seen, _choices(context))
+        message += f"; did you mean {guess!r}?" if guess else ""
+    return Problem(place=place, message=message, hint=_hint(entry["type"], location, seen))
+
+
+def _hint(kind: str, location: Location, seen: Any) -> str | None:
+    if kind == "string_type" and isinstance(seen, int | float):
+        return f'quote it: "{str(seen).lower() if isinstance(seen, bool) else seen}"'
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(seen, str) and _reads_as(kind, seen):
+        return "remove the quotes"
+    if kind == "bool_type" and seen in ("yes", "on", "no", "off"):
+        return f"write {'true' if seen in ('yes', 'on') else 'false'}"
+    if seen is None:
+        return f"give {dotted(location)} a value, or remove the key"
+    names = [part for part in location if isinstance(part, str)]
+    field = _section(location[:-1]).model_fields.get(names[-1]) if names else None
+    return f"{names[-1]}: {field.description}" if field and field.description else None
+
+
+def _choices(context: dict[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", context["expected"])
+
+
+def _reads_as(kind: str, text: str) -> bool:
+    if kind == "bool_type":
+        return text in ("true", "false")
+    return text.strip().lstrip("+-").replace(".", "", 1 if kind == "float_type" else 0).isdecimal()
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) <= 60 else f"the text {value[:57]!r}…"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, dict):
+        return "a mapping"
+    return str(value)
+
+
+def _opening(place: Place) -> Place:
+    """The first character of a place: for a whole mapping, whose first line says too much."""
+    return Place(source=place.source, line=place.line, column=place.column, end=place.column + 1)
+
+
+def _section(location: Location) -> type[BaseModel]:
+    """The model of the mapping at `location`, or of the nearest one around it."""
+    section: type[BaseModel] = JobSpec
+    for part in location:
+        field = section.model_fields.get(part) if isinstance(part, str) else None
+        section = (_submodel(field.annotation) if field else None) or section
+    return section
+
+
+def _submodel(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _submodel(part))), None)
+
+
+def _all_paths(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if below := _submodel(field.annotation):
+            many = "[]" if get_origin(field.annotation) is tuple else ""
+            yield from _all_paths(below, f"{prefix}{name}{many}.")

@@ -1,0 +1,111 @@
+"""Overrides of the command line, `faults.seed=7`: put into the tree of a job file as if they had been written there.
+
+Must not know which keys exist: an unknown one is found, and placed in the override, like one in the file.
+"""
+
+import re
+from collections.abc import Sequence as AnySequence
+from dataclasses import dataclass
+
+from chaosrun.spec.problems import Place, Problem, Source
+from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
+
+__all__ = ["apply_overrides"]
+
+PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>\d+)\]")
+EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One part of an override's path: a key or a list index."""
+
+    part: str | int
+    place: Place
+
+
+class _Rejected(Exception):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping, list[Problem]]:
+    """The tree with every override in it, later ones winning, and what was wrong with those left out."""
+    problems: list[Problem] = []
+    for order, override in enumerate(overrides, start=1):
+        source = Source(label=f"override {override!r}", text=override, is_file=False, order=order)
+        try:
+            steps = _parse_path(source)
+            padding = override.index("=") + 1
+            value, found = read_tree(source, padding=padding)
+            problems += found
+            if not found:
+                end = Place(source=source, line=0, column=padding, end=padding)
+                root = _put_key(root, steps, value or Scalar(place=end, value=None, text=""))
+        except _Rejected as rejected:
+            problems.append(rejected.problem)
+    return root, problems
+
+
+def _parse_path(source: Source) -> list[_Step]:
+    path, equals, _ = source.text.partition("=")
+    if not equals or not path.strip():
+        whole = Place(source=source, line=0, column=0, end=len(source.text))
+        raise _Rejected(Problem(place=whole, message="not of the form key=value", hint=EXAMPLE))
+    steps: list[_Step] = []
+    position = 0
+    while position < len(path):
+        match = PART.match(path, position)
+        if match is None or (match["index"] and not steps):
+            place = Place(source=source, line=0, column=position, end=position + 1)
+            raise _Rejected(Problem(place=place, message=f"{path!r} does not name a key", hint=EXAMPLE))
+        part = match["name"] if match["name"] is not None else int(match["index"])
+        steps.append(_Step(part=part, place=Place(source=source, line=0, column=match.start(), end=match.end())))
+        position = match.end()
+        if path[position : position + 1] == "." and position + 1 < len(path):
+            position += 1
+        elif position < len(path) and path[position] != "[":
+            place = Place(source=source, line=0, column=position, end=position + 1)
+            raise _Rejected(Problem(place=place, message=f"{path!r} does not name a key", hint=EXAMPLE))
+    return steps
+
+
+def _put_key(node: Mapping, steps: list[_Step], value: Node) -> Mapping:
+    step, rest = steps[0], steps[1:]
+    name = str(step.part)
+    old = node.entries.get(name)
+    if not rest:
+        entry = Entry(key=step.place, value=value)
+    else:
+        entry = Entry(key=old.key if old else step.place, value=_put(old.value if old else None, steps, value))
+    return Mapping(place=node.place, entries={**node.entries, name: entry})
+
+
+def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
+    """`node`, reached by `steps[0]`, with `value` put at the rest of the steps. A mapping that is not there is made."""
+    here, rest = steps[0], steps[1:]
+    if not rest:
+        return value
+    path = here.place.source.text[: here.place.end]
+    if isinstance(rest[0].part, int):
+        if not isinstance(node, Sequence):
+            hint = f"set the whole list: {path}=[…]"
+            raise _Rejected(Problem(place=rest[0].place, message=f"{path} is not a list in the job file", hint=hint))
+        index, length = rest[0].part, len(node.items)
+        if index >= length:
+            message = f"{path} has {length} {'entry' if length == 1 else 'entries'}, there is no [{index}]"
+            hint = f"entries count from 0; to add one, set the whole list: {path}=[…]"
+            raise _Rejected(Problem(place=rest[0].place, message=message, hint=hint))
+        item = _put(node.items[index], rest, value)
+        return Sequence(place=node.place, items=(*node.items[:index], item, *node.items[index + 1 :]))
+    if node is None or (isinstance(node, Scalar) and node.value is None):
+        node = Mapping(place=here.place, entries={})
+    if not isinstance(node, Mapping):
+        if isinstance(node, Sequence):
+            what, hint = "a list", f"name one of its entries, counted from 0: {path}[0]"
+        else:
+            what, hint = "a single value", f"set it whole: {path}=…"
+        message = f"{path} is {what} in the job file, it has no keys"
+        raise _Rejected(Problem(place=rest[0].place, message=message, hint=hint))
+    return _put_key(node, rest, value)

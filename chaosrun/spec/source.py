@@ -1,0 +1,111 @@
+"""Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from chaosrun.errors import UsageError
+from chaosrun.spec.diagnosis import problems_of
+from chaosrun.spec.model import VERBATIM, JobSpec
+from chaosrun.spec.overrides import apply_overrides
+from chaosrun.spec.problems import Place, Problem, Source, spec_error
+from chaosrun.spec.tree import Mapping, Scalar, find, place_at, plain, read_tree
+
+__all__ = ["Job", "load_job"]
+
+SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job file that was read: its meaning and where its parts lie."""
+
+    spec: JobSpec
+    path: Path
+    directory: Path
+    """Absolute; the script and other relative paths of the spec start here."""
+    script_path: Path
+    """Absolute; it existed when the file was loaded."""
+    text: str
+    """The file as it was, without overrides."""
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Read `path` and put `overrides` ("workers=4", "faults.schedule[0].rank=1") over it.
+
+    Raises SpecError with every wrong place of the file and the overrides, UsageError when the file cannot be read.
+    """
+    source = _read(path)
+    file_root, problems = read_tree(source)
+    if not isinstance(file_root, Mapping):
+        raise spec_error(problems or [_no_mapping(source, file_root)])
+    root, rejected = apply_overrides(file_root, overrides)
+    directory = path.parent.resolve()
+    spec, invalid = _validate(root)
+    told = {problem.place for problem in problems}
+    invalid += _script_problems(root, directory)
+    problems = [*problems, *rejected, *(problem for problem in invalid if problem.place not in told)]
+    if spec is None or problems:
+        raise spec_error(problems)
+    return Job(spec=spec, path=path, directory=directory, script_path=(directory / spec.script).resolve(), text=source.text)
+
+
+def _read(path: Path) -> Source:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UsageError(f"no such job file: {path}", hint=_files_like(path)) from error
+    except IsADirectoryError as error:
+        inside = path / "job.yaml"
+        hint = f"did you mean {inside}?" if inside.is_file() else "name the YAML file itself"
+        raise UsageError(f"{path} is a directory, not a job file", hint=hint) from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
+    try:
+        return Source(label=str(path), text=data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        source = Source(label=str(path), text=data.decode("utf-8", errors="replace"))
+        place = place_at(source, len(error.object[: error.start].decode("utf-8")))
+        message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
+        raise spec_error([Problem(place=place, message=message, hint="save the file as UTF-8 text")]) from error
+
+
+def _no_mapping(source: Source, root: object) -> Problem:
+    start = Place(source=source, line=0, column=0, end=1)
+    if root is None:
+        return Problem(place=start, message="the job file is empty", hint=SMALLEST_JOB)
+    what = "a single value" if isinstance(root, Scalar) else "a list"
+    return Problem(place=start, message=f"a job file holds keys and values, this one holds {what}", hint=SMALLEST_JOB)
+
+
+def _validate(root: Mapping) -> tuple[JobSpec | None, list[Problem]]:
+    try:
+        return JobSpec.model_validate(plain(root, verbatim=VERBATIM)), []
+    except ValidationError as error:
+        return None, problems_of(error, root)
+
+
+def _script_problems(root: Mapping, directory: Path) -> list[Problem]:
+    _, node = find(root, ("script",))
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or "\0" in node.value:
+        return []  # the validation has told it
+    script = directory / node.value
+    if script.is_file():
+        return []
+    if script.is_dir():
+        return [Problem(place=node.place, message=f"the script {script} is a directory", hint="name the Python file itself")]
+    hint = _files_like(script) or "script is a path relative to the job file"
+    return [Problem(place=node.place, message=f"no such script: {script}", hint=hint)]
+
+
+def _files_like(path: Path) -> str:
+    """The file beside `path` that its name probably stands for, or what lies there at all."""
+    if not path.parent.is_dir():
+        return f"the directory {path.parent} does not exist"
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
+    if close := difflib.get_close_matches(path.name, names, n=1):
+        return f"did you mean {close[0]}?"
+    return f"{path.suffix} files there: {', '.join(names[:5])}" if names else f"there is no {path.suffix} file in {path.parent}"

@@ -1,0 +1,333 @@
+"""Job files as people write them: what is understood, and how each mistake is shown."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chaosrun.errors import SpecError, UsageError
+from chaosrun.spec.source import load_job
+
+LEAST = "name: probe\nscript: train.py\nworkers: 2\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A directory with a script, and the working directory of the test: errors then show the bare file name."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(text: str | bytes, *overrides: str):
+    path = Path("job.yaml")
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_job(path, overrides)
+
+
+def refusal(text: str | bytes, *overrides: str) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        load(text, *overrides)
+    return caught.value
+
+
+def headlines(error: SpecError) -> list[str]:
+    """Lines that are neither excerpt, caret nor hint."""
+    return [line for line in error.message.splitlines() if not line.startswith("  ")]
+
+
+def test_a_job_knows_its_places(folder):
+    job = load(LEAST)
+    assert (job.spec.name, job.spec.workers) == ("probe", 2)
+    assert (job.path, job.directory, job.script_path) == (Path("job.yaml"), folder, folder / "train.py")
+    assert job.text == LEAST
+
+
+def test_scalars_of_args_and_env_are_text_as_written(folder):
+    spec = load(LEAST + "args: [--lr, 0.10, 1e-3, 007, off, 'a b', ~]\nenv: {A: 0x10, B: true, C: , 1: 2}\n").spec
+    assert spec.args == ("--lr", "0.10", "1e-3", "007", "off", "a b", "~")
+    assert spec.env == {"A": "0x10", "B": "true", "C": "", "1": "2"}
+
+
+def test_off_is_a_word_not_a_truth_value(folder):
+    assert load(LEAST + "deterministic: off\n").spec.deterministic == "off"
+
+
+def test_anchors_may_be_used(folder):
+    verify = load(LEAST + "verify: {losses: &t {atol: 1}, weights: *t}\n").spec.verify
+    assert verify.losses == verify.weights
+
+
+def test_the_whole_text_of_an_unknown_key(folder):
+    error = refusal("name: probe\nscript: train.py\nworker: 2  # two\n")
+    assert error.message.splitlines() == [
+        "job.yaml:3:1: unknown key 'worker', did you mean 'workers'?",
+        "     3 | worker: 2  # two",
+        "       | ^^^^^^",
+    ]
+    assert error.hint is not None and error.hint.startswith("keys here: name, script")
+    assert error.exit_code == 2
+
+
+def test_all_problems_are_told_at_once_sorted_by_place(folder):
+    error = refusal(
+        "seed: x\n"
+        "workers: '3'\n"
+        "name: probe\n"
+        "script: trian.py\n"
+        "checkpoint:\n"
+        "  keep: 1\n"
+        "  keep: 3\n"
+        "faults:\n"
+        "  schedule:\n"
+        "    - at_step: 3\n"
+        "      every_step: 5\n"
+        "    - until_step: 8\n"
+        "      at_step: 2\n"
+        "  random: {count: 3, mean_steps: 4}\n"
+        "env:\n"
+        "  RANK: 0\n",
+        "worker=3",
+    )
+    assert headlines(error) == [
+        "job.yaml:1:7: seed must be a whole number, not the text 'x'",
+        "job.yaml:2:10: workers must be a whole number, not the text '3'",
+        f"job.yaml:4:9: no such script: {folder / 'trian.py'}",
+        "job.yaml:6:9: checkpoint.keep must be at least 2, not 1",
+        "job.yaml:7:3: duplicate key 'keep', first given on line 6",
+        "job.yaml:11:7: unknown key 'every_step' in faults.schedule[0], did you mean 'every_steps'?",
+        "job.yaml:12:7: until_step needs every_steps",
+        "job.yaml:14:22: count and mean_steps exclude each other",
+        "job.yaml:16:3: RANK is set by chaosrun, for each rank and attempt",
+        "override 'worker=3': unknown key 'worker', did you mean 'workers'?",
+    ]
+    assert error.message.count("  hint: ") == 10
+    assert error.hint is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "headline", "caret_under", "hint"),
+    [
+        ("keep: 4", "4:1: unknown key 'keep'", "keep", "keep belongs elsewhere: checkpoint.keep"),
+        (
+            "at_step: 4",
+            "4:1: unknown key 'at_step'",
+            "at_step",
+            "at_step belongs elsewhere: faults.schedule[].at_step",
+        ),
+        ("Max-Steps: 4", "4:1: unknown key 'Max-Steps', did you mean 'max_steps'?", "Max-Steps", "keys here: name"),
+        ("zzz: 4", "4:1: unknown key 'zzz'", "zzz", "keys here: name"),
+        (
+            "verify: {weigths: {}}",
+            "4:10: unknown key 'weigths' in verify, did you mean 'weights'?",
+            "weigths",
+            "keys of verify",
+        ),
+        (
+            "deterministic: strickt",
+            "4:16: deterministic must be one of strict, warn, off, not the text 'strickt'; did you mean 'strict'?",
+            "strickt",
+            "deterministic: strict: an",
+        ),
+        ("seed: '7'", "4:7: seed must be a whole number, not the text '7'", "'7'", "remove the quotes"),
+        ("max_steps: 1.5", "4:12: max_steps must be a whole number, not 1.5", "1.5", "max_steps: stop after"),
+        (
+            "checkpoint:",
+            "4:1: checkpoint must be a mapping, not empty",
+            "checkpoint",
+            "give checkpoint a value, or remove the key",
+        ),
+        ("checkpoint: [1, 2]", "4:13: checkpoint must be a mapping, not a list", "[1, 2]", "checkpoint: when"),
+        ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "args: a list"),
+        ("verify: {confirm: yes}", "4:19: verify.confirm must be true or false, not the text 'yes'", "yes", "write true"),
+        (
+            "verify: {losses: {atol: .inf}}",
+            "4:25: verify.losses.atol must be a finite number, not inf",
+            ".inf",
+            "atol: largest",
+        ),
+        ("timeout: soon", "4:10: timeout must be a time greater than 0", "soon", "timeout: longest"),
+        ("faults: {random: {}}", "4:10: random faults need count or mean_steps", "random", "say how many"),
+        ("faults: {schedule: [{rank: 0}]}", "4:21: a fault at phase step needs at_step or every_steps", "{", "say when"),
+        (
+            "faults: {random: {count: 1, between: [0, 3]}}",
+            "4:39: faults.random.between[0] must be at least 1, not 0",
+            "0",
+            "between: first and last step",
+        ),
+        ("seed: 3\nseed: 4", "5:1: duplicate key 'seed', first given on line 4", "seed", "keep one of the two"),
+        (
+            "seed: !!python/object:os.system {}",
+            "4:7: the tag !!python/object:os.system has no meaning here",
+            None,
+            "remove the tag",
+        ),
+        ("seed: !!int x", "4:7: 'x' is not what its tag !!int says", None, "remove the tag"),
+        ("seed: &a 3\n<<: {max_steps: 4}", "5:1: merge keys (<<) have no meaning here", "<<", "write the keys out"),
+        ("? [a]\n: 3", "4:3: a key must be text, not a list or a mapping", "[a]", "put a name before the colon"),
+        ("日本: 3", "4:1: unknown key '日本'", "日本__", "keys here"),
+    ],
+)
+def test_one_mistake_one_place(folder, lines, headline, caret_under, hint):
+    error = refusal(LEAST + lines + "\n")
+    shown = error.message.splitlines()
+    assert len(shown) == 3, error.message
+    assert shown[0].startswith(f"job.yaml:{headline}"), error.message
+    assert error.hint is not None and error.hint.startswith(hint), error.hint
+    if caret_under is not None:
+        assert shown[2].count("^") == len(caret_under)
+        column = int(shown[0].split(":")[2]) - 1
+        assert shown[2] == "       | " + " " * column + "^" * len(caret_under)
+
+
+@pytest.mark.parametrize(
+    ("text", "headline"),
+    [
+        ("", "job.yaml:1:1: the job file is empty"),
+        ("# nothing yet\n", "job.yaml:1:1: the job file is empty"),
+        ("- name: probe\n", "job.yaml:1:1: a job file holds keys and values, this one holds a list"),
+        ("just words\n", "job.yaml:1:1: a job file holds keys and values, this one holds a single value"),
+        ("name: probe\ncheckpoint:\n\tkeep: 3\n", "job.yaml:3:1: a tab in the indentation"),
+        ("name: [a, b\n", "job.yaml:2:1: not valid YAML: expected ',' or ']', but got the end of the text"),
+        ("name: a: b\n", "job.yaml:1:8: not valid YAML: mapping values are not allowed here"),
+        ("name: *nobody\n", "job.yaml:1:7: not valid YAML: found undefined alias 'nobody'"),
+        (LEAST + "---\n" + LEAST, "job.yaml:4:1: a second document begins here"),
+        (b"name: probe\nscript: tr\xe4in.py\n", "job.yaml:2:11: not UTF-8: byte 0xe4"),
+        (b"\xef\xbb\xbfname: \xff\n", "job.yaml:1:7: not UTF-8: byte 0xff"),
+        (b"name: pr\x00be\n", "job.yaml:1:9: not a text file: it holds the character U+0000"),
+        ("[" * 1_000, "job.yaml:1:1: the values nest too deep, or expand to too many"),
+    ],
+)
+def test_what_is_no_job_file_at_all(folder, text, headline):
+    error = refusal(text)
+    assert headlines(error)[0].startswith(headline), error.message
+    assert error.hint
+
+
+def test_an_alias_of_itself_and_one_that_explodes_are_refused(folder):
+    assert "nest too deep" in refusal(LEAST + "args: &a [*a]\n").message
+    bomb = "".join(f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]\n" for n in range(1, 10))
+    assert "expand to too many" in refusal(LEAST + "b0: &b0 [x]\n" + bomb).message
+
+
+def test_windows_line_ends_and_a_byte_order_mark_change_no_place(folder):
+    error = refusal(b"\xef\xbb\xbfname: probe\r\nscript: train.py\r\nworkers: x\r\n")
+    assert headlines(error) == ["job.yaml:3:10: workers must be a whole number, not the text 'x'"]
+
+
+def test_a_missing_key_is_shown_and_its_misspelling_only_once(folder):
+    assert headlines(refusal("name: probe\nscript: train.py\n")) == ["job.yaml:1:1: missing key 'workers'"]
+    assert headlines(refusal("name: probe\nscrpt: train.py\n")) == [
+        "job.yaml:1:1: missing key 'workers'",
+        "job.yaml:2:1: unknown key 'scrpt', did you mean 'script'?",
+    ]
+
+
+def test_a_very_long_line_is_cut_around_the_place(folder):
+    error = refusal(LEAST + "env: {" + "A: " + "x" * 400 + ", RANK: 1, B: " + "y" * 400 + "}\n")
+    _, line, caret = error.message.splitlines()
+    assert len(line) < 130
+    assert line[caret.index("^") : caret.rindex("^") + 1] == "RANK"
+
+
+class TestFiles:
+    def test_no_job_file(self, folder):
+        (folder / "job.yaml").write_text(LEAST)
+        with pytest.raises(UsageError, match=r"no such job file: jbo\.yaml") as caught:
+            load_job(Path("jbo.yaml"))
+        assert caught.value.hint == "did you mean job.yaml?"
+
+    def test_no_directory(self, folder):
+        with pytest.raises(UsageError) as caught:
+            load_job(Path("nowhere/job.yaml"))
+        assert caught.value.hint == "the directory nowhere does not exist"
+
+    def test_a_directory(self, folder):
+        (folder / "job.yaml").write_text(LEAST)
+        with pytest.raises(UsageError, match="is a directory") as caught:
+            load_job(folder)
+        assert caught.value.hint == f"did you mean {folder / 'job.yaml'}?"
+
+    def test_no_script(self, folder):
+        error = refusal(LEAST.replace("train.py", "tarin.py"))
+        assert headlines(error) == [f"job.yaml:2:9: no such script: {folder / 'tarin.py'}"]
+        assert error.hint == "did you mean train.py?"
+
+    def test_the_script_is_a_directory(self, folder):
+        assert "is a directory" in refusal(LEAST.replace("train.py", ".")).message
+
+    def test_the_script_lies_beside_the_job_file_not_in_the_working_directory(self, folder):
+        (folder / "jobs").mkdir()
+        (folder / "jobs" / "other.py").touch()
+        (folder / "jobs" / "job.yaml").write_text(LEAST.replace("train.py", "other.py"))
+        assert load_job(Path("jobs/job.yaml")).script_path == folder / "jobs" / "other.py"
+
+
+class TestOverrides:
+    def test_they_win_over_the_file_and_later_ones_over_earlier(self, folder):
+        spec = load(LEAST, "workers=3", "workers=4", "faults.seed=7", "checkpoint={keep: 5}").spec
+        assert (spec.workers, spec.faults.seed, spec.checkpoint.keep) == (4, 7, 5)
+
+    def test_list_entries_by_index(self, folder):
+        text = LEAST + "faults: {schedule: [{at_step: 3, rank: 0}, {at_step: 5}]}\nargs: [a, b]\n"
+        spec = load(text, "faults.schedule[0].rank=1", "faults.schedule[1].at_step=6", "args[1]=0.10").spec
+        assert [(fault.rank, fault.at_step) for fault in spec.faults.schedule] == [(1, 3), ("random", 6)]
+        assert spec.args == ("a", "0.10")
+
+    def test_whole_lists_empty_values_and_text_with_equals_signs(self, folder):
+        spec = load(LEAST + "max_steps: 9\n", "args=[--x=1, 2.50]", "max_steps=", "env.OPTS=a=b", "env.N=1.0").spec
+        assert (spec.args, spec.max_steps, spec.env) == (("--x=1", "2.50"), None, {"OPTS": "a=b", "N": "1.0"})
+
+    def test_they_can_repair_what_the_file_lacks(self, folder):
+        assert load("name: probe\nworkers: 2\n", "script=train.py").spec.script == "train.py"
+
+    def test_the_file_itself_is_kept_as_it_was(self, folder):
+        assert load(LEAST, "workers=4").text == LEAST
+
+    @pytest.mark.parametrize(
+        ("override", "message", "caret"),
+        [
+            ("workers=x", "workers must be a whole number, not the text 'x'", "        ^"),
+            ("faults.seeed=3", "unknown key 'seeed' in faults, did you mean 'seed'?", "       ^^^^^"),
+            ("workers", "not of the form key=value", "^^^^^^^"),
+            ("=3", "not of the form key=value", "^^"),
+            ("faults..seed=3", "'faults..seed' does not name a key", "       ^"),
+            ("faults.=3", "'faults.' does not name a key", "      ^"),
+            ("[0]=3", "'[0]' does not name a key", "^"),
+            ("args[x]=3", "'args[x]' does not name a key", "    ^"),
+            ("workers.cpu=3", "workers is a single value in the job file, it has no keys", "        ^^^"),
+            ("args.first=3", "args is a list in the job file, it has no keys", "     ^^^^^"),
+            ("workers[0]=3", "workers is not a list in the job file", "       ^^^"),
+            ("args[1]=3", "args has 1 entry, there is no [1]", "    ^^^"),
+            ("faults.schedule[0].rank=1", "faults.schedule is not a list in the job file", "               ^^^"),
+            ("name=[a", "not valid YAML: expected ',' or ']', but got the end of the text", "       ^"),
+            ("script=nope.py", "no such script: ", "       ^^^^^^^"),
+        ],
+    )
+    def test_mistakes_are_shown_in_the_override(self, folder, override, message, caret):
+        error = refusal(LEAST + "args: [a]\n", override)
+        shown = error.message.splitlines()
+        assert shown[0].startswith(f"override {override!r}: {message}"), error.message
+        assert shown[1] == f"       | {override}"
+        assert shown[2] == f"       | {caret}"
+        assert error.hint
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"%@#,? \n\t\\\x00é<1"), max_size=40))
+def test_no_text_whatever_escapes_as_another_error(folder, text):
+    for bytes_of_it in (text.encode(), (LEAST + text).encode()):
+        try:
+            load(bytes_of_it)
+        except SpecError as error:
+            assert error.message.startswith("job.yaml:")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(override=st.text(alphabet=st.sampled_from("ab.=[]0{}:*!' \nfaultsseed"), max_size=20))
+def test_no_override_whatever_escapes_as_another_error(folder, override):
+    try:
+        load(LEAST, override)
+    except SpecError as error:
+        assert error.message.startswith("override ")
