@@ -1,0 +1,1 @@
+"""Checkpoints as directories on disk: manifest, audit, store, retention. No torch, no ray, no idea of what the files mean."""

@@ -1,0 +1,127 @@
+"""Does a checkpoint directory hold exactly what its manifest promises? Reads every byte, changes nothing.
+
+Refuses symbolic links and special files: their contents can change without the checkpoint's.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.errors import InvalidCheckpointError
+
+__all__ = ["audit_directory", "hash_member", "list_members", "open_member"]
+
+_HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
+
+
+def audit_directory(directory: Path, step: int, *, hashed: Collection[str] | None = None) -> Manifest:
+    """Return the manifest of the checkpoint of `step` in `directory` after hashing every file that it names, or those in
+    `hashed` alone.
+
+    Raises InvalidCheckpointError, naming the file and the reason, at the first thing that is wrong; ResourcesError when the
+    storage does not let us look.
+    """
+    with storage_errors(directory):
+        found = list_members(directory)
+        if found.pop(MANIFEST_NAME, None) is None:
+            raise InvalidCheckpointError(f"{directory.name}: {MANIFEST_NAME} is missing", hint=_HINT)
+        manifest = _read_manifest(directory)
+        if manifest.step != step:
+            raise _invalid(directory, MANIFEST_NAME, f"belongs to step {manifest.step}, not {step}")
+        for name in manifest.files.keys() - found.keys():
+            raise _invalid(directory, name, "is missing")
+        for name in found.keys() - manifest.files.keys():
+            raise _invalid(directory, name, "is not in the manifest")
+        # Sizes first: they are free, and a truncated file needs no hashing.
+        for name, entry in manifest.files.items():
+            if found[name].st_size != entry.size:
+                raise _invalid(directory, name, f"has {found[name].st_size} bytes instead of {entry.size}")
+        for name, entry in manifest.files.items():
+            if (hashed is None or name in hashed) and hash_member(directory, name).sha256 != entry.sha256:
+                raise _invalid(directory, name, "has the right size but other contents (sha256 differs)")
+        return manifest
+
+
+def list_members(directory: Path) -> dict[str, os.stat_result]:
+    """Every regular file below `directory`, by its relative path with slashes, sorted; the manifest included.
+
+    Raises InvalidCheckpointError when `directory` is not a real directory or anything below it is a link or special file.
+    """
+    try:
+        mode = os.lstat(directory).st_mode
+    except FileNotFoundError as error:
+        raise InvalidCheckpointError(f"{directory.name}: there is no such checkpoint in {directory.parent}") from error
+    if not stat.S_ISDIR(mode):
+        raise InvalidCheckpointError(f"{directory.name}: is {_kind(mode)}, not a directory", hint=_HINT)
+    members: dict[str, os.stat_result] = {}
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(directory / prefix) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(f"{prefix}{entry.name}/")
+                elif stat.S_ISREG(status.st_mode):
+                    members[prefix + entry.name] = status
+                else:
+                    raise _invalid(directory, prefix + entry.name, f"is {_kind(status.st_mode)}, not a file")
+    return dict(sorted(members.items()))
+
+
+def open_member(directory: Path, name: str) -> int:
+    """File descriptor of a regular file of the checkpoint. Raises InvalidCheckpointError when it is none."""
+    try:
+        # Non-blocking: a named pipe in the place of a file must not hang us. It changes nothing for files.
+        descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise _invalid(directory, name, "is missing") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _invalid(directory, name, "is a symbolic link, not a file") from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _invalid(directory, name, f"is {_kind(mode)}, not a file")
+    return descriptor
+
+
+def hash_member(directory: Path, name: str, *, sync: bool = False) -> FileEntry:
+    """Size and sha256 of one file; with `sync` its bytes are on the disk when this returns."""
+    with open(open_member(directory, name), "rb", buffering=0) as file:
+        if sync:
+            os.fsync(file.fileno())
+        try:
+            digest = hashlib.file_digest(file, "sha256")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise _invalid(directory, name, "cannot be read (input/output error)") from error
+            raise
+        return FileEntry(size=file.tell(), sha256=digest.hexdigest())
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    with open(open_member(directory, MANIFEST_NAME), "rb") as file:
+        data = file.read()
+    try:
+        return Manifest.from_bytes(data)
+    except ValueError as error:
+        raise _invalid(directory, MANIFEST_NAME, f"is damaged: {error}") from error
+
+
+def _invalid(directory: Path, name: str, reason: str) -> InvalidCheckpointError:
+    return InvalidCheckpointError(f"{directory.name}: {name} {reason}", hint=_HINT)
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    if stat.S_ISREG(mode):
+        return "a file"
+    return "a directory" if stat.S_ISDIR(mode) else "a special file"

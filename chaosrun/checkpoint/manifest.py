@@ -1,0 +1,94 @@
+"""The manifest: what a checkpoint directory promises to hold, written last. Owns its schema and its bytes, touches no files.
+
+`to_bytes` is canonical and carries a sha256 of itself; `from_bytes` accepts nothing but what `to_bytes` would write, so that
+one flipped bit anywhere in the manifest is found like one in any other file.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+__all__ = ["MANIFEST_NAME", "FileEntry", "Manifest", "Position", "check_member_name"]
+
+MANIFEST_NAME = "MANIFEST.json"
+
+
+def check_member_name(name: str) -> str:
+    """Return `name` if it is a plain relative path (a/b.bin) inside a checkpoint, raise ValueError if not."""
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name or "\\" in name:
+        raise ValueError(f"{name!r} is not a plain relative path")
+    if name == MANIFEST_NAME:
+        raise ValueError("a manifest does not list itself")
+    return name
+
+
+MemberName = Annotated[str, AfterValidator(check_member_name)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class FileEntry(_Frozen):
+    size: int = Field(ge=0)
+    """Bytes."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Position(_Frozen):
+    """Epoch (from 0), batches done in it, optimizer steps completed."""
+
+    epoch: int = Field(ge=0)
+    batches: int = Field(ge=0)
+    step: int = Field(ge=0)
+
+
+class Manifest(_Frozen):
+    v: Literal[1] = 1
+    step: int = Field(ge=0)
+    position: Position
+    world_size: int = Field(ge=1)
+    attempt: int = Field(ge=0)
+    time_s: float
+    job_fingerprint: str
+    files: dict[MemberName, FileEntry]
+    digests: dict[str, Any]
+    """JSON values only: digests of the live state at the save."""
+
+    @model_validator(mode="after")
+    def _one_step(self) -> Self:
+        if self.position.step != self.step:
+            raise ValueError(f"position is at step {self.position.step}, the manifest at step {self.step}")
+        return self
+
+    def to_bytes(self) -> bytes:
+        # Not mode="json": that would write a NaN as null instead of refusing it.
+        fields = self.model_dump()
+        checksum = hashlib.sha256(_canonical(fields)).hexdigest()
+        return _canonical({**fields, "sha256": checksum}) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Raises ValueError, saying why in one line, for bytes that are not a manifest as `to_bytes` writes it."""
+        try:
+            fields = json.loads(data)
+        except ValueError as error:
+            raise ValueError(f"not JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        fields.pop("sha256", None)
+        try:
+            manifest = cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
+        if manifest.to_bytes() != data:
+            raise ValueError("changed since it was written (its own sha256 does not match)")
+        return manifest
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, indent=1, allow_nan=False).encode()

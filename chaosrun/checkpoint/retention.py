@@ -1,0 +1,25 @@
+"""Which checkpoints may go: a pure decision, told what is there and what is valid."""
+
+from collections.abc import Callable, Iterable
+
+__all__ = ["FEWEST_KEPT", "to_delete"]
+
+FEWEST_KEPT = 2
+"""Valid checkpoints that always stay, whatever `keep` says: one may turn out damaged when it is needed."""
+
+
+def to_delete(steps: Iterable[int], keep: int, is_valid: Callable[[int], bool]) -> list[int]:
+    """Steps whose checkpoints may be deleted, ascending: those older than the `keep` newest valid ones.
+
+    `is_valid` is asked newest first, and no more often than needed. An invalid one that is newer than those stays: it is for
+    quarantine, not for silent deletion.
+    """
+    newest_first = sorted(set(steps), reverse=True)
+    wanted = max(keep, FEWEST_KEPT)
+    if len(newest_first) <= wanted:
+        return []
+    for place, step in enumerate(newest_first):
+        wanted -= is_valid(step)
+        if wanted == 0:
+            return sorted(newest_first[place + 1 :])
+    return []

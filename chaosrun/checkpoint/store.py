@@ -1,0 +1,234 @@
+"""The checkpoint store of one leg: stage, seal, manifest, commit; retention; choosing the newest valid one.
+
+A checkpoint is filled in `staging/`, every byte and directory entry of it is on the disk before its manifest is, and it
+becomes a checkpoint by one rename. So whatever stands in `checkpoints/` was once complete, and a kill at any instant leaves
+the former ones untouched. Must not know what is in the files, nor who asks.
+
+Ranks of one attempt share a staging directory: each seals its own files, one of them writes the manifest and commits.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members
+from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, check_member_name
+from chaosrun.checkpoint.retention import to_delete
+from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.errors import InvalidCheckpointError
+from chaosrun.records.journal import fsync_directory, write_durably
+from chaosrun.records.layout import CHECKPOINT_NAME, LegLayout, checkpoint_name, checkpoint_step
+
+__all__ = ["CheckpointStore", "Quarantined", "Selection"]
+
+STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
+SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    name: str
+    step: int
+    reason: str
+    moved_to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The checkpoint to restore (None: start from the beginning) and what was found damaged on the way to it."""
+
+    name: str | None
+    manifest: Manifest | None
+    quarantined: tuple[Quarantined, ...] = ()
+
+
+class CheckpointStore:
+    """Every method raises ResourcesError, with path and hint, when the storage is full, read-only or not writable."""
+
+    def __init__(self, layout: LegLayout, keep: int) -> None:
+        self._layout = layout
+        self._keep = keep
+        self._vouched: dict[int, Signature] = {}
+
+    def stage(self, step: int, attempt: int) -> Path:
+        """The directory to fill with the checkpoint of `step`; any rank may ask, in any order."""
+        name = checkpoint_name(step)
+        assert checkpoint_step(name) == step, f"step {step} has no checkpoint name"
+        staging = self._layout.staging / f"{name}.attempt-{attempt}"
+        with storage_errors(staging):
+            _make_directory(self._layout.staging)
+            staging.mkdir(exist_ok=True)
+        return staging
+
+    def seal(self, staging: Path, names: Iterable[str]) -> dict[str, FileEntry]:
+        """Bring these files of `staging` (relative paths) to the disk and return what the manifest is to say of them.
+
+        Raises InvalidCheckpointError when one is missing or is not a plain file.
+        """
+        with storage_errors(staging):
+            return {name: hash_member(staging, check_member_name(name), sync=True) for name in names}
+
+    def write_manifest(self, staging: Path, manifest: Manifest) -> None:
+        """Vouch for the sealed files; the checkpoint is complete, though not committed, when this returns.
+
+        Raises InvalidCheckpointError when the files in `staging` are not those of the manifest: such a checkpoint could never
+        be restored, so it must not replace one that can.
+        """
+        with storage_errors(staging):
+            found = {name: status.st_size for name, status in list_members(staging).items() if name != MANIFEST_NAME}
+            promised = {name: entry.size for name, entry in manifest.files.items()}
+            if found != promised:
+                odd = sorted({name for name, _ in found.items() ^ promised.items()})
+                raise InvalidCheckpointError(
+                    f"{staging.name}: not what was sealed: {', '.join(odd)}",
+                    hint="something writes into the checkpoint while it is saved: finish it before the step ends",
+                )
+            for folder, _, _ in os.walk(staging, topdown=False):
+                fsync_directory(Path(folder))
+            write_durably(staging / MANIFEST_NAME, manifest.to_bytes())
+
+    def commit(self, staging: Path, step: int) -> Path:
+        """Make the staged checkpoint the checkpoint of `step`, durably. An older one of the same step goes to quarantine."""
+        assert (staging / MANIFEST_NAME).is_file(), f"{staging} has no manifest"
+        target = self._layout.checkpoints / checkpoint_name(step)
+        with storage_errors(target):
+            _make_directory(self._layout.checkpoints)
+            if os.path.lexists(target):
+                self._to_quarantine(target.name, "superseded")
+            os.rename(staging, target)
+            # The new entry first: if the power fails in between, the directory is there twice rather than not at all.
+            fsync_directory(self._layout.checkpoints)
+            fsync_directory(self._layout.staging)
+        return target
+
+    def retain(self) -> list[str]:
+        """Delete what retention no longer wants, and return its names. Call it after a commit.
+
+        What stays is counted by a full audit, done once per checkpoint as long as its files' size, time and inode stay.
+        """
+        doomed = [checkpoint_name(step) for step in to_delete(self._steps(), self._keep, self._is_valid)]
+        if not doomed:
+            return []
+        with storage_errors(self._layout.checkpoints):
+            _make_directory(self._layout.staging)
+            moved = [_free_path(self._layout.staging, f"{name}.deleted") for name in doomed]
+            for name, target in zip(doomed, moved, strict=True):
+                os.rename(self._layout.checkpoints / name, target)
+            # Before the contents go: a half-deleted checkpoint must not come back under its name after a power cut.
+            fsync_directory(self._layout.checkpoints)
+            for target in moved:
+                _remove(target)
+        return doomed
+
+    def audit(self, name: str, *, hashed: Collection[str] | None = None) -> Manifest:
+        """The manifest of a committed checkpoint, every file hashed (or those in `hashed` alone, where others vouch for the
+        rest). Raises InvalidCheckpointError naming file and reason."""
+        step = checkpoint_step(name)
+        if step is None:
+            raise InvalidCheckpointError(f"{name!r} is not the name of a checkpoint", hint="they are called step-00000050")
+        return audit_directory(self._layout.checkpoints / name, step, hashed=hashed)
+
+    def newest_valid(self) -> Selection:
+        """Audit from the newest checkpoint down to the first valid one; move the invalid ones met to quarantine.
+
+        To be called between attempts only. Older ones are not looked at.
+        """
+        quarantined: list[Quarantined] = []
+        while True:
+            self._finish_interrupted_commit()
+            step = max(self._steps(), default=None)
+            if step is None:
+                return Selection(name=None, manifest=None, quarantined=tuple(quarantined))
+            name = checkpoint_name(step)
+            try:
+                manifest = self.audit(name)
+            except InvalidCheckpointError as error:
+                with storage_errors(self._layout.quarantine):
+                    moved_to = self._to_quarantine(name, "invalid")
+                quarantined.append(Quarantined(name=name, step=step, reason=error.message, moved_to=str(moved_to)))
+            else:
+                return Selection(name=name, manifest=manifest, quarantined=tuple(quarantined))
+
+    def clear_staging(self) -> None:
+        """Remove what killed attempts left in staging; entries that are not ours stay. To be called between attempts only."""
+        with storage_errors(self._layout.staging):
+            for name in _listed(self._layout.staging):
+                if STAGED_NAME.fullmatch(name):
+                    _remove(self._layout.staging / name)
+
+    def _steps(self) -> list[int]:
+        with storage_errors(self._layout.checkpoints):
+            names = _listed(self._layout.checkpoints)
+        return [step for name in names if (step := checkpoint_step(name)) is not None]
+
+    def _is_valid(self, step: int) -> bool:
+        directory = self._layout.checkpoints / checkpoint_name(step)
+        try:
+            signature = _signature(directory)
+            if self._vouched.get(step) != signature:
+                audit_directory(directory, step)
+                self._vouched[step] = signature
+        except InvalidCheckpointError:
+            # Not counted and not deleted: `newest_valid` will quarantine it by name if it is ever met.
+            return False
+        return True
+
+    def _to_quarantine(self, name: str, why: str) -> Path:
+        _make_directory(self._layout.quarantine)
+        target = _free_path(self._layout.quarantine, f"{name}.{why}")
+        os.rename(self._layout.checkpoints / name, target)
+        fsync_directory(self._layout.quarantine)
+        fsync_directory(self._layout.checkpoints)
+        return target
+
+    def _finish_interrupted_commit(self) -> None:
+        """Put back the newest superseded checkpoint if a kill came before its successor took its place."""
+        with storage_errors(self._layout.quarantine):
+            superseded = [match for name in _listed(self._layout.quarantine) if (match := SUPERSEDED_NAME.fullmatch(name))]
+            if not superseded:
+                return
+            last = max(superseded, key=lambda match: (int(match[1]), int(match[2])))
+            step = int(last[1])
+            # Older than another checkpoint: its successor came, and retention has taken it since.
+            if step > max(self._steps(), default=-1):
+                os.rename(self._layout.quarantine / last[0], self._layout.checkpoints / checkpoint_name(step))
+                fsync_directory(self._layout.checkpoints)
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def _signature(directory: Path) -> Signature:
+    members = list_members(directory)
+    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in members.items())
+
+
+def _free_path(directory: Path, stem: str) -> Path:
+    number = 1
+    while os.path.lexists(path := directory / f"{stem}-{number}"):
+        number += 1
+    return path
+
+
+def _make_directory(path: Path) -> None:
+    """`mkdir -p` whose new entries survive a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        fsync_directory(folder.parent)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
