@@ -1,0 +1,117 @@
+"""What happened, for the report: each planned fault's fate, each attempt's stretch, lost steps, recovery time.
+
+Pure; judges nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.premises import fault_problem
+
+__all__ = ["AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOutcome:
+    id: str
+    description: str
+    rank: int
+    phase: str
+    step: int | None
+    """Where it fired; where it was planned to, if it did not."""
+    attempt: int | None
+    """The attempt it struck; None when it never fired."""
+    landed: bool
+    problem: str | None
+    """Why it cannot be shown to have happened; None when it landed."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSummary:
+    attempt: int
+    resumed_from: str | None
+    """Checkpoint name; None when it began at the beginning."""
+    resumed_step: int
+    first_step: int | None
+    """First and last step that any rank recorded in it; None when it recorded none."""
+    last_step: int | None
+    ended_by: str
+    lost_steps: int
+    """Steps done or restored that the next attempt did not go on from."""
+    recovery_s: float | None
+    """From the death that ended the attempt before to the first step of this one, in seconds; None without either."""
+    ranks: int
+    """Ranks that began to train."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ...]:
+    return tuple(_fault_outcome(fault, chaos) for fault in plan.faults)
+
+
+def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
+    requested = next((record for record in chaos.events("fault.requested") if record["fault"] == fault.id), None)
+    problem = fault_problem(fault, chaos)
+    return FaultOutcome(
+        id=fault.id,
+        description=fault.describe(),
+        rank=fault.rank,
+        phase=fault.phase,
+        step=requested["step"] if requested else fault.at_step,
+        attempt=requested["attempt"] if requested else None,
+        landed=problem is None,
+        problem=problem,
+    )
+
+
+def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummary, ...]:
+    summaries: list[AttemptSummary] = []
+    for number, attempt in enumerate(chaos.attempts):
+        before = chaos.attempts[number - 1] if number else None
+        after = chaos.attempts[number + 1] if number + 1 < len(chaos.attempts) else None
+        steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
+        reached = max(steps, default=attempt.resume_step)
+        summaries.append(
+            AttemptSummary(
+                attempt=attempt.number,
+                resumed_from=attempt.resume,
+                resumed_step=attempt.resume_step,
+                first_step=min(steps, default=None),
+                last_step=max(steps, default=None),
+                ended_by=_ended_by(attempt, plan, chaos, last=after is None),
+                lost_steps=max(0, reached - after.resume_step) if after else 0,
+                recovery_s=_recovery_s(before, attempt),
+                ranks=sum(trace.start is not None for trace in attempt.traces.values()),
+            )
+        )
+    return tuple(summaries)
+
+
+def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: bool) -> str:
+    words: Mapping[str, str] = {fault.id: fault.describe() for fault in plan.faults}
+    faults = [record["fault"] for record in chaos.events("fault.observed") if record["attempt"] == attempt.number]
+    if faults:
+        return ", ".join(f"{fault} ({words.get(fault, 'not in the plan')})" for fault in faults)
+    if attempt.unplanned:
+        death = attempt.unplanned[0]
+        whose = "" if death["rank"] is None else f" of rank {death['rank']}"
+        return f"unplanned death{whose}: {death['reason']}"
+    if last and chaos.outcome is not None:
+        return chaos.outcome
+    return attempt.stopped or "unknown"
+
+
+def _recovery_s(before: Attempt | None, attempt: Attempt) -> float | None:
+    if before is None:
+        return None
+    deaths = [death.died_s for death in before.exits if death.signal or death.exit_code]
+    steps = [trace.steps[0].time_s for trace in attempt.traces.values() if trace.steps]
+    return min(steps) - min(deaths) if deaths and steps else None

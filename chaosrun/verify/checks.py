@@ -1,0 +1,88 @@
+"""All checks, in the order in which a person wants to read them, and what running one that crashes means.
+
+Add a check here and nowhere else; PREMISES and REQUIRED say what its status does to the verdict.
+"""
+
+from collections.abc import Callable
+
+from chaosrun.errors import ChaosrunError
+from chaosrun.verify import finals, premises, recovery, steps
+from chaosrun.verify.check import Check, Drill, inconclusive
+
+__all__ = ["CHECKS", "PREMISES", "REQUIRED", "required", "run_checks"]
+
+CHECKS: tuple[Callable[[Drill], Check], ...] = (
+    premises.records,
+    premises.completed,
+    premises.reference,
+    premises.environment,
+    premises.reproducible,
+    premises.faults_landed,
+    recovery.lineage,
+    recovery.resume_points,
+    steps.data_order,
+    steps.rng,
+    steps.losses,
+    steps.lr,
+    steps.gradients,
+    steps.parameters,
+    recovery.rank_agreement,
+    recovery.replay_agreement,
+    recovery.bucket_layout,
+    finals.final_weights,
+    finals.final_optimizer,
+    finals.final_scheduler,
+    finals.final_rng,
+    finals.final_position,
+    finals.final_registered,
+    finals.final_checkpoint,
+)
+
+PREMISES = frozenset({"records", "reference", "environment", "reproducible"})
+"""Without these, no difference between the legs can be blamed on recovery."""
+
+REQUIRED = frozenset(
+    {
+        "records",
+        "completed",
+        "reference",
+        "environment",
+        "faults_landed",
+        "lineage",
+        "resume_points",
+        "data_order",
+        "rng",
+        "losses",
+        "lr",
+        "gradients",
+        "parameters",
+        "final_weights",
+        "final_rng",
+        "final_position",
+        "final_checkpoint",
+    }
+)
+"""These must pass, not merely be skipped, for the verdict to be PASS."""
+
+TOLERATED = frozenset({"gradients", "parameters"})
+"""Skipped by right when a tolerance on weights was asked for."""
+
+
+def required(drill: Drill) -> frozenset[str]:
+    """Names of the checks that must pass in this drill."""
+    names = REQUIRED if drill.spec.verify.weights.exact else REQUIRED - TOLERATED
+    return names if drill.spec.workers == 1 else names | {"rank_agreement"}
+
+
+def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] = CHECKS) -> tuple[Check, ...]:
+    return tuple(_run(check, drill) for check in checks)
+
+
+def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:
+    name = check.__name__
+    try:
+        return check(drill)
+    except ChaosrunError as error:
+        return inconclusive(name, f"could not be checked: {error.message}", error=type(error).__name__)
+    except Exception as error:  # the one place that must survive any defect of a check: it is reported, and never a PASS
+        return inconclusive(name, f"check crashed: {type(error).__name__}: {error}", crashed=True, error=type(error).__name__)

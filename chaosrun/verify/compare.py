@@ -1,0 +1,163 @@
+"""Field-by-field comparison of two step records: what differs, and where inside the step.
+
+Pure. Owns what "equal" means, bitwise or within a tolerance; decides nothing about the job.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chaosrun.spec.model import Tolerance
+from chaosrun.verify.history import LegHistory
+from chaosrun.verify.traces import StepRecord
+
+__all__ = ["EXACT", "FIELDS", "Field", "Mismatch", "close", "compare", "compared_fields", "differing_keys", "first_difference"]
+
+Field = Literal["ids", "batch", "position", "rng", "loss", "grad", "lr", "param"]
+FIELDS: tuple[Field, ...] = ("ids", "batch", "position", "rng", "loss", "grad", "lr", "param")
+"""In the order of diagnosis: an earlier one that differs makes the later ones differ."""
+
+EXACT = Tolerance()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """One field of one step that is not what it should be."""
+
+    field: Field
+    step: int
+    rank: int
+    attempt: int
+    expected: Any
+    """JSON value; floats as float.hex() text."""
+    seen: Any
+    micro_batch: int | None = None
+    """Index within the step, from 0."""
+    tensor: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "field": self.field,
+            "step": self.step,
+            "rank": self.rank,
+            "attempt": self.attempt,
+            "expected": self.expected,
+            "seen": self.seen,
+            "micro_batch": self.micro_batch,
+            "tensor": self.tensor,
+        }
+
+    @property
+    def place(self) -> str:
+        return f"step {self.step} rank {self.rank} attempt {self.attempt}"
+
+
+def compared_fields(weights: Tolerance) -> tuple[Field, ...]:
+    """Fields that can be compared when the weights have this tolerance: fingerprints say nothing about "nearly"."""
+    return FIELDS if weights.exact else tuple(name for name in FIELDS if name not in ("grad", "param"))
+
+
+def compare(
+    field: Field, expected: StepRecord, seen: StepRecord, history: LegHistory, losses: Tolerance = EXACT
+) -> Mismatch | None:
+    """Compare one field of the same step; `history` is the leg of `seen`, for the names of tensors.
+
+    `ids` are compared where both records know them: `batch` decides otherwise. Losses are compared as float.hex() text, so
+    that 0.0 differs from -0.0 and NaN equals NaN.
+    """
+    match field:
+        case "ids":
+            return _ids(expected, seen)
+        case "batch":
+            return _sequence(field, seen, expected.batch, seen.batch)
+        case "position":
+            left, right = (expected.epoch, expected.batches), (seen.epoch, seen.batches)
+            return None if left == right else _mismatch(field, seen, list(left), list(right))
+        case "rng":
+            return None if expected.rng == seen.rng else _mismatch(field, seen, expected.rng, seen.rng)
+        case "loss":
+            return _loss(expected, seen, losses)
+        case "lr":
+            return None if expected.lr == seen.lr else _mismatch(field, seen, list(expected.lr), list(seen.lr))
+        case "grad":
+            return _fingerprint(field, seen, (expected.grad, expected.grads), (seen.grad, seen.grads), history)
+        case "param":
+            return _fingerprint(field, seen, (expected.param, expected.params), (seen.param, seen.params), history)
+
+
+def close(expected: float, seen: float, tolerance: Tolerance) -> bool:
+    """|seen - expected| <= atol + rtol * |expected|, as numpy.isclose; NaN equals NaN."""
+    if math.isnan(expected) or math.isnan(seen):
+        return math.isnan(expected) and math.isnan(seen)
+    return expected == seen or abs(seen - expected) <= tolerance.atol + tolerance.rtol * abs(expected)
+
+
+def first_difference(expected: Sequence[Any], seen: Sequence[Any]) -> int | None:
+    """Index of the first element that differs, a missing one included; None when the sequences are equal."""
+    for index, (left, right) in enumerate(zip(expected, seen, strict=False)):
+        if left != right:
+            return index
+    return None if len(expected) == len(seen) else min(len(expected), len(seen))
+
+
+def differing_keys(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+    """Keys whose values differ or that only one side has, in the order of `expected`."""
+    keys = [*expected, *(key for key in seen if key not in expected)]
+    missing = object()
+    return [key for key in keys if expected.get(key, missing) != seen.get(key, missing)]
+
+
+def _mismatch(field: Field, seen: StepRecord, expected: Any, value: Any, **more: Any) -> Mismatch:
+    return Mismatch(field=field, step=seen.step, rank=seen.rank, attempt=seen.attempt, expected=expected, seen=value, **more)
+
+
+def _ids(expected: StepRecord, seen: StepRecord) -> Mismatch | None:
+    if expected.ids is None or seen.ids is None:
+        return None
+    if len(expected.ids) != len(seen.ids):
+        return _mismatch("ids", seen, f"{len(expected.ids)} micro-batches", f"{len(seen.ids)} micro-batches")
+    for index, (left, right) in enumerate(zip(expected.ids, seen.ids, strict=True)):
+        if left is not None and right is not None and left != right:
+            return _mismatch("ids", seen, left, right, micro_batch=index)
+    return None
+
+
+def _sequence(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str]) -> Mismatch | None:
+    index = first_difference(left, right)
+    if index is None:
+        return None
+    value = [values[index] if index < len(values) else None for values in (left, right)]
+    return _mismatch(field, seen, value[0], value[1], micro_batch=index)
+
+
+def _loss(expected: StepRecord, seen: StepRecord, tolerance: Tolerance) -> Mismatch | None:
+    left, right = expected.loss, seen.loss
+    if len(left) == len(right) and not tolerance.exact:
+        apart = [
+            index
+            for index, (a, b) in enumerate(zip(left, right, strict=True))
+            if not close(float.fromhex(a), float.fromhex(b), tolerance)
+        ]
+        index = apart[0] if apart else None
+    else:
+        index = first_difference(left, right)
+    if index is None:
+        return None
+    value = [values[index] if index < len(values) else None for values in (left, right)]
+    return _mismatch("loss", seen, value[0], value[1], micro_batch=index)
+
+
+def _fingerprint(
+    field: Field,
+    seen: StepRecord,
+    left: tuple[str, bytes],
+    right: tuple[str, bytes],
+    history: LegHistory,
+) -> Mismatch | None:
+    if left == right:
+        return None
+    index = first_difference(*(memoryview(words).cast("I") for words in (left[1], right[1])))
+    trace = history.trace(seen.attempt, seen.rank)
+    tensor = trace.tensor(index) if trace and index is not None else None
+    return _mismatch(field, seen, left[0], right[0], tensor=tensor)

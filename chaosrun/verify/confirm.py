@@ -1,0 +1,38 @@
+"""When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
+
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.layout import LegLayout
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.check import Drill
+from chaosrun.verify.checks import PREMISES, run_checks
+from chaosrun.verify.divergence import first_divergence
+from chaosrun.verify.history import read_leg
+from chaosrun.verify.verdict import Verdict
+
+__all__ = ["undisturbed_difference", "worth_confirming"]
+
+UNDISTURBED = FaultPlan(seed=0, faults=())
+COMPARABLE = PREMISES | {"completed", "lineage"}
+"""Undecided, these leave nothing to compare. Others are undecided for reasons that a second run does not change (no fault
+planned, buckets not primed)."""
+DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
+
+
+def worth_confirming(verdict: Verdict) -> bool:
+    """Both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
+    if verdict.outcome != "completed":
+        return False
+    doubted = any(check.name in DOUBTFUL_REFERENCE and check.status == "inconclusive" for check in verdict.checks)
+    return verdict.status == "FAIL" or doubted
+
+
+def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> str | None:
+    """How two legs without faults differ, or why that cannot be told; None when they are equal in everything compared."""
+    drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
+    divergence = first_divergence(drill)
+    if divergence is not None:
+        return f"{divergence.kind} at step {divergence.step}, rank {divergence.rank}"
+    for check in run_checks(drill):
+        if check.status == "fail" or (check.status == "inconclusive" and check.name in COMPARABLE):
+            return f"{check.name}: {check.summary}"
+    return None

@@ -1,0 +1,211 @@
+"""Checks of where the two legs ended: weights, optimizer, scheduler, RNG, position, registered state, the final checkpoint.
+
+Digests decide; only a tolerance on weights makes this module read tensors (and import torch). Equal weights can hide optimizer,
+RNG and position drift (hazard X4), hence one check each.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chaosrun.checkpoint.manifest import Manifest
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import InvalidCheckpointError
+from chaosrun.spec.model import Tolerance
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.history import LegHistory
+
+__all__ = [
+    "final_checkpoint",
+    "final_optimizer",
+    "final_position",
+    "final_registered",
+    "final_rng",
+    "final_scheduler",
+    "final_weights",
+]
+
+TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
+
+
+def final_weights(drill: Drill) -> Check:
+    """Final parameters and buffers of every rank; with a tolerance, the final checkpoints' tensors compared within it."""
+    if not drill.spec.verify.weights.exact:
+        return _numeric_weights(drill, drill.spec.verify.weights)
+    check = _digests(drill, "final_weights", ("model", "buffers"), "tensors")
+    return inconclusive("final_weights", "the end records digest no weights") if check.status == "skip" else check
+
+
+def final_optimizer(drill: Drill) -> Check:
+    if not drill.spec.verify.weights.exact:
+        return skipped("final_optimizer", TOLERANCE_GIVEN)
+    return _digests(drill, "final_optimizer", ("optimizer",), "optimizer entries")
+
+
+def final_scheduler(drill: Drill) -> Check:
+    if not drill.spec.verify.weights.exact:
+        return skipped("final_scheduler", TOLERANCE_GIVEN)  # a schedule may follow the loss
+    return _digests(drill, "final_scheduler", ("scheduler",), "scheduler entries")
+
+
+def final_rng(drill: Drill) -> Check:
+    check = _digests(drill, "final_rng", ("rng",), "random streams")
+    return inconclusive("final_rng", "the end records digest no random stream") if check.status == "skip" else check
+
+
+def final_registered(drill: Drill) -> Check:
+    if not drill.spec.verify.weights.exact:
+        return skipped("final_registered", TOLERANCE_GIVEN)
+    return _digests(drill, "final_registered", ("registered",), "registered objects")
+
+
+def final_position(drill: Drill) -> Check:
+    for rank in drill.ranks:
+        expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
+        if expected is None or seen is None:
+            return inconclusive("final_position", f"rank {rank} has no end record in both legs", rank=rank)
+        last = drill.reference_lineage.final_step
+        if not expected.step == expected.position.step == last:
+            return inconclusive(
+                "final_position", f"the reference ended rank {rank} at step {expected.step}, its last step is {last}"
+            )
+        if expected.position != seen.position or expected.step != seen.step:
+            words = [
+                f"epoch {end.position.epoch} batch {end.position.batches} step {end.position.step}" for end in (expected, seen)
+            ]
+            return failed("final_position", f"rank {rank} ended at {words[1]}, the reference at {words[0]}", rank=rank)
+    position = drill.reference.ends[0].position
+    summary = f"epoch {position.epoch}, batch {position.batches}, step {position.step} on {len(drill.ranks)} ranks"
+    return passed("final_position", summary)
+
+
+def final_checkpoint(drill: Drill) -> Check:
+    """Both legs' final checkpoints hold what their manifests promise, and the manifests promise the same state."""
+    manifests: list[Manifest] = []
+    for leg in (drill.reference, drill.chaos):
+        found = _audited(leg, drill)
+        if isinstance(found, Check):
+            return found
+        manifests.append(found)
+    expected, seen = manifests
+    for name in ("step", "position", "world_size"):
+        if getattr(expected, name) != getattr(seen, name):
+            message = f"the final checkpoint says {name} {getattr(seen, name)}, the reference's {getattr(expected, name)}"
+            return failed("final_checkpoint", message)
+    if not drill.spec.verify.weights.exact:
+        return passed(
+            "final_checkpoint", f"{len(seen.files)} files as the manifest promises; {TOLERANCE_GIVEN}", files=len(seen.files)
+        )
+    if not expected.digests or not seen.digests:
+        return inconclusive("final_checkpoint", "a final checkpoint's manifest digests nothing")
+    keys = differing_keys(expected.digests, seen.digests)
+    if keys:
+        return failed("final_checkpoint", f"the final checkpoints differ in {', '.join(keys)}", differing=keys)
+    weights = [name for name in expected.files if name.endswith(".safetensors")]
+    other = [name for name in weights if name not in seen.files or seen.files[name] != expected.files[name]]
+    if other:
+        return failed("final_checkpoint", f"{other[0]} of the final checkpoints differs", differing=other)
+    return passed("final_checkpoint", f"{len(seen.files)} files as the manifest promises, same digests", files=len(seen.files))
+
+
+def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
+    """The manifest of the leg's final checkpoint, or the check that says why there is none to trust."""
+    report = failed if leg is drill.chaos else inconclusive
+    names = {leg.ends[rank].checkpoint for rank in drill.ranks if rank in leg.ends}
+    name = next(iter(names)) if len(names) == 1 else None
+    if name is None:
+        found = sorted(map(str, names)) or "no end record"
+        return inconclusive(
+            "final_checkpoint", f"{leg.name}: the ranks name no common final checkpoint ({found})", leg=leg.name
+        )
+    try:
+        manifest = CheckpointStore(leg.layout, drill.spec.checkpoint.keep).audit(name)
+    except InvalidCheckpointError as error:
+        return report("final_checkpoint", f"{leg.name}: {error.message}", leg=leg.name, checkpoint=name)
+    if manifest.step != leg.ends[0].step:
+        return report("final_checkpoint", f"{leg.name}: {name} is of step {manifest.step}, the leg ended at {leg.ends[0].step}")
+    if manifest.world_size != drill.spec.workers or not manifest.files:
+        return report(
+            "final_checkpoint", f"{leg.name}: {name} holds {len(manifest.files)} files of {manifest.world_size} ranks"
+        )
+    return manifest
+
+
+def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Check:
+    """Compare these groups of the end records, rank by rank. Skip when no rank has anything in the first of them."""
+    compared = 0
+    empty: list[int] = []
+    for rank in drill.ranks:
+        expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
+        if expected is None or seen is None:
+            return inconclusive(name, f"rank {rank} has no end record in both legs", rank=rank)
+        for group in groups:
+            if group not in expected.digests or group not in seen.digests:
+                return inconclusive(name, f"the end record of rank {rank} has no {group} digests", rank=rank)
+            keys = differing_keys(expected.digests[group], seen.digests[group])
+            if keys:
+                return _differing(name, rank, group, keys, expected.digests[group], seen.digests[group])
+        if not expected.digests[groups[0]]:
+            empty.append(rank)
+        compared += sum(len(expected.digests[group]) for group in groups)
+    if len(empty) == len(drill.ranks):
+        return skipped(name, f"the job has no {what}")
+    if empty:
+        return inconclusive(name, f"ranks {empty} digest no {what}, the others do", ranks=empty)
+    return passed(name, f"{compared} digests of {what} on {len(drill.ranks)} ranks are equal", compared=compared)
+
+
+def _differing(
+    name: str, rank: int, group: str, keys: list[str], expected: Mapping[str, str], seen: Mapping[str, str]
+) -> Check:
+    first = {"rank": rank, "name": keys[0], "expected": expected.get(keys[0]), "seen": seen.get(keys[0])}
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return failed(name, f"{group}: {keys[0]}{more} differ on rank {rank}", first=first, differing=keys)
+
+
+def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
+    directories: list[Path] = []
+    for leg in (drill.reference, drill.chaos):
+        found = _audited(leg, drill)
+        if isinstance(found, Check):
+            return inconclusive("final_weights", f"no final weights to compare: {found.summary}")
+        directories.append(leg.layout.checkpoints / str(leg.ends[0].checkpoint))
+    expected, seen = (_tensors(directory) for directory in directories)
+    if not expected:
+        return inconclusive("final_weights", "the final checkpoint of the reference has no model*.safetensors to compare")
+    if expected.keys() != seen.keys():
+        return failed("final_weights", f"the tensors' names differ: {sorted(expected.keys() ^ seen.keys())[0]}")
+    worst = 0.0
+    for name, tensor in expected.items():
+        apart = _apart(tensor, seen[name], tolerance)
+        if isinstance(apart, str):
+            return failed("final_weights", f"{name}: {apart}", tensor=name)
+        worst = max(worst, apart)
+    summary = f"{len(expected)} tensors within atol {tolerance.atol:g}, rtol {tolerance.rtol:g}; largest difference {worst:.3g}"
+    return passed("final_weights", summary, tensors=len(expected), largest_difference=worst)
+
+
+def _tensors(directory: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file  # torch only when tensors must be read
+
+    found: dict[str, Any] = {}
+    for path in sorted(directory.rglob("model*.safetensors")):
+        for name, tensor in load_file(path).items():
+            found[f"{path.relative_to(directory)}:{name}"] = tensor
+    return found
+
+
+def _apart(expected: Any, seen: Any, tolerance: Tolerance) -> float | str:
+    """Largest absolute difference of two tensors, or how they are not within the tolerance. NaN equals NaN."""
+    import torch
+
+    if (expected.dtype, expected.shape) != (seen.dtype, seen.shape):
+        return f"{tuple(seen.shape)} {seen.dtype} instead of {tuple(expected.shape)} {expected.dtype}"
+    left, right = expected.double(), seen.double()
+    close = torch.isclose(right, left, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
+    difference = (right - left).abs().nan_to_num(nan=0.0)
+    largest = float(difference.max()) if difference.numel() else 0.0
+    if not bool(close.all()):
+        return f"{int((~close).sum())} of {close.numel()} elements are out of tolerance; largest difference {largest:.3g}"
+    return largest

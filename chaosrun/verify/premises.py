@@ -1,0 +1,231 @@
+"""Checks of what a judgement rests on: whole records, an undisturbed reference, like compared with like, faults that landed.
+
+Where one of these does not hold, no difference can be blamed on recovery and no equality credited to it: none of them fails
+the job, they make the drill inconclusive. Pure.
+"""
+
+from collections.abc import Iterator
+
+from chaosrun.plan.faults import Fault
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.compare import compare, compared_fields, differing_keys
+from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.traces import Position, StepRecord
+
+__all__ = ["SIGKILL", "completed", "environment", "fault_problem", "faults_landed", "records", "reference", "reproducible"]
+
+SIGKILL = 9
+
+
+def records(drill: Drill) -> Check:
+    """Both legs' files can be read in full and do not contradict each other."""
+    problems = [f"{leg.name}: {problem}" for leg in (drill.reference, drill.chaos) for problem in leg.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return inconclusive("records", f"the records are damaged: {problems[0]}{more}", problems=problems)
+    traces = sum(len(attempt.traces) for leg in (drill.reference, drill.chaos) for attempt in leg.attempts)
+    return passed("records", f"{traces} traces and 2 journals read in full", traces=traces)
+
+
+def completed(drill: Drill) -> Check:
+    """Both legs ran to the same end, on every rank."""
+    for leg in (drill.reference, drill.chaos):
+        if leg.finished is None:
+            return inconclusive("completed", f"the {leg.name} leg has not finished", leg=leg.name)
+        if leg.outcome == "inexact_restore" and leg is drill.chaos:
+            return failed("completed", f"the restored state is not the saved one: {leg.finished['message']}", leg=leg.name)
+        if leg.outcome != "completed":
+            message = f"the {leg.name} leg ended with {leg.outcome}: {leg.finished['message']}"
+            return inconclusive("completed", message, leg=leg.name, outcome=leg.outcome)
+        missing = [rank for rank in drill.ranks if rank not in leg.ends]
+        if missing:
+            return inconclusive(
+                "completed", f"the {leg.name} leg has no end record of {_ranks(missing)}", leg=leg.name, ranks=missing
+            )
+    expected = {drill.reference.ends[rank].step for rank in drill.ranks}
+    if len(expected) != 1 or 0 in expected:
+        return inconclusive("completed", f"the reference leg ended at steps {sorted(expected)}", steps=sorted(expected))
+    step = expected.pop()
+    seen = {rank: drill.chaos.ends[rank].step for rank in drill.ranks}
+    other = [rank for rank in drill.ranks if seen[rank] != step]
+    if other:
+        return failed(
+            "completed",
+            f"the {drill.chaos.name} leg ended at step {seen[other[0]]} on rank {other[0]}, the reference at step {step}",
+            expected=step,
+            seen=[seen[rank] for rank in drill.ranks],
+        )
+    return passed("completed", f"both legs ended at step {step} on every rank", step=step)
+
+
+def reference(drill: Drill) -> Check:
+    """The reference leg is what it is called: one attempt, no fault, every step of every rank recorded once."""
+    leg, chain = drill.reference, drill.reference_lineage
+    faults = [record["fault"] for record in leg.events("fault.requested")]
+    if faults:
+        return inconclusive("reference", f"a fault struck the reference leg: {', '.join(faults)}", faults=faults)
+    if not chain.final_step:
+        return inconclusive("reference", "the reference leg recorded no step")
+    last = leg.attempts[-1]
+    earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
+    if earlier or last.resume is not None or any(trace.start and trace.start.restored for trace in last.traces.values()):
+        message = "the reference leg was interrupted and started again: it is no undisturbed run"
+        return inconclusive("reference", message, attempts=len(leg.attempts))
+    problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
+    if problem:
+        return inconclusive("reference", f"the reference leg cannot be relied on: {problem}")
+    return passed("reference", f"{chain.final_step} steps on {len(drill.ranks)} ranks, in one attempt, no fault, no restore")
+
+
+def _not_from_the_beginning(attempt: Attempt, drill: Drill) -> str | None:
+    for rank, trace in sorted(attempt.traces.items()):
+        if trace.start and trace.start.world_size != drill.spec.workers:
+            return f"rank {rank} saw a world of {trace.start.world_size}, the job has {drill.spec.workers} workers"
+        if trace.start and trace.start.position != Position(epoch=0, batches=0, step=0):
+            return f"rank {rank} began at {trace.start.position}"
+    return None
+
+
+def _reference_gap(drill: Drill) -> str | None:
+    """What keeps the reference from holding each step of each rank exactly once."""
+    chain = drill.reference_lineage
+    if sorted(chain.steps) != list(drill.ranks):
+        return f"it has traces of ranks {sorted(chain.steps)}, the job has {drill.spec.workers} workers"
+    if chain.repeated:
+        return f"step {chain.repeated[0].step} of rank {chain.repeated[0].rank} is there twice"
+    for rank in drill.ranks:
+        missing = sorted(set(range(1, chain.final_step + 1)) - chain.steps[rank].keys())
+        if missing:
+            return f"rank {rank} lacks step {missing[0]}"
+    return None
+
+
+def environment(drill: Drill) -> Check:
+    """Both legs ran in the same environment: versions, devices, thread counts, settings."""
+    expected, seen = drill.reference.environment, drill.chaos.environment
+    if not expected or not seen:
+        without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
+        return inconclusive("environment", f"the environment of the {' and '.join(without)} leg was not recorded", legs=without)
+    keys = differing_keys(expected, seen)
+    if keys:
+        differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
+        first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
+        return inconclusive("environment", f"the legs ran in different environments: {first}", differences=differences)
+    return passed("environment", f"{len(expected)} facts equal in both legs", facts=len(expected))
+
+
+def reproducible(drill: Drill) -> Check:
+    """The job repeats itself: what the chaos leg did before the first fault equals the reference.
+
+    Looks at the first attempt only, all of it: a SIGKILL ends an attempt, so everything in it was recorded untouched.
+    """
+    if not drill.chaos.attempts:
+        return inconclusive("reproducible", "the chaos leg started no attempt")
+    first = drill.chaos.attempts[0]
+    if first.resume is not None or any(trace.start and trace.start.restored for trace in first.traces.values()):
+        return inconclusive("reproducible", "the first attempt of the chaos leg went on from a checkpoint")
+    for where, expected, seen in _starts(drill, first):
+        if expected != seen:
+            message = f"the job does not repeat itself: before the first step, {where} already differs from the reference"
+            return inconclusive("reproducible", message, where=where, expected=expected, seen=seen)
+    compared = 0
+    for expected_step, step in _pairs(drill, first):
+        compared += 1
+        for field in compared_fields(drill.spec.verify.weights):
+            found = compare(field, expected_step, step, drill.chaos, drill.spec.verify.losses)
+            if found:
+                return inconclusive(
+                    "reproducible",
+                    f"the job does not repeat itself: {field} differs at {found.place}, before the first fault",
+                    first=found.to_json(),
+                )
+    if not compared:
+        return skipped("reproducible", "no step was recorded before the first fault", steps=0)
+    return passed("reproducible", f"{compared} step records before the first fault equal the reference", records=compared)
+
+
+def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[str, str, str]]:
+    for rank, trace in sorted(first.traces.items()):
+        origin = drill.reference_lineage.at(rank, 1)
+        expected = drill.reference.trace(origin.attempt, rank) if origin else None
+        if trace.start and expected and expected.start:
+            yield f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
+            if drill.spec.verify.weights.exact:
+                yield f"the initial weights of rank {rank}", expected.start.param, trace.start.param
+
+
+def _pairs(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
+    """Steps of the attempt with the reference's, in the order of time."""
+    steps = sorted((step for trace in attempt.traces.values() for step in trace.steps), key=lambda step: (step.step, step.rank))
+    for step in steps:
+        expected = drill.reference_lineage.at(step.rank, step.step)
+        if expected:
+            yield expected, step
+
+
+def faults_landed(drill: Drill) -> Check:
+    """Every planned fault was requested once and then seen to kill the very process it was meant for."""
+    if not drill.plan.faults:
+        return inconclusive("faults_landed", "no fault was planned: nothing about recovery was tested", planned=0)
+    problems = {fault.id: problem for fault in drill.plan.faults if (problem := fault_problem(fault, drill.chaos))}
+    planned = {fault.id for fault in drill.plan.faults}
+    for record in (*drill.chaos.events("fault.requested"), *drill.chaos.events("fault.observed")):
+        if record["fault"] not in planned:
+            problems[record["fault"]] = "it is not in the plan"
+    if problems:
+        first = next(iter(problems.items()))
+        return inconclusive(
+            "faults_landed",
+            f"{len(problems)} of {len(planned)} planned faults cannot be shown to have happened: {first[0]}: {first[1]}",
+            planned=len(planned),
+            problems=problems,
+        )
+    return passed("faults_landed", f"{len(planned)} of {len(planned)} planned faults landed", planned=len(planned))
+
+
+def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
+    """Why `fault` cannot be shown to have happened as planned; None when it can."""
+    requested = [record for record in chaos.events("fault.requested") if record["fault"] == fault.id]
+    observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
+    if not requested:
+        return "it never fired"
+    if not observed:
+        return "it was requested, but no death was seen"
+    if len(requested) > 1 or len(observed) > 1:
+        return f"requested {len(requested)} times, observed {len(observed)} times"
+    asked, seen = requested[0], observed[0]
+    if (asked["rank"], asked["phase"]) != (fault.rank, fault.phase) or fault.at_step not in (None, asked["step"]):
+        return f"it fired on rank {asked['rank']} at {asked['phase']} of step {asked['step']}, not as planned"
+    if (seen["attempt"], seen["rank"]) != (asked["attempt"], asked["rank"]):
+        places = [f"rank {record['rank']} of attempt {record['attempt']}" for record in (asked, seen)]
+        return f"fired by {places[0]}, seen on {places[1]}"
+    if seen["signal"] != SIGKILL:
+        return f"the process ended with signal {seen['signal']}, not {SIGKILL}"
+    return _wrong_process(fault, asked["attempt"], seen["pid"], asked["step"], chaos)
+
+
+def _wrong_process(fault: Fault, number: int, pid: int, step: int, chaos: LegHistory) -> str | None:
+    rank = fault.rank
+    attempt = next((attempt for attempt in chaos.attempts if attempt.number == number), None)
+    if attempt is None:
+        return f"attempt {number} is not in the journal"
+    trace = attempt.traces.get(rank)
+    own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
+    if own != {pid}:
+        return f"process {pid} died, rank {rank} of attempt {number} was process {', '.join(map(str, own)) or 'unknown'}"
+    if not any((death.rank, death.pid, death.signal) == (rank, pid, SIGKILL) for death in attempt.exits):
+        return f"no exit of process {pid} by signal {SIGKILL} was recorded"
+    if trace is None or trace.start is None:
+        return f"rank {rank} left no trace of attempt {number}"
+    # Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its fault.
+    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
+    before = step - 1 if fault.phase == "reduce" else step
+    if reached != before:
+        return (
+            f"rank {rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after step {before}"
+        )
+    return None
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

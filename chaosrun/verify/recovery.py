@@ -1,0 +1,234 @@
+"""Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree, ranks that agree. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chaosrun.records.layout import checkpoint_step
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.compare import compare, compared_fields
+from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.traces import BucketsRecord, Position, RankTrace, StepRecord
+
+__all__ = ["bucket_layout", "layout_at", "lineage", "rank_agreement", "replay_agreement", "resume_points"]
+
+
+def lineage(drill: Drill) -> Check:
+    """The chaos leg's lineage holds each step of the reference, on every rank, exactly once."""
+    chain, final = drill.chaos_lineage, drill.reference_lineage.final_step
+    if not final:
+        return inconclusive("lineage", "the reference leg recorded no step")
+    absent = [rank for rank in drill.ranks if not chain.steps.get(rank)]
+    strangers = sorted(chain.steps.keys() - set(drill.ranks))
+    if absent or strangers:
+        message = (
+            f"no step was recorded by ranks {absent}" if absent else f"ranks {strangers} have traces but no place in the job"
+        )
+        return inconclusive("lineage", message, absent=absent, strangers=strangers)
+    if chain.repeated:
+        record = chain.repeated[0]
+        message = f"rank {record.rank} recorded step {record.step} again in attempt {record.attempt}"
+        return failed("lineage", message, repeated=len(chain.repeated))
+    for rank in drill.ranks:
+        missing = sorted(set(range(1, final + 1)) - chain.steps[rank].keys())
+        beyond = sorted(step for step in chain.steps[rank] if step > final)
+        if missing or beyond:
+            what = f"lacks step {missing[0]}" if missing else f"went on to step {beyond[-1]}, the reference ended at {final}"
+            return failed("lineage", f"rank {rank} {what}", rank=rank, missing=missing, beyond=beyond)
+    return passed("lineage", f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks", steps=final)
+
+
+def resume_points(drill: Drill) -> Check:
+    """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
+    if not drill.chaos.attempts:
+        return inconclusive("resume_points", "the chaos leg started no attempt")
+    committed: dict[str, int] = {}
+    reached = 0
+    restores = 0
+    points: list[dict[str, Any]] = []
+    for attempt in drill.chaos.attempts:
+        for name in attempt.quarantined:
+            committed.pop(name, None)
+        newest = max(committed.values(), default=0)
+        problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
+        if problem:
+            return failed(
+                "resume_points", f"attempt {attempt.number}: {problem}", attempt=attempt.number, newest_committed=newest
+            )
+        restores += attempt.resume is not None
+        points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
+        for trace in attempt.traces.values():
+            committed.update({record.name: record.step for record in trace.checkpoints})
+            reached = max([reached, *(record.step for record in trace.steps)])
+    summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
+    return passed("resume_points", summary, restores=restores, points=points)
+
+
+def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:
+    """A commit whose trace line its own death prevented is newer than the newest traced one, and just as good."""
+    step = attempt.resume_step
+    named = checkpoint_step(attempt.resume) if attempt.resume is not None else 0
+    if named != step:
+        return f"resume step {step} does not belong to checkpoint {attempt.resume}"
+    if step < newest:
+        return f"went on from step {step}, although step {newest} had been committed"
+    if step > reached:
+        return f"went on from step {step}, which no attempt before it reached"
+    return None
+
+
+def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
+    for rank, trace in sorted(attempt.traces.items()):
+        start = trace.start
+        if start is None:
+            continue
+        if start.world_size != drill.spec.workers:
+            return f"rank {rank} saw a world of {start.world_size}, the job has {drill.spec.workers} workers"
+        if start.restored != attempt.resume or start.position.step != attempt.resume_step:
+            return (
+                f"rank {rank} restored {start.restored} at step {start.position.step}, "
+                f"ordered was {attempt.resume} at step {attempt.resume_step}"
+            )
+        problem = _wrong_position(start.position, rank, drill) or _wrong_first_step(trace)
+        if problem:
+            return f"rank {rank} {problem}"
+    return None
+
+
+def _wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
+    """Compare with where the reference stood; the end of an epoch may be written as the beginning of the next (hazard D13)."""
+    if position.step == 0:
+        return (
+            None
+            if (position.epoch, position.batches) == (0, 0)
+            else f"began at epoch {position.epoch} batch {position.batches}"
+        )
+    done = drill.reference_lineage.at(rank, position.step)
+    if done is None:
+        return None  # a shorter reference: the checks `reference`, `completed` and `lineage` say so
+    if (position.epoch, position.batches) == (done.epoch, done.batches):
+        return None
+    following = drill.reference_lineage.at(rank, position.step + 1)
+    if (position.epoch, position.batches) == (done.epoch + 1, 0) and (following is None or following.epoch == done.epoch + 1):
+        return None
+    return (
+        f"went on at epoch {position.epoch} batch {position.batches}, "
+        f"the reference stood at epoch {done.epoch} batch {done.batches} after step {position.step}"
+    )
+
+
+def _wrong_first_step(trace: RankTrace) -> str | None:
+    if trace.start and trace.steps and trace.steps[0].step != trace.start.position.step + 1:
+        return f"recorded step {trace.steps[0].step} first after going on from step {trace.start.position.step}"
+    return None
+
+
+def replay_agreement(drill: Drill) -> Check:
+    """Steps that were rolled back and done again came out the same both times."""
+    compared = 0
+    for tail in drill.chaos_lineage.tails:
+        again = drill.chaos_lineage.at(tail.rank, tail.step)
+        if again is None:
+            continue
+        compared += 1
+        for field in compared_fields(drill.spec.verify.weights):
+            found = compare(field, tail, again, drill.chaos, drill.spec.verify.losses)
+            if found:
+                return failed(
+                    "replay_agreement",
+                    f"{field} of {found.place} is not what attempt {tail.attempt} had computed",
+                    first=found.to_json(),
+                    before=tail.attempt,
+                )
+    if not compared:
+        return skipped("replay_agreement", "no step was computed twice", records=0)
+    return passed("replay_agreement", f"{compared} step records computed twice, equal", records=compared)
+
+
+def rank_agreement(drill: Drill) -> Check:
+    """All ranks hold the same parameters after each step and after each restore, in both legs (hazard C8).
+
+    Ranks that drift apart in the reference are the job's own doing: inconclusive, not blamed on recovery.
+    """
+    if drill.spec.workers == 1:
+        return skipped("rank_agreement", "one worker has nobody to agree with")
+    compared = 0
+    for leg in (drill.reference, drill.chaos):
+        report = failed if leg is drill.chaos else inconclusive
+        for attempt in leg.attempts:
+            for step, by_rank in _parameters(attempt):
+                compared += len(by_rank) - 1
+                origin = min(by_rank)
+                for rank, parameters in by_rank.items():
+                    if parameters != by_rank[origin]:
+                        return report(
+                            "rank_agreement",
+                            f"{leg.name}: ranks {origin} and {rank} differ in weights, attempt {attempt.number} step {step}",
+                            leg=leg.name,
+                            attempt=attempt.number,
+                            step=step,
+                            fingerprints={str(number): value for number, value in by_rank.items()},
+                        )
+    if not compared:
+        return inconclusive("rank_agreement", "no two ranks recorded the same step")
+    return passed("rank_agreement", f"{compared} comparisons between ranks, equal", comparisons=compared)
+
+
+def _parameters(attempt: Attempt) -> Iterator[tuple[int, Mapping[int, str]]]:
+    """By step, fingerprints of the parameters by rank; the step gone on from is what was restored."""
+    found: dict[int, dict[int, str]] = {}
+    for rank, trace in sorted(attempt.traces.items()):
+        if trace.start:
+            found.setdefault(trace.start.position.step, {})[rank] = trace.start.param
+        for record in trace.steps:
+            found.setdefault(record.step, {})[rank] = record.param
+    yield from sorted(found.items())
+
+
+def bucket_layout(drill: Drill) -> Check:
+    """Gradients were reduced in the same bucket layout in every attempt of both legs (hazard C1)."""
+    if drill.spec.workers == 1:
+        return skipped("bucket_layout", "one worker reduces nothing")
+    compared = 0
+    under_ddp = False
+    unprimed: list[int] = []
+    for attempt in drill.chaos.attempts:
+        for rank, trace in sorted(attempt.traces.items()):
+            for record in trace.steps:
+                expected_at = drill.reference_lineage.at(rank, record.step)
+                if expected_at is None:
+                    continue
+                seen, expected = layout_at(drill.chaos, record), layout_at(drill.reference, expected_at)
+                if seen is None or expected is None:
+                    leg = drill.reference.name if expected is None else drill.chaos.name
+                    return inconclusive("bucket_layout", f"{leg}: no layout was recorded for step {record.step} of rank {rank}")
+                compared += 1
+                under_ddp = under_ddp or seen.layout is not None
+                if seen.layout is not None and not (seen.primed and expected.primed):
+                    unprimed.append(attempt.number)
+                if seen.layout != expected.layout:
+                    why = "" if seen.primed and expected.primed else ": the buckets were not primed"
+                    return failed(
+                        "bucket_layout",
+                        f"attempt {attempt.number} reduced step {record.step} of rank {rank} in another bucket layout{why}",
+                        step=record.step,
+                        rank=rank,
+                        attempt=attempt.number,
+                        expected=expected.layout,
+                        seen=seen.layout,
+                    )
+    if not compared:
+        return inconclusive("bucket_layout", "no bucket layout could be compared")
+    if not under_ddp:
+        return skipped("bucket_layout", "no model is under DistributedDataParallel", records=compared)
+    if unprimed:
+        message = f"the gradient buckets were not primed (attempt {unprimed[0]}): the first step may have used another layout"
+        return inconclusive("bucket_layout", message, attempts=sorted(set(unprimed)))
+    return passed("bucket_layout", f"one layout in {len(drill.chaos.attempts) + 1} attempts of both legs", records=compared)
+
+
+def layout_at(history: LegHistory, record: StepRecord) -> BucketsRecord | None:
+    """The `buckets` record in force at a step: the last one not after it, else the first of the attempt; None without any."""
+    trace = history.trace(record.attempt, record.rank)
+    if trace is None or not trace.buckets:
+        return None
+    return next((entry for entry in reversed(trace.buckets) if entry.step <= record.step), trace.buckets[0])

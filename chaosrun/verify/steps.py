@@ -1,0 +1,176 @@
+"""Checks that compare the two legs step by step, on every rank: data, RNG, losses, learning rates, gradients, parameters.
+
+Each one counts what it compared: fewer records than the job has steps times ranks is never a pass. Pure.
+"""
+
+import math
+from typing import Any
+
+from chaosrun.spec.model import Tolerance
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.compare import Field, Mismatch, compare, first_difference
+from chaosrun.verify.traces import StepRecord
+
+__all__ = ["data_order", "gradients", "losses", "lr", "parameters", "reference_parameters", "rng"]
+
+TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
+
+
+def data_order(drill: Drill) -> Check:
+    """Every rank saw the same samples at the same positions: ids where the loader tells them, and the bytes of every batch."""
+    check = _compare(drill, "data_order", ("ids", "batch", "position"), "sample ids and batch bytes")
+    if check.status != "pass":
+        return check
+    records = _reference_records(drill)
+    batches = [digest for record in records for digest in record.batch]
+    if len(batches) > 1 and len(set(batches)) == 1:
+        return inconclusive("data_order", "every batch has the same bytes: a wrong order could not be seen", **check.evidence)
+    seen = [record for by_step in drill.chaos_lineage.steps.values() for record in by_step.values()]
+    if not all(record.knows_ids for record in (*records, *seen)):
+        summary = f"{check.summary} (by the bytes of the batches: the loader does not tell every sample id)"
+        return passed("data_order", summary, ids_known=False, **check.evidence)
+    return passed("data_order", check.summary, ids_known=True, **check.evidence)
+
+
+def rng(drill: Drill) -> Check:
+    """The random streams stood the same before each step's first micro-batch."""
+    return _compare(drill, "rng", ("rng",), "RNG states")
+
+
+def losses(drill: Drill) -> Check:
+    """Every micro-batch's loss is the same, bit for bit or within `verify.losses`."""
+    tolerance = drill.spec.verify.losses
+    check = _compare(drill, "losses", ("loss",), "losses", tolerance)
+    nan_since = _nan_since(drill)
+    if check.status == "pass" and nan_since is not None:
+        message = f"the loss is NaN from step {nan_since} to the end: NaN would hide a difference"
+        return inconclusive("losses", message, nan_since=nan_since, **check.evidence)
+    return check
+
+
+def lr(drill: Drill) -> Check:
+    """The optimizer used the same learning rates."""
+    check = _compare(drill, "lr", ("lr",), "learning rates")
+    if check.status == "pass" and not any(record.lr for record in _reference_records(drill)):
+        return inconclusive("lr", "no learning rate was recorded: every step was skipped", **check.evidence)
+    return check
+
+
+def gradients(drill: Drill) -> Check:
+    """The optimizer saw the same gradients, reduced and clipped."""
+    if not drill.spec.verify.weights.exact:
+        return skipped("gradients", TOLERANCE_GIVEN)
+    check = _compare(drill, "gradients", ("grad",), "gradient fingerprints")
+    if check.status == "pass" and _constant([record.grad for record in _reference_records(drill)], drill):
+        return inconclusive(
+            "gradients", "every step's gradients have the same fingerprint: they were not seen", **check.evidence
+        )
+    return check
+
+
+def parameters(drill: Drill) -> Check:
+    """The parameters were the same after each step, and right after each restore, under the same names."""
+    if not drill.spec.verify.weights.exact:
+        return skipped("parameters", TOLERANCE_GIVEN)
+    problem = _wrong_names(drill) or _wrong_restore(drill)
+    if problem:
+        return problem
+    check = _compare(drill, "parameters", ("param",), "parameter fingerprints")
+    if check.status == "pass" and _constant([record.param for record in _reference_records(drill)], drill):
+        return inconclusive("parameters", "the parameters never changed: nothing was trained", **check.evidence)
+    return check
+
+
+def _compare(drill: Drill, name: str, fields: tuple[Field, ...], what: str, tolerance: Tolerance | None = None) -> Check:
+    first: Mismatch | None = None
+    compared = 0
+    differing = 0
+    for step in range(1, drill.reference_lineage.final_step + 1):
+        for rank in drill.ranks:
+            expected, seen = drill.reference_lineage.at(rank, step), drill.chaos_lineage.at(rank, step)
+            if expected is None or seen is None:
+                continue
+            compared += 1
+            found = [
+                mismatch
+                for field in fields
+                if (mismatch := compare(field, expected, seen, drill.chaos, tolerance or Tolerance())) is not None
+            ]
+            differing += bool(found)
+            first = first or (found[0] if found else None)
+    total = drill.reference_lineage.final_step * len(drill.ranks)
+    evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
+    if first:
+        where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"
+        return failed(
+            name, f"{what} differ in {differing} of {compared} records, first at {where}", **evidence, first=first.to_json()
+        )
+    if not compared or compared < total:
+        return inconclusive(name, f"only {compared} of {total} records could be compared", **evidence)
+    return passed(name, f"{what} of {compared} records are equal", **evidence)
+
+
+def _reference_records(drill: Drill) -> list[StepRecord]:
+    return [record for by_step in drill.reference_lineage.steps.values() for record in by_step.values()]
+
+
+def _constant(values: list[str], drill: Drill) -> bool:
+    return drill.reference_lineage.final_step > 1 and len(set(values)) == 1
+
+
+def _nan_since(drill: Drill) -> int | None:
+    """First step of an unbroken run of NaN losses up to the end, on any rank."""
+    earliest: int | None = None
+    for by_step in drill.reference_lineage.steps.values():
+        since: int | None = None
+        for step in sorted(by_step, reverse=True):
+            if not all(math.isnan(float.fromhex(value)) for value in by_step[step].loss):
+                break
+            since = step
+        if since is not None:
+            earliest = since if earliest is None else min(earliest, since)
+    return earliest
+
+
+def _wrong_names(drill: Drill) -> Check | None:
+    for rank in drill.ranks:
+        record = drill.reference_lineage.at(rank, 1)
+        trace = drill.reference.trace(record.attempt, rank) if record else None
+        if trace is None or trace.start is None:
+            return inconclusive("parameters", f"the reference names no tensors on rank {rank}")
+        for attempt in drill.chaos.attempts:
+            other = attempt.traces.get(rank)
+            if other and other.start and other.start.tensors != trace.start.tensors:
+                index = first_difference(trace.start.tensors, other.start.tensors) or 0
+                names = [tensors[index : index + 1] for tensors in (trace.start.tensors, other.start.tensors)]
+                message = (
+                    f"attempt {attempt.number} has other parameters, or another order, from number {index} on (rank {rank})"
+                )
+                return failed("parameters", message, rank=rank, attempt=attempt.number, expected=names[0], seen=names[1])
+    return None
+
+
+def _wrong_restore(drill: Drill) -> Check | None:
+    """The parameters right after a restore against the reference's after that step."""
+    for attempt in drill.chaos.attempts:
+        for rank, trace in sorted(attempt.traces.items()):
+            if trace.start is None:
+                continue
+            expected = reference_parameters(drill, rank, trace.start.position.step)
+            if expected is not None and expected != trace.start.param:
+                message = (
+                    f"attempt {attempt.number} went on from step {trace.start.position.step} with other weights on rank {rank}"
+                )
+                evidence = {"attempt": attempt.number, "rank": rank, "expected": expected, "seen": trace.start.param}
+                return failed("parameters", message, **evidence)
+    return None
+
+
+def reference_parameters(drill: Drill, rank: int, step: int) -> str | None:
+    """Fingerprint of the reference's parameters after `step`, 0 for the initial ones; None where it recorded none."""
+    if step:
+        record = drill.reference_lineage.at(rank, step)
+        return record.param if record else None
+    first = drill.reference_lineage.at(rank, 1)
+    trace = drill.reference.trace(first.attempt, rank) if first else None
+    return trace.start.param if trace and trace.start else None

@@ -1,0 +1,248 @@
+"""Traces, read back as typed values: the lines of one rank in one attempt.
+
+Reading never fails on content: a file is parsed up to its first bad line, and that line becomes a problem. Knows the trace's
+schema (chaosrun.records.trace), not what any value should have been.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from chaosrun.records.layout import checkpoint_step
+from chaosrun.records.trace import TRACE_VERSION, TornRecordError, read_lines
+
+__all__ = [
+    "BucketsRecord",
+    "CheckpointRecord",
+    "EndRecord",
+    "Position",
+    "RankTrace",
+    "StartRecord",
+    "StepRecord",
+    "read_trace",
+    "whole_lines",
+]
+
+WORD_BYTES = 4
+
+
+def _words(value: Any) -> bytes:
+    """base64 of little-endian uint32, one a tensor; kept as bytes, a long run has millions of them."""
+    if not isinstance(value, str):
+        raise ValueError("expected base64 text")
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64 ({error})") from error
+    if len(raw) % WORD_BYTES:
+        raise ValueError(f"{len(raw)} bytes are no whole number of 32-bit words")
+    return raw
+
+
+def _hex_float(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected float.hex() text")
+    float.fromhex(value)
+    return value
+
+
+Digest = Annotated[str, Field(min_length=1)]
+Words = Annotated[bytes, BeforeValidator(_words)]
+HexFloat = Annotated[str, BeforeValidator(_hex_float)]
+Count = Annotated[int, Field(ge=0)]
+Ids = tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    epoch: Count
+    batches: Count
+    step: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRecord:
+    v: Literal[1]
+    attempt: Count
+    rank: Count
+    world_size: Annotated[int, Field(ge=1)]
+    pid: int
+    time_s: float
+    position: Position
+    restored: str | None
+    rng: Digest
+    param: Digest
+    params: Words
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsRecord:
+    step: Count
+    layout: tuple[tuple[int, ...], ...] | None
+    primed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    attempt: Count
+    rank: Count
+    step: Annotated[int, Field(ge=1)]
+    epoch: Count
+    batches: Count
+    time_s: float
+    ids: tuple[Ids, ...] | None
+    batch: Annotated[tuple[Digest, ...], Field(min_length=1)]
+    rng: Digest
+    loss: Annotated[tuple[HexFloat, ...], Field(min_length=1)]
+    lr: tuple[HexFloat, ...]
+    grad: str
+    grads: Words
+    """lr, grad and grads are empty for a step that a gradient scaler skipped, and only then."""
+    param: Digest
+    params: Words
+
+    @property
+    def knows_ids(self) -> bool:
+        """The loader told the sample ids of every micro-batch."""
+        return self.ids is not None and None not in self.ids and len(self.ids) == len(self.batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    step: Count
+    name: str
+    time_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    step: Count
+    position: Position
+    time_s: float
+    digests: Mapping[str, Mapping[str, Digest]]
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """One trace file. `start` is None when the rank died before it wrote its first line."""
+
+    attempt: int
+    rank: int
+    start: StartRecord | None = None
+    buckets: tuple[BucketsRecord, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    end: EndRecord | None = None
+
+    def tensor(self, index: int) -> str | None:
+        """Name of the tensor at `index` of `params` and `grads`."""
+        return self.start.tensors[index] if self.start and index < len(self.start.tensors) else None
+
+
+def whole_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
+    """All whole records before the first damaged one."""
+    records: list[Mapping[str, Any]] = []
+    try:
+        records.extend(read_lines(path))
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except TornRecordError as error:
+        problems.append(str(error))
+        records = _before_damage(path)
+    return records
+
+
+def _before_damage(path: Path) -> list[Mapping[str, Any]]:
+    records: list[Mapping[str, Any]] = []
+    lines = read_lines(path)
+    while True:
+        try:
+            records.append(next(lines))
+        except (StopIteration, TornRecordError):
+            return records
+
+
+_START = TypeAdapter(StartRecord)
+_STEP = TypeAdapter(StepRecord)
+_BUCKETS = TypeAdapter(BucketsRecord)
+_CHECKPOINT = TypeAdapter(CheckpointRecord)
+_END = TypeAdapter(EndRecord)
+
+_Line = StartRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+
+
+def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+    """Parse one file up to its first bad line; that line becomes a problem."""
+    trace = RankTrace(attempt=attempt, rank=rank)
+    parsed: list[_Line] = []
+    for number, line in enumerate(whole_lines(path, problems), start=1):
+        try:
+            parsed.append(_parse(line, trace, parsed))
+        except ValidationError as error:
+            first = error.errors()[0]
+            problems.append(f"{path}:{number}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            break
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+            break
+    return replace(
+        trace,
+        start=next((line for line in parsed if isinstance(line, StartRecord)), None),
+        buckets=tuple(line for line in parsed if isinstance(line, BucketsRecord)),
+        steps=tuple(line for line in parsed if isinstance(line, StepRecord)),
+        checkpoints=tuple(line for line in parsed if isinstance(line, CheckpointRecord)),
+        end=next((line for line in parsed if isinstance(line, EndRecord)), None),
+    )
+
+
+def _parse(line: Mapping[str, Any], trace: RankTrace, before: Sequence[_Line]) -> _Line:
+    """One line after those `before` it. Raises ValueError for a line that is malformed or out of place."""
+    kind = line.get("kind")
+    if bool(before) == (kind == "start") or (before and isinstance(before[-1], EndRecord)):
+        raise ValueError(f"a {kind!r} line is out of place")
+    match kind:
+        case "start":
+            return _start(line, trace.attempt, trace.rank)
+        case "step":
+            assert isinstance(before[0], StartRecord)
+            return _step(line, trace.attempt, trace.rank, len(before[0].tensors))
+        case "buckets":
+            return _BUCKETS.validate_python(line)
+        case "checkpoint":
+            record = _CHECKPOINT.validate_python(line)
+            if checkpoint_step(record.name) != record.step:
+                raise ValueError(f"checkpoint {record.name} is said to be of step {record.step}")
+            return record
+        case "end":
+            return _END.validate_python(line)
+        case _:
+            raise ValueError(f"unknown kind {kind!r}")
+
+
+def _start(line: Mapping[str, Any], attempt: int, rank: int) -> StartRecord:
+    if line.get("v") != TRACE_VERSION:
+        raise ValueError(f"trace version {line.get('v')!r}, this chaosrun reads {TRACE_VERSION}")
+    start = _START.validate_python(line)
+    if (start.attempt, start.rank) != (attempt, rank):
+        raise ValueError(f"the file of attempt {attempt} rank {rank} says it is of attempt {start.attempt} rank {start.rank}")
+    if not start.tensors or len(start.params) != len(start.tensors) * WORD_BYTES:
+        raise ValueError(f"{len(start.tensors)} tensors are named, {len(start.params) // WORD_BYTES} fingerprinted")
+    return start
+
+
+def _step(line: Mapping[str, Any], attempt: int, rank: int, tensors: int) -> StepRecord:
+    step = _STEP.validate_python({**line, "attempt": attempt, "rank": rank})
+    if len(step.params) != tensors * WORD_BYTES:
+        raise ValueError(f"step {step.step}: {len(step.params) // WORD_BYTES} parameters of {tensors} tensors")
+    skipped = not step.grad and not step.grads and not step.lr
+    if not skipped and not (step.grad and step.lr and len(step.grads) == tensors * WORD_BYTES):
+        raise ValueError(f"step {step.step}: {len(step.grads) // WORD_BYTES} gradients of {tensors} tensors")
+    return step

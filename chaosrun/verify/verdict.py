@@ -1,0 +1,227 @@
+"""The verdict on a drill: PASS, FAIL or INCONCLUSIVE, from its files alone.
+
+Owns the rule that turns checks into a verdict and an exit code. Nothing but an explicit pass of every required check makes a
+PASS: a skipped, missing, undecided or crashed one does not.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.journal import Outcome
+from chaosrun.records.layout import RunLayout
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
+from chaosrun.verify.check import Check, Drill
+from chaosrun.verify.checks import PREMISES, required, run_checks
+from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.history import LegHistory, read_leg
+
+__all__ = ["EXIT_CODES", "VERDICT_VERSION", "Verdict", "VerdictStatus", "judge", "judge_drill"]
+
+VERDICT_VERSION = 1
+
+VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+EXIT_CODES: Mapping[VerdictStatus, int] = {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 6}
+OUTCOME_EXIT_CODES: Mapping[str, int] = {
+    "user_error": 4,
+    "recovery_failed": 5,
+    "resources": 7,
+    "timeout": 124,
+    "interrupted": 130,
+}
+"""Of a leg that did not complete; its drill is INCONCLUSIVE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    status: VerdictStatus
+    exit_code: int
+    cause: str
+    """One sentence: what the status rests on."""
+    hint: str | None
+    """What to do about it, where something can be said."""
+    outcome: Outcome | None
+    """How the chaos leg ended, or the reference leg if that did not complete; None while it runs."""
+    checks: tuple[Check, ...]
+    divergence: Divergence | None
+    faults: tuple[FaultOutcome, ...]
+    attempts: tuple[AttemptSummary, ...]
+    """Of the chaos leg."""
+    steps: int
+    """Last step of the chaos leg."""
+    lost_steps: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": VERDICT_VERSION,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "cause": self.cause,
+            "hint": self.hint,
+            "outcome": self.outcome,
+            "checks": [check.to_json() for check in self.checks],
+            "divergence": self.divergence.to_json() if self.divergence else None,
+            "faults": [fault.to_json() for fault in self.faults],
+            "attempts": [attempt.to_json() for attempt in self.attempts],
+            "steps": self.steps,
+            "lost_steps": self.lost_steps,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ruling:
+    status: VerdictStatus
+    cause: str
+    hint: str | None = None
+    exit_code: int | None = None
+    """None: that of the status."""
+
+
+def judge(run: RunLayout) -> Verdict:
+    """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
+    facts = _read_object(run.run_json)
+    plan = FaultPlan.from_json(_read_object(run.plan_json))
+    try:
+        spec = JobSpec.model_validate(facts.get("spec"))
+    except ValidationError as error:
+        raise UsageError(
+            f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
+        ) from error
+    storage = facts.get("storage") or {}
+    legs = [read_leg(run.leg(name, Path(storage[name]) if storage.get(name) else None)) for name in ("reference", "chaos")]
+    return judge_drill(Drill.of(legs[0], legs[1], spec, plan), irreproducible=facts.get("irreproducible"))
+
+
+def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
+    """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did."""
+    checks = run_checks(drill)
+    attempts = attempt_summaries(drill.plan, drill.chaos)
+    divergence = first_divergence(drill)
+    ruling = (
+        _of_outcomes(drill.reference, drill.chaos)
+        or _of_premises(checks, irreproducible)
+        or _of_failures(checks, divergence)
+        or _of_doubts(checks, drill)
+        or _pass(drill, attempts)
+    )
+    leg = drill.chaos if drill.reference.outcome == "completed" else drill.reference
+    return Verdict(
+        status=ruling.status,
+        exit_code=EXIT_CODES[ruling.status] if ruling.exit_code is None else ruling.exit_code,
+        cause=ruling.cause,
+        hint=ruling.hint,
+        outcome=leg.outcome,
+        checks=checks,
+        divergence=divergence,
+        faults=fault_outcomes(drill.plan, drill.chaos),
+        attempts=attempts,
+        steps=drill.chaos_lineage.final_step,
+        lost_steps=sum(attempt.lost_steps for attempt in attempts),
+    )
+
+
+def _of_outcomes(reference: LegHistory, chaos: LegHistory) -> _Ruling | None:
+    """A leg that did not complete settles the drill; a restore that chaosrun itself found inexact fails it."""
+    for leg in (reference, chaos):
+        if leg.outcome == "completed":
+            continue
+        if leg.finished is None:
+            return _Ruling(status="INCONCLUSIVE", cause=f"the {leg.name} leg has not finished")
+        message, hint = leg.finished["message"] or leg.outcome or "", leg.finished.get("hint")
+        if leg is chaos and leg.outcome == "inexact_restore":
+            return _Ruling(status="FAIL", cause=message, hint=hint)
+        exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
+        return _Ruling(status="INCONCLUSIVE", cause=f"{leg.name} leg: {message}", hint=hint, exit_code=exit_code)
+    return None
+
+
+def _of_premises(checks: Sequence[Check], irreproducible: str | None) -> _Ruling | None:
+    if irreproducible:
+        return _Ruling(status="INCONCLUSIVE", cause=irreproducible, hint=_IRREPRODUCIBLE_HINT)
+    for check in checks:
+        if check.name in PREMISES and check.status not in ("pass", "skip"):
+            hint = _IRREPRODUCIBLE_HINT if check.name == "reproducible" else None
+            return _Ruling(status="INCONCLUSIVE", cause=check.summary, hint=hint)
+    return None
+
+
+_IRREPRODUCIBLE_HINT = (
+    "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
+)
+
+
+def _of_failures(checks: Sequence[Check], divergence: Divergence | None) -> _Ruling | None:
+    """A divergence fails the drill even if no check should have reported it."""
+    failing = [check for check in checks if check.status == "fail"]
+    if not failing and divergence is None:
+        return None
+    if divergence:
+        where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
+        tensor = f", {divergence.tensor}" if divergence.tensor else ""
+        return _Ruling(status="FAIL", cause=f"{divergence.cause} (first difference: {where}{tensor})", hint=divergence.hint)
+    return _Ruling(status="FAIL", cause=f"{failing[0].name}: {failing[0].summary}")
+
+
+def _of_doubts(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
+    doubtful = [check for check in checks if check.status == "inconclusive"]
+    if doubtful:
+        first = doubtful[0]
+        hint = _faults_hint(drill) if first.name == "faults_landed" else None
+        return _Ruling(status="INCONCLUSIVE", cause=f"{first.name}: {first.summary}", hint=hint)
+    passing = {check.name for check in checks if check.status == "pass"}
+    lacking = sorted(required(drill) - passing)
+    if lacking:
+        return _Ruling(status="INCONCLUSIVE", cause=f"not shown: {', '.join(lacking)}")
+    return None
+
+
+def _faults_hint(drill: Drill) -> str | None:
+    """How to have the faults of the plan land, where the plan is what kept them from it."""
+    end = drill.chaos_lineage.final_step
+    if not drill.plan.faults:
+        return "plan at least one: faults.schedule or faults.random in the job file"
+    late = [fault.id for fault in drill.plan.faults if fault.at_step is not None and fault.at_step > end]
+    if late:
+        return (
+            f"the training ended at step {end}, before {', '.join(late)}: plan them earlier (max_steps has `plan` check that)"
+        )
+    return None
+
+
+def _pass(drill: Drill, attempts: Sequence[AttemptSummary]) -> _Ruling:
+    verify = drill.spec.verify
+    equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else "within the tolerance of"
+    faults, ranks = len(drill.plan.faults), drill.spec.workers
+    cause = (
+        f"{equal} the undisturbed run: {drill.chaos_lineage.final_step} steps on {ranks} rank{'s' if ranks != 1 else ''}, "
+        f"{faults} fault{'s' if faults != 1 else ''}"
+    )
+    if not any(attempt.resumed_from for attempt in attempts):
+        return _Ruling(
+            status="PASS",
+            cause=f"{cause}; no checkpoint was restored, every attempt began at the beginning",
+            hint="let a fault strike after the first checkpoint to test a restore",
+        )
+    return _Ruling(status="PASS", cause=cause)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path.parent} is not a run: {path.name} is missing", hint="`chaosrun list` shows the runs"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error})", hint="the run is damaged") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: not a JSON object", hint="the run is damaged")
+    return value

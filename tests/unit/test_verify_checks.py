@@ -1,0 +1,456 @@
+"""Every check passes on an exact run, and has a negative control: the thing broken, and the check that sees it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+
+from chaosrun.errors import ResourcesError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.layout import RunLayout
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.check import Check, Drill, passed
+from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
+from chaosrun.verify.history import read_leg
+
+Break = Callable[[RunLayout], None]
+
+
+def load(run: RunLayout) -> Drill:
+    plan = FaultPlan.from_json(json.loads(run.plan_json.read_bytes()))
+    spec = JobSpec.model_validate(json.loads(run.run_json.read_bytes())["spec"])
+    return Drill.of(read_leg(run.leg("reference")), read_leg(run.leg("chaos")), spec, plan)
+
+
+def checks_of(run: RunLayout) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(load(run))}
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return write_run(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture
+def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
+    """An exact run, to be broken."""
+    return copy_run(exact, tmp_path)
+
+
+def test_all_pass_on_an_exact_run(run: RunLayout) -> None:
+    checks = run_checks(load(run))
+    assert [check.name for check in checks] == [function.__name__ for function in CHECKS]
+    assert [(check.name, check.status) for check in checks if check.status != "pass"] == []
+    json.dumps([check.to_json() for check in checks], allow_nan=False)
+
+
+def test_premises_and_required_name_checks() -> None:
+    names = {function.__name__ for function in CHECKS}
+    assert names >= PREMISES | REQUIRED
+
+
+def trace(leg: str, attempt: int, edit: Any, ranks: tuple[int, ...] = (1,)) -> Break:
+    def broken(run: RunLayout) -> None:
+        for rank in ranks:
+            edit_trace(run, leg, attempt, rank, edit)
+
+    return broken
+
+
+def journal(leg: str, edit: Any) -> Break:
+    return lambda run: edit_journal(run, leg, edit)
+
+
+def digests(group: str, change: dict[str, str] | None, *, keep: bool = True) -> Any:
+    def edit(line: dict[str, Any]) -> dict[str, Any]:
+        kept = line["digests"][group] if keep else {}
+        return {**line, "digests": {**line["digests"], group: {**kept, **(change or {})}}}
+
+    return only("end", edit)
+
+
+def environment(text: str | None) -> Break:
+    def broken(run: RunLayout) -> None:
+        path = run.leg("chaos").environment
+        path.unlink() if text is None else path.write_text(text)
+
+    return broken
+
+
+def forget_rank(leg: str, rank: int) -> Break:
+    def broken(run: RunLayout) -> None:
+        for path in run.leg(leg).path.glob(f"attempts/*/rank-{rank}.trace.jsonl"):
+            path.unlink()
+
+    return broken
+
+
+def empty_traces(leg: str) -> Break:
+    def broken(run: RunLayout) -> None:
+        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace.jsonl"):
+            path.write_bytes(b"")
+
+    return broken
+
+
+def stranger(run: RunLayout) -> None:
+    folder = run.leg("chaos").attempt(4)
+    text = folder.trace(0).read_text().replace('"rank":0', '"rank":3')
+    folder.trace(3).write_text(text)
+
+
+def twice(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(2).trace(0)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, next(line for line in lines if '"step":6,"epoch"' in line)]))
+
+
+def flip_checkpoint(leg: str) -> Break:
+    def broken(run: RunLayout) -> None:
+        path = run.leg(leg).checkpoints / "step-00000012" / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    return broken
+
+
+def no_checkpoint(run: RunLayout) -> None:
+    for path in (run.leg("chaos").checkpoints / "step-00000012").iterdir():
+        path.unlink()
+
+
+def forget_plan(run: RunLayout) -> None:
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0).to_json()))
+
+
+def plan_one_more(run: RunLayout) -> None:
+    more = Fault(id="F4", rank=0, phase="step", at_step=11, source="faults.schedule[3]")
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(*KILLS, more)).to_json()))
+
+
+def plan_another_step(run: RunLayout) -> None:
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(replace(KILLS[0], at_step=5), *KILLS[1:])).to_json()))
+
+
+def of_fault(event: str, fault: str, change: Any) -> Break:
+    return journal("chaos", only(event, lambda line: change(line) if line["fault"] == fault else line))
+
+
+def of_attempt(number: int, change: Any) -> Break:
+    return journal("chaos", only("attempt.starting", lambda line: change(line) if line["attempt"] == number else line))
+
+
+def went_on_after_the_fault(run: RunLayout) -> None:
+    """A fault planned for step 5, and a trace that goes on to step 6."""
+    edit_journal(run, "chaos", only("fault.requested", lambda line: {**line, "step": 5} if line["fault"] == "F1" else line))
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(replace(KILLS[0], at_step=5), *KILLS[1:])).to_json()))
+
+
+all_ranks = (0, 1, 2)
+other_words = "AAAAAAAAAAAAAAAA"
+
+NEGATIVE: list[tuple[str, Break, str, str]] = [
+    ("records", trace("chaos", 2, only("step", put(param=None), step=6)), "inconclusive", "param"),
+    ("records", trace("reference", 1, only("step", put(param=None), step=6)), "inconclusive", "reference: "),
+    ("records", environment("{"), "inconclusive", "not JSON"),
+    ("completed", journal("chaos", only("leg.finished", drop)), "inconclusive", "chaos leg has not finished"),
+    ("completed", journal("reference", only("leg.finished", put(outcome="timeout"))), "inconclusive", "timeout"),
+    (
+        "completed",
+        journal("chaos", only("leg.finished", put(outcome="inexact_restore", message="head.bias"))),
+        "fail",
+        "head.bias",
+    ),
+    ("completed", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record of rank 1"),
+    ("completed", trace("chaos", 4, only("end", put(step=11))), "fail", "step 11 on rank 1"),
+    ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps [0]"),
+    ("reference", trace("reference", 1, only("step", drop), all_ranks), "inconclusive", "recorded no step"),
+    ("reference", trace("reference", 1, only("step", drop, step=7)), "inconclusive", "rank 1 lacks step 7"),
+    ("reference", forget_rank("reference", 2), "inconclusive", "ranks [0, 1]"),
+    ("reference", trace("reference", 1, only("start", put(restored="step-00000004"))), "inconclusive", "interrupted"),
+    ("reference", trace("reference", 1, only("start", put(world_size=4))), "inconclusive", "world of 4"),
+    (
+        "reference",
+        trace("reference", 1, only("start", put(position={"epoch": 1, "batches": 0, "step": 0}))),
+        "inconclusive",
+        "began",
+    ),
+    (
+        "reference",
+        journal("reference", only("attempt.started", put(event="fault.requested", fault="F1", rank=0, step=1, phase="step"))),
+        "inconclusive",
+        "fault struck the reference",
+    ),
+    ("environment", environment('{"torch": "2.13.0", "threads": 2, "cpu": "AVX2"}'), "inconclusive", "threads was 1, then 2"),
+    ("environment", environment('{"torch": "2.13.0", "threads": 1}'), "inconclusive", "cpu"),
+    ("environment", environment(None), "inconclusive", "not recorded"),
+    ("environment", environment("{}"), "inconclusive", "not recorded"),
+    ("reproducible", trace("chaos", 1, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=2)), "inconclusive", "loss differs"),
+    ("reproducible", trace("chaos", 1, only("start", put(param="0" * 16))), "inconclusive", "initial weights of rank 1"),
+    ("reproducible", trace("chaos", 1, only("start", put(rng="0" * 16))), "inconclusive", "the RNG of rank 1"),
+    ("reproducible", trace("chaos", 1, only("start", put(restored="step-00000004"))), "inconclusive", "from a checkpoint"),
+    ("faults_landed", forget_plan, "inconclusive", "no fault was planned"),
+    ("faults_landed", plan_one_more, "inconclusive", "F4: it never fired"),
+    ("faults_landed", plan_another_step, "inconclusive", "F1: it fired on rank 1 at step of step 6, not as planned"),
+    ("faults_landed", of_fault("fault.requested", "F2", drop), "inconclusive", "F2: it never fired"),
+    ("faults_landed", of_fault("fault.observed", "F2", drop), "inconclusive", "no death was seen"),
+    ("faults_landed", of_fault("fault.observed", "F2", put(signal=6)), "inconclusive", "signal 6"),
+    ("faults_landed", of_fault("fault.observed", "F2", put(pid=200)), "inconclusive", "process 200 died"),
+    ("faults_landed", of_fault("fault.observed", "F2", put(attempt=1)), "inconclusive", "seen on rank 2 of attempt 1"),
+    ("faults_landed", of_fault("fault.observed", "F2", put(fault="F1")), "inconclusive", "observed 2 times"),
+    ("faults_landed", journal("chaos", only("worker.exited", drop)), "inconclusive", "no exit of process 101"),
+    ("faults_landed", journal("chaos", only("worker.exited", put(signal=15))), "inconclusive", "no exit of process 101"),
+    ("faults_landed", went_on_after_the_fault, "inconclusive", "rank 1 had recorded step 6 last"),
+    ("faults_landed", trace("chaos", 1, only("step", drop, step=6)), "inconclusive", "rank 1 had recorded step 5 last"),
+    ("faults_landed", trace("chaos", 2, only("step", drop, step=9), (2,)), "inconclusive", "comes after step 9"),
+    ("faults_landed", forget_rank("chaos", 0), "inconclusive", "F3: rank 0 left no trace of attempt 3"),
+    ("lineage", trace("chaos", 2, only("step", drop, step=7)), "fail", "rank 1 lacks step 7"),
+    ("lineage", forget_rank("chaos", 2), "inconclusive", "ranks [2]"),
+    ("lineage", empty_traces("chaos"), "inconclusive", "ranks [0, 1, 2]"),
+    ("lineage", empty_traces("reference"), "inconclusive", "no step"),
+    ("lineage", stranger, "inconclusive", "ranks [3]"),
+    ("lineage", twice, "fail", "recorded step 6 again"),
+    ("lineage", trace("reference", 1, only("step", drop, step=12), all_ranks), "fail", "went on to step 12"),
+    ("resume_points", of_attempt(3, put(resume="step-00000004", resume_step=4)), "fail", "although step 8 had been committed"),
+    ("resume_points", of_attempt(2, put(resume=None, resume_step=0)), "fail", "although step 4 had been committed"),
+    ("resume_points", of_attempt(2, put(resume="step-00000008", resume_step=8)), "fail", "no attempt before it reached"),
+    ("resume_points", of_attempt(2, put(resume_step=5)), "fail", "does not belong"),
+    ("resume_points", trace("chaos", 2, only("start", put(restored=None))), "fail", "rank 1 restored None"),
+    ("resume_points", trace("chaos", 2, only("start", put(world_size=2))), "fail", "world of 2"),
+    ("resume_points", trace("chaos", 2, only("start", put(position={"epoch": 0, "batches": 6, "step": 4}))), "fail", "batch 6"),
+    ("resume_points", trace("chaos", 2, only("start", put(position={"epoch": 1, "batches": 0, "step": 4}))), "fail", "epoch 1"),
+    ("resume_points", trace("chaos", 1, only("start", put(position={"epoch": 0, "batches": 2, "step": 0}))), "fail", "batch 2"),
+    ("resume_points", trace("chaos", 2, only("step", drop, step=5)), "fail", "recorded step 6 first"),
+    (
+        "data_order",
+        trace("chaos", 2, only("step", put(ids=[[1, 2], [3, 4]]), step=7)),
+        "fail",
+        "first at step 7 rank 1 attempt 2",
+    ),
+    ("data_order", trace("chaos", 2, only("step", put(batch=["a", "b"]), step=7)), "fail", "differ in 1 of 36"),
+    ("data_order", trace("chaos", 2, only("step", put(ids=[[1, 2]]), step=7)), "fail", "first at step 7"),
+    ("data_order", trace("chaos", 2, only("step", put(batches=3), step=7)), "fail", "first at step 7"),
+    ("data_order", trace("chaos", 2, only("step", drop, step=7)), "inconclusive", "only 35 of 36"),
+    ("data_order", empty_traces("reference"), "inconclusive", "only 0 of 0"),
+    ("rng", trace("chaos", 2, only("step", put(rng="0" * 16), step=7)), "fail", "first at step 7"),
+    ("rng", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
+    ("losses", trace("chaos", 2, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=7)), "fail", "first at step 7"),
+    ("losses", trace("chaos", 2, only("step", put(loss=["0x1p-3"]), step=7)), "fail", "first at step 7"),
+    ("losses", forget_rank("chaos", 2), "inconclusive", "only 24 of 36"),
+    ("lr", trace("chaos", 2, only("step", put(lr=["0x1p-3"]), step=7)), "fail", "first at step 7"),
+    ("lr", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
+    ("gradients", trace("chaos", 2, only("step", put(grad="0" * 16), step=7)), "fail", "first at step 7"),
+    ("gradients", trace("chaos", 2, only("step", put(grads=other_words), step=7)), "fail", "embed.weight"),
+    ("gradients", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
+    ("parameters", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "first at step 7"),
+    ("parameters", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 went on from step 4"),
+    ("parameters", trace("chaos", 2, only("start", put(tensors=["a", "c", "b"]))), "fail", "another order, from number 0"),
+    ("parameters", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
+    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "ranks 0 and 1 differ in weights"),
+    ("rank_agreement", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 step 4"),
+    ("rank_agreement", trace("reference", 1, only("step", put(param="0" * 16), step=7)), "inconclusive", "reference: "),
+    ("replay_agreement", trace("chaos", 3, only("step", put(param="0" * 16), step=10)), "fail", "is not what attempt 3"),
+    ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=[[0, 1, 2]]))), "fail", "attempt 2 reduced step 5"),
+    ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=None))), "fail", "another bucket layout"),
+    ("bucket_layout", trace("chaos", 2, only("buckets", drop)), "inconclusive", "no layout was recorded"),
+    ("bucket_layout", trace("chaos", 2, only("buckets", put(primed=False))), "inconclusive", "not primed (attempt 2)"),
+    (
+        "final_weights",
+        trace("chaos", 4, digests("model", {"head.bias": "0" * 16})),
+        "fail",
+        "model: head.bias differ on rank 1",
+    ),
+    ("final_weights", trace("chaos", 4, digests("buffers", {"norm.mean": "0" * 16})), "fail", "buffers: norm.mean"),
+    ("final_weights", trace("chaos", 4, digests("model", {"more": "0" * 16})), "fail", "more"),
+    ("final_weights", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record"),
+    (
+        "final_optimizer",
+        trace("chaos", 4, digests("optimizer", {"head.bias.momentum": "0" * 16})),
+        "fail",
+        "head.bias.momentum",
+    ),
+    ("final_optimizer", trace("chaos", 4, digests("optimizer", None, keep=False)), "fail", "and 2 more"),
+    ("final_scheduler", trace("chaos", 4, digests("scheduler", {"0.last_epoch": "0" * 16})), "fail", "0.last_epoch"),
+    ("final_rng", trace("chaos", 4, digests("rng", {"torch": "0" * 16})), "fail", "torch"),
+    ("final_rng", trace("chaos", 4, only("end", put(digests={}))), "inconclusive", "no rng digests"),
+    ("final_registered", trace("chaos", 4, digests("registered", {"average": "0" * 16})), "fail", "average"),
+    (
+        "final_position",
+        trace("chaos", 4, only("end", put(position={"epoch": 2, "batches": 3, "step": 12}))),
+        "fail",
+        "rank 1 ended at epoch 2 batch 3 step 12, the reference at epoch 2 batch 4 step 12",
+    ),
+    ("final_position", trace("reference", 1, only("end", put(step=11)), all_ranks), "inconclusive", "at step 11"),
+    ("final_checkpoint", flip_checkpoint("chaos"), "fail", "chaos: step-00000012: model.safetensors"),
+    ("final_checkpoint", flip_checkpoint("reference"), "inconclusive", "reference: step-00000012"),
+    ("final_checkpoint", no_checkpoint, "fail", "MANIFEST.json is missing"),
+    ("final_checkpoint", trace("chaos", 4, only("end", put(checkpoint="step-00000008")), all_ranks), "fail", "of step 8"),
+    (
+        "final_checkpoint",
+        trace("chaos", 4, only("end", put(checkpoint=None)), all_ranks),
+        "inconclusive",
+        "no common final checkpoint",
+    ),
+    (
+        "final_checkpoint",
+        trace("chaos", 4, only("end", put(checkpoint="../step-1")), all_ranks),
+        "fail",
+        "not the name of a checkpoint",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "status", "words"), NEGATIVE, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_check_sees_it_broken(run: RunLayout, name: str, broken: Break, status: str, words: str) -> None:
+    broken(run)
+    check = checks_of(run)[name]
+    assert (check.status, words in check.summary) == (status, True), check.summary
+
+
+def test_every_check_has_a_negative_control() -> None:
+    assert {function.__name__ for function in CHECKS} == {name for name, _, _, _ in NEGATIVE}
+
+
+@pytest.mark.parametrize("group", ["model", "rng"])
+def test_digests_of_nothing_are_inconclusive(run: RunLayout, group: str) -> None:
+    for leg, attempt in (("reference", 1), ("chaos", 4)):
+        for rank in all_ranks:
+            edit_trace(run, leg, attempt, rank, digests(group, None, keep=False))
+    name = {"model": "final_weights", "rng": "final_rng"}[group]
+    assert checks_of(run)[name].status == "inconclusive"
+
+
+def test_digests_of_nothing_on_one_rank_are_inconclusive(run: RunLayout) -> None:
+    for leg, attempt in (("reference", 1), ("chaos", 4)):
+        edit_trace(run, leg, attempt, 2, digests("optimizer", None, keep=False))
+    check = checks_of(run)["final_optimizer"]
+    assert (check.status, "ranks [2]" in check.summary) == ("inconclusive", True)
+
+
+@pytest.mark.parametrize("group", ["scheduler", "registered", "optimizer"])
+def test_a_job_without_such_state_is_skipped(run: RunLayout, group: str) -> None:
+    for leg, attempt in (("reference", 1), ("chaos", 4)):
+        for rank in all_ranks:
+            edit_trace(run, leg, attempt, rank, digests(group, None, keep=False))
+    assert checks_of(run)[f"final_{group}"].status == "skip"
+
+
+def everywhere(run: RunLayout, edit: Any) -> None:
+    for leg, attempts in (("reference", (1,)), ("chaos", (1, 2, 3, 4))):
+        for attempt in attempts:
+            for rank in all_ranks:
+                edit_trace(run, leg, attempt, rank, edit)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("data_order", {"batch": ["same", "same"]}, "could not be seen"),
+        ("gradients", {"grad": "0" * 16, "grads": other_words}, "were not seen"),
+        ("parameters", {"param": "0" * 16, "params": other_words}, "never changed"),
+        ("losses", {"loss": ["nan", "nan"]}, "NaN from step 1"),
+        ("lr", {"lr": [], "grad": "", "grads": ""}, "no learning rate"),
+    ],
+)
+def test_equal_because_nothing_is_seen_is_inconclusive(run: RunLayout, name: str, values: dict[str, Any], words: str) -> None:
+    everywhere(run, lambda line: {**line, **{key: value for key, value in values.items() if key in line}})
+    check = checks_of(run)[name]
+    assert (check.status, words in check.summary) == ("inconclusive", True), check.summary
+
+
+def test_one_nan_on_the_way_is_no_objection(run: RunLayout) -> None:
+    for leg, attempt in (("reference", 1), ("chaos", 2)):
+        for rank in all_ranks:
+            edit_trace(run, leg, attempt, rank, only("step", put(loss=["nan", "nan"]), step=7))
+    assert checks_of(run)["losses"].status == "pass"
+
+
+def test_a_step_skipped_by_a_gradient_scaler_is_compared(run: RunLayout) -> None:
+    skipped_step = only("step", put(lr=[], grad="", grads=""), step=7)
+    for rank in all_ranks:
+        edit_trace(run, "reference", 1, rank, skipped_step)
+    assert {name: check.status for name, check in checks_of(run).items() if check.status != "pass"} == {
+        "lr": "fail",
+        "gradients": "fail",
+    }
+    for rank in all_ranks:
+        edit_trace(run, "chaos", 2, rank, skipped_step)
+    assert all(check.status == "pass" for check in checks_of(run).values())
+
+
+def test_without_sample_ids_the_bytes_decide(tmp_path: Path) -> None:
+    check = checks_of(write_run(tmp_path, bugs=Bugs(with_ids=False)))["data_order"]
+    assert (check.status, check.evidence["ids_known"]) == ("pass", False)
+
+
+def test_resume_point_at_an_epochs_end_in_both_spellings(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="step", at_step=6, source="faults.schedule[0]")]
+    run = write_run(tmp_path, kills=kills, every_steps=5)
+    assert checks_of(run)["resume_points"].status == "pass"
+    for rank in all_ranks:
+        edit_trace(run, "chaos", 2, rank, only("start", put(position={"epoch": 1, "batches": 0, "step": 5})))
+    assert checks_of(run)["resume_points"].status == "pass"
+
+
+def test_resume_from_a_commit_whose_line_was_lost(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="checkpoint.postcommit", at_step=8, source="faults.schedule[0]")]
+    check = checks_of(write_run(tmp_path, kills=kills))["resume_points"]
+    assert check.status == "pass"
+    assert check.evidence["points"][1] == {"attempt": 2, "resumed": "step-00000008", "newest_committed": 4}
+
+
+def test_quarantined_checkpoint_is_not_to_be_resumed_from(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(stale_checkpoint=True), reference_bugs=Bugs())
+    assert checks_of(run)["resume_points"].status == "fail"
+    path = run.leg("chaos").journal
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    event = {
+        "v": 1,
+        "event": "checkpoint.quarantined",
+        "time_s": 1.0,
+        "name": "step-00000008",
+        "reason": "sha256",
+        "moved_to": "q",
+    }
+    out: list[dict[str, Any]] = []
+    for line in lines:
+        if line["event"] == "attempt.starting" and line["attempt"] > 2:
+            out.append(event)
+        out.append(line)
+    path.write_text("".join(json.dumps({**line, "seq": number}) + "\n" for number, line in enumerate(out, start=1)))
+    check = checks_of(run)["resume_points"]
+    assert check.status == "pass", check.summary
+
+
+def test_one_worker_has_no_ranks_to_compare(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="step", at_step=6, source="faults.schedule[0]")]
+    checks = checks_of(write_run(tmp_path, workers=1, kills=kills))
+    assert {name for name, check in checks.items() if check.status != "pass"} == {"rank_agreement", "bucket_layout"}
+
+
+def test_fault_before_the_first_step_leaves_nothing_to_reproduce(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="reduce", at_step=1, source="faults.schedule[0]")]
+    checks = checks_of(write_run(tmp_path, kills=kills))
+    assert checks["reproducible"].status == "skip"
+    assert checks["replay_agreement"].status == "skip"
+    assert checks["resume_points"].evidence["restores"] == 0
+
+
+def test_crash_of_a_check_is_inconclusive(run: RunLayout) -> None:
+    def careless(drill: Drill) -> Check:
+        return passed("careless", str(drill.plan.faults[99]))
+
+    def unreadable(_drill: Drill) -> Check:
+        raise ResourcesError("disk gone", hint="mount it")
+
+    checks = run_checks(load(run), (careless, unreadable))
+    assert [check.status for check in checks] == ["inconclusive", "inconclusive"]
+    assert checks[0].summary.startswith("check crashed: IndexError")
+    assert checks[1].summary == "could not be checked: disk gone"

@@ -1,0 +1,159 @@
+"""Reading a leg back: what is tolerated, what becomes a problem, and the lineage through restarts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import copy_run, drop, edit_trace, only, put, write_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.history import read_leg
+from chaosrun.verify.lineage import lineage
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return write_run(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture
+def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
+    """An exact run, to be broken."""
+    return copy_run(exact, tmp_path)
+
+
+def test_reads_everything_a_leg_wrote(run: RunLayout) -> None:
+    history = read_leg(run.leg("chaos"))
+    assert history.problems == ()
+    assert [attempt.number for attempt in history.attempts] == [1, 2, 3, 4]
+    assert [attempt.resume_step for attempt in history.attempts] == [0, 4, 8, 8]
+    assert history.outcome == "completed"
+    assert sorted(history.ends) == [0, 1, 2]
+    trace = history.trace(2, 1)
+    assert trace is not None and [record.step for record in trace.steps] == [5, 6, 7, 8, 9]
+    assert trace.tensor(1) == "block.weight"
+
+
+def test_lineage_cuts_what_was_rolled_back(run: RunLayout) -> None:
+    chain = lineage(read_leg(run.leg("chaos")))
+    assert {rank: sorted(steps) for rank, steps in chain.steps.items()} == {rank: list(range(1, 13)) for rank in range(3)}
+    assert [chain.steps[0][step].attempt for step in (4, 5, 8, 9, 12)] == [1, 2, 2, 4, 4]
+    assert sorted({(record.attempt, record.step) for record in chain.tails}) == [
+        (1, 5),
+        (1, 6),
+        (2, 9),
+        (3, 9),
+        (3, 10),
+        (3, 11),
+        (3, 12),
+    ]
+    assert chain.repeated == ()
+
+
+def test_lineage_shows_a_step_recorded_twice(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(2).trace(0)
+    lines = path.read_text().splitlines(keepends=True)
+    step = next(line for line in lines if '"step":6,"epoch"' in line)
+    path.write_text("".join([*lines, step]))
+    assert [(record.rank, record.step) for record in lineage(read_leg(run.leg("chaos"))).repeated] == [(0, 6)]
+
+
+def test_torn_last_line_is_tolerated(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(1).trace(1)
+    with path.open("a") as file:
+        file.write('{"kind":"step","step":7,"ep')
+    history = read_leg(run.leg("chaos"))
+    trace = history.trace(1, 1)
+    assert history.problems == ()
+    assert trace is not None and trace.steps[-1].step == 6
+
+
+def test_trace_of_a_rank_killed_before_its_first_line(run: RunLayout) -> None:
+    run.leg("chaos").attempt(3).trace(0).write_bytes(b'{"kind":"sta')
+    history = read_leg(run.leg("chaos"))
+    trace = history.trace(3, 0)
+    assert history.problems == ()
+    assert trace is not None and trace.start is None
+
+
+def test_damaged_middle_line_is_a_problem_and_what_came_before_is_kept(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(2).trace(1)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[3] = lines[3][:40] + "\x00" + lines[3][41:]
+    path.write_text("".join(lines))
+    history = read_leg(run.leg("chaos"))
+    trace = history.trace(2, 1)
+    assert len(history.problems) == 1 and f"{path}:4" in history.problems[0]
+    assert trace is not None and [record.step for record in trace.steps] == [5]
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (only("step", put(loss=["0.5.1"]), step=6), "loss"),
+        (only("step", put(loss=[]), step=6), "loss"),
+        (only("step", put(batch=[]), step=6), "batch"),
+        (only("step", put(rng=""), step=6), "rng"),
+        (only("step", put(lr=[]), step=6), "gradients of 3 tensors"),
+        (only("step", put(grad="", grads=""), step=6), "0 gradients of 3 tensors"),
+        (only("step", put(params="AAAA"), step=6), "params"),
+        (only("step", put(grads="AAAAAA=="), step=6), "gradients of 3 tensors"),
+        (only("step", lambda line: {key: value for key, value in line.items() if key != "param"}, step=6), "param"),
+        (only("start", drop), "out of place"),
+        (only("start", put(v=2)), "version 2"),
+        (only("checkpoint", put(step=7)), "checkpoint step-00000008 is said to be of step 7"),
+        (only("start", put(pid=999)), "its trace is of process 999"),
+        (only("start", put(rank=0)), "says it is of attempt 2 rank 0"),
+        (only("start", put(tensors=[])), "0 tensors"),
+        (only("step", put(kind="stop"), step=6), "unknown kind"),
+    ],
+)
+def test_malformed_line_is_a_problem(
+    run: RunLayout, edit: Callable[[dict[str, Any]], dict[str, Any] | None], complaint: str
+) -> None:
+    edit_trace(run, "chaos", 2, 1, edit)
+    problems = read_leg(run.leg("chaos")).problems
+    assert problems and complaint in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('"seq":3', '"seq":4', "a record is missing"),
+        ('"v":1,"seq":2', '"v":7,"seq":2', "journal version 7"),
+        ('"outcome":"completed"', '"outcome":"fine"', "unknown outcome"),
+        ('"armed":["F1","F2","F3"]', '"armed":null', "armed"),
+        ('"pids":{"0"', '"pids":{"zero"', "pids"),
+        ('"event":"leg.started"', '"event":7', "no event"),
+        ('"event":"attempt.stopped","attempt":1', '"event":"attempt.stopped","attempt":8', "attempt 8 left records"),
+    ],
+)
+def test_malformed_journal_is_a_problem(run: RunLayout, old: str, new: str, complaint: str) -> None:
+    path = run.leg("chaos").journal
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    problems = read_leg(run.leg("chaos")).problems
+    assert any(complaint in problem for problem in problems)
+
+
+def test_attempt_that_the_journal_never_started_is_a_problem(run: RunLayout) -> None:
+    run.leg("chaos").attempt(9).path.mkdir()
+    assert any("attempt 9" in problem for problem in read_leg(run.leg("chaos")).problems)
+
+
+def test_leg_that_does_not_exist(tmp_path: Path) -> None:
+    history = read_leg(RunLayout(tmp_path).leg("chaos"))
+    assert history.attempts == () and history.outcome is None and history.ends == {}
+    assert history.problems == ("journal.jsonl is missing",)
+
+
+def test_finished_only_when_nothing_follows(run: RunLayout) -> None:
+    path = run.leg("chaos").journal
+    last = path.read_text().splitlines()[-1]
+    sequence = len(path.read_text().splitlines()) + 1
+    with path.open("a") as file:
+        file.write(f'{{"v":1,"seq":{sequence},"time_s":1.0,"event":"supervisor.resumed","supervisor_pid":2}}\n')
+    assert "leg.finished" in last
+    assert read_leg(run.leg("chaos")).outcome is None

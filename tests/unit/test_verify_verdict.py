@@ -1,0 +1,399 @@
+"""From checks to PASS, FAIL or INCONCLUSIVE and an exit code: what a verdict rests on, and that doubt is never a PASS."""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify import verdict as verdict_module
+from chaosrun.verify.check import Check, Drill, skipped
+from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
+from chaosrun.verify.verdict import Verdict, judge
+
+
+def failing(verdict: Verdict) -> list[str]:
+    return [check.name for check in verdict.checks if check.status == "fail"]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return write_run(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture
+def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
+    """An exact run, to be broken."""
+    return copy_run(exact, tmp_path)
+
+
+def test_exact_run_passes(run: RunLayout) -> None:
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.outcome) == ("PASS", 0, "completed")
+    assert verdict.cause == "bit-identical to the undisturbed run: 12 steps on 3 ranks, 3 faults"
+    assert (verdict.steps, verdict.lost_steps) == (12, 7)
+
+
+def test_account_of_faults_and_attempts(run: RunLayout) -> None:
+    verdict = judge(run)
+    assert [(fault.id, fault.attempt, fault.step, fault.landed) for fault in verdict.faults] == [
+        ("F1", 1, 6, True),
+        ("F2", 2, 10, True),
+        ("F3", 3, 12, True),
+    ]
+    assert [(entry.resumed_from, entry.first_step, entry.last_step, entry.lost_steps) for entry in verdict.attempts] == [
+        (None, 1, 6, 2),
+        ("step-00000004", 5, 9, 1),
+        ("step-00000008", 9, 12, 4),
+        ("step-00000008", 9, 12, 0),
+    ]
+    assert verdict.attempts[0].ended_by == "F1 (SIGKILL rank 1 after step 6)"
+    assert verdict.attempts[3].ended_by == "completed"
+    # From the death of rank 1 over the observed exits, the restart and three start lines to the first step line, by the clock.
+    deaths = [json.loads(line) for line in run.leg("chaos").journal.read_text().splitlines()]
+    died_s = next(event["died_s"] for event in deaths if event["event"] == "worker.exited")
+    first = next(
+        json.loads(line) for line in run.leg("chaos").attempt(2).trace(0).read_text().splitlines() if '"step":5' in line
+    )
+    assert verdict.attempts[0].recovery_s is None
+    assert verdict.attempts[1].recovery_s == first["time_s"] - died_s
+
+
+def test_verdict_is_json(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["nan", "inf"]), step=7))
+    value = json.loads(json.dumps(judge(run).to_json(), allow_nan=False))
+    assert (value["v"], value["status"], value["exit_code"]) == (1, "FAIL", 3)
+    assert (value["divergence"]["kind"], value["divergence"]["seen"]) == ("loss", "nan")
+    assert [check["name"] for check in value["checks"]] == [function.__name__ for function in CHECKS]
+
+
+@pytest.mark.parametrize(
+    ("bugs", "first_failing"),
+    [
+        (Bugs(keep_rng=False), "rng"),
+        (Bugs(set_epoch=False), "data_order"),
+        (Bugs(skip_off=1), "data_order"),
+        (Bugs(skip_off=-1), "data_order"),
+        (Bugs(keep_optimizer=False), "parameters"),
+        (Bugs(keep_scheduler=False), "lr"),
+        (Bugs(keep_registered=False), "final_registered"),
+        (Bugs(stale_checkpoint=True), "resume_points"),
+        (Bugs(start_over=True), "resume_points"),
+    ],
+)
+def test_broken_restore_fails(tmp_path: Path, bugs: Bugs, first_failing: str) -> None:
+    verdict = judge(write_run(tmp_path, bugs=bugs, reference_bugs=Bugs()))
+    assert (verdict.status, verdict.exit_code) == ("FAIL", 3)
+    assert first_failing in failing(verdict)
+    if verdict.divergence is None:
+        assert verdict.cause.startswith(first_failing)
+
+
+def test_unprimed_buckets_fail(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(primed=False)))
+    assert verdict.status == "FAIL"
+    assert {"gradients", "bucket_layout"} <= set(failing(verdict))
+    assert verdict.cause.startswith("gradient reduction (bucket layout)")
+
+
+def test_unprimed_buckets_fail_where_two_ranks_hide_them(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(primed=False), workers=2, kills=KILLS[:1]))
+    assert (verdict.status, failing(verdict)) == ("FAIL", ["bucket_layout"])
+    assert "not primed" in verdict.cause
+
+
+def test_one_bit_of_the_final_weights(run: RunLayout) -> None:
+    def flip(line: dict[str, Any]) -> dict[str, Any]:
+        value = line["digests"]["model"]["head.bias"]
+        flipped = value[:-1] + format(int(value[-1], 16) ^ 1, "x")
+        return {**line, "digests": {**line["digests"], "model": {**line["digests"]["model"], "head.bias": flipped}}}
+
+    edit_trace(run, "chaos", 4, 2, only("end", flip))
+    verdict = judge(run)
+    assert (verdict.status, failing(verdict)) == ("FAIL", ["final_weights"])
+    assert verdict.cause == "final_weights: model: head.bias differ on rank 2"
+
+
+def test_random_script_is_not_blamed_on_recovery(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(random_script=True)))
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert "does not repeat itself" in verdict.cause
+    assert failing(verdict)
+
+
+def test_confirmed_irreproducible(tmp_path: Path) -> None:
+    bugs = Bugs(keep_optimizer=False)
+    verdict = judge(
+        write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(), irreproducible="two undisturbed runs differ at step 3")
+    )
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert verdict.cause == "two undisturbed runs differ at step 3"
+
+
+def test_fault_that_never_fires(run: RunLayout) -> None:
+    more = Fault(id="F4", rank=0, phase="step", at_step=11, source="faults.schedule[3]")
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(*KILLS, more)).to_json()))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert verdict.cause == "faults_landed: 1 of 4 planned faults cannot be shown to have happened: F4: it never fired"
+    assert [fault.landed for fault in verdict.faults] == [True, True, True, False]
+
+
+def test_fault_missing_and_inexact_is_a_failure(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(lost_fault="F2", keep_rng=False), reference_bugs=Bugs()))
+    assert verdict.status == "FAIL"
+    assert verdict.attempts[1].ended_by == "unplanned death of rank 2: signal 9"
+
+
+def test_no_fault_planned_proves_nothing(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, kills=()))
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert verdict.cause == "faults_landed: no fault was planned: nothing about recovery was tested"
+    assert verdict.hint == "plan at least one: faults.schedule or faults.random in the job file"
+
+
+def test_a_pass_without_any_restore_says_so(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="step", at_step=2, source="faults.schedule[0]")]
+    verdict = judge(write_run(tmp_path, kills=kills))
+    assert verdict.status == "PASS"
+    assert "no checkpoint was restored" in verdict.cause
+
+
+def test_fault_before_any_step_can_pass(tmp_path: Path) -> None:
+    kills = [Fault(id="F1", rank=0, phase="reduce", at_step=1, source="faults.schedule[0]")]
+    assert judge(write_run(tmp_path, kills=kills)).status == "PASS"
+
+
+@pytest.mark.parametrize("leg", ["reference", "chaos"])
+@pytest.mark.parametrize(
+    ("outcome", "exit_code"),
+    [("user_error", 4), ("recovery_failed", 5), ("resources", 7), ("timeout", 124), ("interrupted", 130)],
+)
+def test_leg_that_did_not_complete(run: RunLayout, leg: str, outcome: str, exit_code: int) -> None:
+    edit_journal(run, leg, only("leg.finished", put(outcome=outcome, message="what happened", hint="what to do")))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", exit_code, outcome)
+    assert (verdict.cause, verdict.hint) == (f"{leg} leg: what happened", "what to do")
+
+
+def test_reference_that_failed_before_the_chaos_leg_began(run: RunLayout) -> None:
+    edit_journal(run, "reference", only("leg.finished", put(outcome="user_error", message="train.py raised at step 7")))
+    for path in sorted(run.leg("chaos").path.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    verdict = judge(run)
+    assert (verdict.exit_code, verdict.cause) == (4, "reference leg: train.py raised at step 7")
+
+
+def test_death_that_no_rank_died(run: RunLayout) -> None:
+    hang = {"event": "death.unplanned", "rank": None, "reason": "no progress for 300 s", "step": None, "error": None}
+    edit_journal(run, "chaos", only("fault.observed", lambda line: {**line, **hang} if line["fault"] == "F2" else line))
+    verdict = judge(run)
+    assert verdict.attempts[1].ended_by == "unplanned death: no progress for 300 s"
+    assert verdict.status == "INCONCLUSIVE" and "F2: it was requested" in verdict.cause
+
+
+def test_inexact_restore_fails_with_its_message(run: RunLayout) -> None:
+    edit_journal(run, "chaos", only("leg.finished", put(outcome="inexact_restore", message="head.bias is not the saved one")))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.cause) == ("FAIL", 3, "head.bias is not the saved one")
+
+
+def test_unfinished_leg(run: RunLayout) -> None:
+    edit_journal(run, "chaos", only("leg.finished", drop))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", 6, None)
+
+
+def test_torn_last_line_of_a_killed_rank_is_tolerated(run: RunLayout) -> None:
+    with run.leg("chaos").attempt(1).trace(1).open("a") as file:
+        file.write('{"kind":"step","step":7,"epo')
+    assert judge(run).status == "PASS"
+
+
+def test_damaged_middle_line_is_never_a_pass(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(1).trace(1)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:-1], lines[-1][:-9] + "\n"]))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert "the records are damaged" in verdict.cause
+
+
+def test_missing_rank_is_never_a_pass(run: RunLayout) -> None:
+    for leg in ("reference", "chaos"):
+        for path in run.leg(leg).path.glob("attempts/*/rank-2.trace.jsonl"):
+            path.unlink()
+    assert judge(run).status == "INCONCLUSIVE"
+
+
+def test_empty_traces_are_never_a_pass(run: RunLayout) -> None:
+    for leg in ("reference", "chaos"):
+        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace.jsonl"):
+            path.write_bytes(b"")
+    assert judge(run).status == "INCONCLUSIVE"
+
+
+def test_missing_step_on_one_rank_fails(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 4, 1, only("step", drop, step=10))
+    assert judge(run).status == "FAIL"
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_a_required_check_that_only_skips_or_crashes_is_never_a_pass(
+    run: RunLayout, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def skipping(_drill: Drill) -> Check:
+        return skipped(name, "not today")
+
+    def crashing(_drill: Drill) -> Check:
+        raise ZeroDivisionError(name)
+
+    for double in (skipping, crashing):
+        double.__name__ = name
+        others = tuple(double if check.__name__ == name else check for check in CHECKS)
+        monkeypatch.setattr(verdict_module, "run_checks", partial(run_checks, checks=others))
+        verdict = judge(run)
+        assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+        assert name in verdict.cause or "crashed" in verdict.cause
+
+
+LOOSE = {"weights": {"atol": 1e-6}, "losses": {"atol": 1e-6}}
+
+
+def test_within_tolerance(tmp_path: Path) -> None:
+    off = Bugs(weights_off=1e-9)
+    assert judge(write_run(tmp_path / "exact", bugs=off, reference_bugs=Bugs())).status == "FAIL"
+    verdict = judge(write_run(tmp_path / "loose", bugs=off, reference_bugs=Bugs(), verify=LOOSE))
+    assert (verdict.status, verdict.divergence) == ("PASS", None)
+    assert verdict.cause.startswith("within the tolerance of")
+    assert {check.name for check in verdict.checks if check.status == "skip"} == {
+        "gradients",
+        "parameters",
+        "final_optimizer",
+        "final_scheduler",
+        "final_registered",
+    }
+    weights = next(check for check in verdict.checks if check.name == "final_weights")
+    assert 0 < weights.evidence["largest_difference"] < 1e-6
+
+
+def test_beyond_tolerance(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(weights_off=1e-2), reference_bugs=Bugs(), verify=LOOSE))
+    assert verdict.status == "FAIL"
+    assert {"losses", "final_weights"} <= set(failing(verdict))
+
+
+def test_tolerance_on_losses_alone_leaves_weights_exact(tmp_path: Path) -> None:
+    verify = {"losses": {"rtol": 1e-3}}
+    verdict = judge(write_run(tmp_path, bugs=Bugs(weights_off=1e-9), reference_bugs=Bugs(), verify=verify))
+    assert verdict.status == "FAIL"
+    assert "losses" not in failing(verdict) and "final_weights" in failing(verdict)
+
+
+def test_tolerance_still_sees_rng_and_data(tmp_path: Path) -> None:
+    for number, bugs in enumerate((Bugs(keep_rng=False), Bugs(skip_off=1))):
+        run = write_run(tmp_path / str(number), bugs=bugs, reference_bugs=Bugs(), verify={"weights": {"atol": 1e9}})
+        assert judge(run).status == "FAIL"
+
+
+def test_tolerance_without_weights_to_compare_is_inconclusive(tmp_path: Path) -> None:
+    run = write_run(tmp_path, verify=LOOSE)
+    (run.leg("chaos").checkpoints / "step-00000012" / "model.safetensors").unlink()
+    verdict = judge(run)
+    weights = next(check for check in verdict.checks if check.name == "final_weights")
+    assert weights.status == "inconclusive"
+    assert verdict.status == "FAIL"
+    assert failing(verdict) == ["final_checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("run.json", None, "is not a run"),
+        ("plan.json", None, "is not a run"),
+        ("run.json", "{", "not JSON"),
+        ("run.json", "[]", "not a JSON object"),
+        ("run.json", '{"spec": {"name": "toy"}}', "spec"),
+        ("plan.json", "{}", "not a plan"),
+    ],
+)
+def test_not_a_run(run: RunLayout, name: str, text: str | None, words: str) -> None:
+    path = run.path / name
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        judge(run)
+
+
+def test_checkpoints_in_another_storage(run: RunLayout, tmp_path: Path) -> None:
+    storage = tmp_path / "elsewhere"
+    storage.mkdir()
+    run.leg("chaos").checkpoints.rename(storage / "checkpoints")
+    assert judge(run).status == "FAIL"
+    facts = json.loads(run.run_json.read_bytes())
+    run.run_json.write_text(json.dumps({**facts, "storage": {"reference": None, "chaos": str(storage)}}))
+    assert judge(run).status == "PASS"
+
+
+def variants(value: Any) -> Iterator[Any]:
+    """The value changed in one place, or with one element missing."""
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield value + 1
+        case str():
+            yield ("1" if value[:1] != "1" else "2") + value[1:]
+        case None:
+            yield "something"
+        case [first, *rest]:
+            yield from ([other, *rest] for other in variants(first))
+            yield rest
+        case dict():
+            for key in value:
+                yield from ({**value, key: other} for other in variants(value[key]))
+                yield {name: kept for name, kept in value.items() if name != key}
+
+
+NOT_COMPARED = {
+    ("start", "time_s"),
+    ("step", "time_s"),
+    ("checkpoint", "time_s"),
+    ("end", "time_s"),
+    ("checkpoint", "duration_s"),
+    ("start", "params"),  # names the tensor; the 64-bit `param` decides
+    ("start", "rng"),  # of a restored attempt: the first step's own decides
+    ("buckets", "step"),
+}
+
+
+def test_no_recorded_value_changes_unseen(run: RunLayout) -> None:
+    path = run.leg("chaos").attempt(4).trace(1)
+    original = path.read_text()
+    lines = [json.loads(line) for line in original.splitlines()]
+    unseen: list[tuple[str, str, Any]] = []
+    judged = 0
+    seen_kinds: set[str] = set()
+    for number, line in enumerate(lines):
+        if line["kind"] in seen_kinds:
+            continue
+        seen_kinds.add(line["kind"])
+        for key in line:
+            if (line["kind"], key) in NOT_COMPARED:
+                continue
+            for other in variants(line[key]):
+                changed = [*lines[:number], {**line, key: other}, *lines[number + 1 :]]
+                path.write_text("".join(json.dumps(entry) + "\n" for entry in changed))
+                judged += 1
+                if judge(run).status == "PASS":
+                    unseen.append((line["kind"], key, other))
+    assert seen_kinds == {"start", "buckets", "step", "checkpoint", "end"}
+    assert judged > 70
+    assert unseen == []
+    path.write_text(original)
+    assert judge(run).status == "PASS"
