@@ -1,0 +1,305 @@
+"""The node agent: keeps a node's fork server running, passes orders to it and its events on to the supervisor.
+
+A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events are pushed: the supervisor always has one
+`events` call waiting, which returns the moment there is something to tell. Imports neither ray nor torch and decides nothing:
+when to restart and what a death means is the supervisor's business. The one thing it does alone is cleaning up after a fork
+server that died.
+
+Events are the fork server's (see `chaosrun.cluster.forkserver`), numbered by `seq` from 1, and one more:
+server_lost {message}: the fork server died; its ranks are dead, were reported as exited (signal null) and stopped before this.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaosrun.cluster.forkserver import PRELOAD, TARGET
+from chaosrun.cluster.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
+from chaosrun.errors import ChaosrunError, ResourcesError
+from chaosrun.records.layout import LegLayout
+
+__all__ = ["NodeAgent"]
+
+MARK_VARIABLE = "CHAOSRUN_SESSION"
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+MESSAGE_LIMIT = 1 << 24
+# One thread each while modules are imported: a thread would not survive a fork, and it would not be safe to fork beside it.
+IMPORT_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    # Ask NVML whether there are GPUs: asking CUDA would initialise it.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+# Set by Ray for its own workers; training processes must see what they would see without Ray.
+RAY_SETTINGS = ("RAY_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONUNBUFFERED")
+
+
+@dataclass(slots=True, kw_only=True)
+class Server:
+    """A running fork server, seen from the agent."""
+
+    key: str
+    mark: str
+    process: subprocess.Popen[bytes]
+    output: int
+    """memfd that holds what the server itself printed: the reason of a crash, without a file on disk."""
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    ready: asyncio.Future[dict[str, Any]]
+    started: asyncio.Future[dict[str, Any]] | None = None
+    stopped: dict[int, asyncio.Future[list[int]]] = field(default_factory=dict)
+    live: dict[int, int] = field(default_factory=dict)
+    """rank → pid of ranks of the running attempt that have not exited."""
+    attempt: int | None = None
+    shared_memory: frozenset[str] = frozenset()
+    closing: bool = False
+    listening: asyncio.Task[None] | None = None
+
+
+class NodeAgent:
+    def __init__(self, mark: str, node_id: str = "", address: str = "127.0.0.1") -> None:
+        """`mark` goes into the environment of every process below this agent, so that a cleaner can find them."""
+        self._mark = mark
+        self._node_id = node_id
+        self._address = address
+        self._server: Server | None = None
+        self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
+        self._launching = asyncio.Lock()
+        self._events: list[dict[str, Any]] = []
+        self._seq = 0
+        self._news = asyncio.Event()
+
+    # Fork server
+
+    async def start_server(
+        self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, spares: int = 0
+    ) -> dict[str, Any]:
+        """Have a fork server with this environment ready: start one, or keep the running one when it has the same.
+
+        `spares` is the number of ranks to expect: their processes are forked before the first start asks for them.
+        Returns {pid, import_s, reused}. Raises ChaosrunError when the preloads fail or are not safe to fork.
+        """
+        async with self._launching:
+            self._settings = (dict(env), tuple(preload), target, spares)
+            return await self._have_server()
+
+    async def _have_server(self) -> dict[str, Any]:
+        assert self._settings is not None, "start_server comes first"
+        env, preload, target, spares = self._settings
+        key = hashlib.sha256(json.dumps([sorted(env.items()), preload, target]).encode()).hexdigest()
+        server = self._server
+        if server is not None:
+            if server.key == key:
+                return {**await server.ready, "reused": True}
+            await self._close_server(server)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS)}
+        wanted = {**inherited, **env}
+        self._server = server = await self._launch(key, wanted)
+        after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
+        self._send(server, "configure", target=target, preload=preload, env=after_imports, spares=spares)
+        return {**await server.ready, "reused": False}
+
+    async def _launch(self, key: str, env: Mapping[str, str]) -> Server:
+        mark = f"{self._mark}#{uuid.uuid4().hex}"
+        # The package must be found even when the job's environment has its own PYTHONPATH.
+        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), env.get("PYTHONPATH"))))
+        environment = {**env, **IMPORT_ENVIRONMENT, "PYTHONPATH": path, MARK_VARIABLE: mark}
+        ours, theirs = socket.socketpair()
+        output = os.memfd_create("forkserver", os.MFD_CLOEXEC)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "chaosrun.cluster.forkserver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MESSAGE_LIMIT)
+        ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        server = Server(key=key, mark=mark, process=process, output=output, reader=reader, writer=writer, ready=ready)
+        server.listening = asyncio.create_task(self._listen(server))
+        return server
+
+    def _send(self, server: Server, command: str, **fields: Any) -> None:
+        server.writer.write(json.dumps({"command": command, **fields}).encode() + b"\n")
+
+    async def _listen(self, server: Server) -> None:
+        while True:
+            try:
+                line = await server.reader.readline()
+            except ConnectionResetError:
+                line = b""
+            if not line.endswith(b"\n"):
+                break
+            self._hear(server, json.loads(line))
+        await self._bury(server)
+
+    def _hear(self, server: Server, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                server.ready.set_result({"pid": event["pid"], "import_s": event["import_s"]})
+            case "failed":
+                message = f"the fork server cannot start: {event['message']}"
+                detail = f"\n{event['traceback']}" if event["traceback"] else ""
+                server.ready.set_exception(
+                    ChaosrunError(message + detail, hint="the modules named in the traceback must import here")
+                )
+            case "start_failed":
+                if server.started is not None:
+                    server.started.set_exception(ResourcesError(f"{platform.node()}: {event['message']}"))
+            case "started":
+                server.live.update({int(rank): pid for rank, pid in event["pids"].items()})
+                if server.started is not None:
+                    server.started.set_result(event)
+                self._tell(event)
+            case "exited":
+                server.live.pop(event["rank"], None)
+                self._tell(event)
+            case "stopped":
+                server.attempt = None
+                server.stopped.pop(event["attempt"]).set_result(event["killed"])
+                self._tell(event)
+            case unknown:
+                raise AssertionError(f"unknown event {unknown!r}")
+
+    async def _bury(self, server: Server) -> None:
+        """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
+        await asyncio.to_thread(kill_marked, server.mark)
+        status = await asyncio.to_thread(server.process.wait)
+        printed = os.pread(server.output, 1 << 16, max(0, os.fstat(server.output).st_size - (1 << 16))).decode(errors="replace")
+        os.close(server.output)
+        server.writer.close()
+        if self._server is server:
+            self._server = None
+        how = f"by signal {-status}" if status < 0 else f"with exit code {status}"
+        message = f"the fork server on {platform.node()} ended {how}" + (f":\n{printed}" if printed else "")
+        for waiting in (server.ready, server.started):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ChaosrunError(message))
+        if server.attempt is not None:
+            remove_shared_memory_leftovers(server.shared_memory)
+            attempt, died_s, killed = server.attempt, time.time(), sorted(server.live)
+            for rank in killed:
+                unknown = {"exit_code": None, "signal": None, "completed": False, "killed": False}
+                self._tell(
+                    {"event": "exited", "attempt": attempt, "rank": rank, "pid": server.live[rank], **unknown, "died_s": died_s}
+                )
+            server.stopped.pop(attempt).set_result(killed)
+            self._tell({"event": "stopped", "attempt": attempt, "killed": killed})
+        if not server.closing and server.ready.exception() is None:
+            self._tell({"event": "server_lost", "message": message})
+
+    async def _close_server(self, server: Server) -> None:
+        server.closing = True
+        if server.ready.done():
+            # The end of the socket makes it kill everything and exit; only then does `_listen` end.
+            server.writer.write_eof()
+        else:
+            # It does not look at the socket while it imports.
+            server.process.kill()
+        assert server.listening is not None
+        await server.listening
+
+    # Attempts
+
+    async def start(self, attempt: int, orders: Sequence[dict[str, Any]], listen: bool) -> dict[str, Any]:
+        """Fork the node's ranks of an attempt; returns {pids {rank: pid}, port} (port None unless `listen`).
+
+        Starts a fork server again when it was lost. Raises ResourcesError when a log cannot be opened, or no process or
+        port be had; the attempt is over then, and the ranks that had been forked are dead.
+        """
+        async with self._launching:
+            await self._have_server()
+            server = self._server
+            assert server is not None
+            if server.attempt is not None:
+                raise ChaosrunError(f"attempt {server.attempt} is still running on {platform.node()}")
+            loop = asyncio.get_running_loop()
+            server.attempt = attempt
+            server.shared_memory = shared_memory_entries()
+            server.live.clear()
+            server.stopped[attempt] = loop.create_future()
+            server.started = started = loop.create_future()
+            self._send(server, "start", attempt=attempt, orders=orders, listen=listen)
+            event = await started
+        return {"pids": {int(rank): pid for rank, pid in event["pids"].items()}, "port": event["port"]}
+
+    async def stop(self, attempt: int) -> list[int]:
+        """SIGKILL all ranks of an attempt; returns those killed once every process of it is gone. Already over: returns []."""
+        server = self._server
+        waiting = None if server is None else server.stopped.get(attempt)
+        if server is None or waiting is None:
+            return []
+        self._send(server, "stop", attempt=attempt)
+        return await asyncio.shield(waiting)
+
+    # Telling
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._seq += 1
+        self._events.append({**event, "seq": self._seq})
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def events(self, after: int, wait_s: float = 60.0) -> list[dict[str, Any]]:
+        """Events with seq > `after`, as soon as there is one; an empty list when there was none for `wait_s`.
+
+        Asking acknowledges: what came up to `after` is forgotten.
+        """
+        self._events = [event for event in self._events if event["seq"] > after]
+        if not self._events:
+            try:
+                await asyncio.wait_for(self._news.wait(), wait_s)
+            except TimeoutError:
+                return []
+        return list(self._events)
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Who this node is: node_id, hostname, address, pid, python, server_pid."""
+        return {
+            "node_id": self._node_id,
+            "hostname": platform.node(),
+            "address": self._address,
+            "pid": os.getpid(),
+            "python": platform.python_version(),
+            "server_pid": None if self._server is None else self._server.process.pid,
+        }
+
+    async def progress(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, dict[str, float] | None]:
+        """Per rank {mtime_s, size} of its trace file, None when it has none yet: a file that does not grow is a hang."""
+        layout = LegLayout(Path(leg_path)).attempt(attempt)
+        found: dict[int, dict[str, float] | None] = {}
+        for rank in ranks:
+            try:
+                status = layout.trace(rank).stat()
+            except FileNotFoundError:
+                found[rank] = None
+            else:
+                found[rank] = {"mtime_s": status.st_mtime, "size": status.st_size}
+        return found
+
+    async def shutdown(self) -> None:
+        """Kill everything below this agent and wait until it is gone."""
+        if self._server is not None:
+            await self._close_server(self._server)

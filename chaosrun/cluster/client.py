@@ -1,0 +1,90 @@
+"""The driver's side of the node agents: blocking calls, and one thread per agent that carries its events here as they come.
+
+Turns Ray's exceptions into chaosrun's. Knows no placement and decides nothing.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
+
+__all__ = ["AgentClient", "Sink"]
+
+Sink = Callable[[str, dict[str, Any]], None]
+"""Takes (node id, event); called from another thread."""
+
+
+class AgentClient:
+    """One agent. Beside the agent's own events the sink gets agent_lost {message} when the agent or its node dies."""
+
+    def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
+        self.node_id = node_id
+        self._handle = handle
+        self._sink = sink
+        self._closing = False
+        self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
+        self._pump.start()
+
+    def submit(self, method: str, *arguments: Any) -> Any:
+        """Begin a call; `collect` waits for it. Lets several agents work at once."""
+        return getattr(self._handle, method).remote(*arguments)
+
+    def collect(self, reference: Any, *, timeout_s: float) -> Any:
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise ResourcesError(
+                f"the agent on node {self.node_id[:8]} did not answer within {timeout_s:.0f} s",
+                hint="is the node overloaded or cut off?",
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ChaosrunError):
+                raise error.cause from error
+            raise
+        except RayActorError as error:
+            raise RecoveryError(
+                f"the agent on node {self.node_id[:8]} is gone: {_first_line(error)}", hint="did the node or its raylet die?"
+            ) from error
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
+        return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
+
+    def stop(self, attempt: int, *, timeout_s: float = 60.0) -> list[int]:
+        """SIGKILL the ranks of an attempt on this node; returns those killed, when all of its processes are gone."""
+        return self.call("stop", attempt, timeout_s=timeout_s)
+
+    def snapshot(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
+        return self.call("snapshot", timeout_s=timeout_s)
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Have the agent kill all below it, then end it."""
+        self._closing = True
+        try:
+            self.call("shutdown", timeout_s=timeout_s)
+        except (RecoveryError, ResourcesError):
+            # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
+            pass
+        finally:
+            ray.kill(self._handle, no_restart=True)
+            self._pump.join(timeout=timeout_s)
+
+    def _carry_events(self) -> None:
+        after = 0
+        while True:
+            try:
+                events: list[dict[str, Any]] = ray.get(self.submit("events", after))
+            except RayActorError as error:
+                if not self._closing:
+                    self._sink(self.node_id, {"event": "agent_lost", "message": _first_line(error)})
+                return
+            for event in events:
+                after = event["seq"]
+                self._sink(self.node_id, event)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,375 @@
+"""The warm fork server of a node: imports torch once, then has one fresh process per rank and attempt in milliseconds.
+
+`python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; newline-delimited JSON both ways.
+
+In:   configure {target, preload [module], env {name: value|null}, spares}   first, once; spares: ranks to expect here
+      start     {attempt, orders [WorkerOrder], listen}              listen: this node hosts rank 0
+      stop      {attempt}
+Out:  ready     {pid, import_s}
+      failed    {message, traceback}                                 the preloads failed; the server exits
+      started   {attempt, pids {rank: pid}, port}                    or start_failed {attempt, message}
+      exited    {attempt, rank, pid, exit_code, signal, completed, killed, died_s}   killed: by this server
+      stopped   {attempt, killed [rank]}                             every process of the attempt is gone
+
+It stays single-threaded and away from CUDA, or a fork would not be safe. It is the subreaper of everything below it and an
+attempt is over only when it has no child left: nothing can outlive an attempt, and no pid it signals can be anybody else's, for
+an unreaped child keeps its pid. The end of the socket means that the agent died: all is killed and the server exits. What a
+rank does is the target's business; this module imports neither ray nor, by itself, torch.
+"""
+
+import gc
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from chaosrun.cluster.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
+from chaosrun.cluster.spare import Spare, Target, fork_spare
+from chaosrun.records.layout import AttemptLayout, LegLayout
+from chaosrun.records.order import WorkerOrder
+
+__all__ = ["PRELOAD", "TARGET", "ForkServer"]
+
+TARGET = "chaosrun.train.worker:main"
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "accelerate",
+    "accelerate.checkpointing",
+    "accelerate.data_loader",
+    "accelerate.optimizer",
+    "accelerate.scheduler",
+    "accelerate.utils",
+    "safetensors.torch",
+    "torch.utils.serialization.config",
+    "chaosrun.train.recorder",
+    "chaosrun.train.session",
+)
+
+# Forking spares at once would take the CPU from the ranks just when they start.
+REPLENISH_AFTER_S = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningAttempt:
+    number: int
+    ranks: dict[int, int] = field(default_factory=dict)
+    """pid → rank, of all ranks ever started here."""
+    layouts: dict[int, AttemptLayout] = field(default_factory=dict)
+    live: set[int] = field(default_factory=set)
+    """pids of ranks whose death has not been seen."""
+    killed: set[int] = field(default_factory=set)
+    """Ranks that this server killed."""
+    shared_memory: frozenset[str]
+
+
+class ForkServer:
+    def __init__(self, channel: socket.socket, target: Target, spares: int) -> None:
+        self._channel = channel
+        self._target = target
+        self._unread = b""
+        self._attempt: RunningAttempt | None = None
+        self._spares: list[Spare] = []
+        self._wanted = spares
+        self._replenish_s = time.monotonic()
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # The kernel's SIGCHLD becomes a byte in a pipe: one poll waits for the agent and for deaths alike.
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def send(self, event: str, **fields: Any) -> None:
+        self._channel.sendall(json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n")
+
+    def serve(self) -> None:
+        """Obey until the agent closes the socket or dies; nothing below this process is left then."""
+        try:
+            self._serve()
+        except (BrokenPipeError, ConnectionResetError):
+            # The agent died between our reading and our writing: the same as the end of the socket.
+            pass
+        finally:
+            self._kill_everything()
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        poller.register(self._woken, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll(self._replenish_in_ms())}
+            if not ready:
+                # One at a time, so that a death or an order waits for one fork at most.
+                self._add_spare()
+            if self._woken in ready:
+                with suppress(BlockingIOError):
+                    while os.read(self._woken, 4096):
+                        pass
+                self._see_deaths()
+            if self._channel.fileno() in ready:
+                received = self._channel.recv(1 << 20)
+                if not received:
+                    return
+                *lines, self._unread = (self._unread + received).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+
+    def _replenish_in_ms(self) -> float | None:
+        if len(self._spares) >= self._wanted or self._replenish_s == math.inf:
+            return None
+        return max(0.0, self._replenish_s - time.monotonic()) * 1000
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        match command["command"]:
+            case "start":
+                self._start(
+                    command["attempt"], [WorkerOrder.from_json(order) for order in command["orders"]], command["listen"]
+                )
+            case "stop":
+                if self._attempt is not None and self._attempt.number == command["attempt"]:
+                    self._kill_ranks(self._attempt)
+                    self._see_deaths()
+            case unknown:
+                raise AssertionError(f"unknown command {unknown!r}")
+
+    # Starting
+
+    def _start(self, number: int, orders: list[WorkerOrder], listen: bool) -> None:
+        assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
+        attempt = RunningAttempt(number=number, shared_memory=shared_memory_entries())
+        self._attempt = attempt
+        self._wanted = len(orders)
+        self._replenish_s = math.inf
+        listener: socket.socket | None = None
+        port: int | None = None
+        try:
+            # All before the listener is opened: none of them can hold the port.
+            while len(self._spares) < len(orders):
+                self._add_spare()
+            if listen:
+                master_addr = next(order.master_addr for order in orders if order.rank == 0)
+                listener = _listen(master_addr)
+                port = listener.getsockname()[1]
+            for order in orders:
+                told = order if port is None else replace(order, master_port=port)
+                self._start_rank(attempt, told, listener if order.rank == 0 else None)
+        except OSError as error:
+            self.send("start_failed", attempt=number, message=f"cannot start the ranks: {error}")
+            self._kill_ranks(attempt)
+            self._see_deaths()
+        else:
+            self._replenish_s = time.monotonic() + REPLENISH_AFTER_S
+            self.send("started", attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port)
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def _start_rank(self, attempt: RunningAttempt, order: WorkerOrder, listener: socket.socket | None) -> None:
+        layout = LegLayout(Path(order.leg_path)).attempt(order.attempt)
+        layout.path.mkdir(parents=True, exist_ok=True)
+        output = os.open(layout.log(order.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            spare = self._spares.pop(0)
+            attempt.ranks[spare.pid] = order.rank
+            attempt.layouts[order.rank] = layout
+            attempt.live.add(spare.pid)
+            # One that died while it waited breaks the pipe here: an OSError that fails the start.
+            spare.become(order, output, listener)
+        finally:
+            os.close(output)
+
+    def _add_spare(self) -> None:
+        close = [self._channel.fileno(), self._woken, self._waker, *(spare.channel.fileno() for spare in self._spares)]
+        self._spares.append(fork_spare(self._target, close))
+
+    # Deaths
+
+    def _see_deaths(self) -> None:
+        """Kill what dead ranks leave behind, and the other ranks when one died badly; then reap and tell."""
+        self._forget_dead_spares()
+        attempt = self._attempt
+        if attempt is not None:
+            self._see_dead_ranks(attempt)
+            if attempt.live:
+                self._reap_orphans(attempt.live)
+                return
+        # No rank lives, so every other child is an orphan of one, come here because this is the subreaper.
+        for pid in self._orphans():
+            _kill_group(pid)
+        if self._reap_orphans(()) and attempt is not None:
+            self._attempt = None
+            remove_shared_memory_leftovers(attempt.shared_memory)
+            self.send("stopped", attempt=attempt.number, killed=sorted(attempt.killed))
+
+    def _see_dead_ranks(self, attempt: RunningAttempt) -> None:
+        # Seen before they are reaped: a zombie keeps its pid and its process group from being given out again.
+        looked = (os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in attempt.live)
+        # Signals first: of ranks that died at once, the one that exited with an error often only lost its peer.
+        dead = sorted((seen for seen in looked if seen is not None), key=lambda seen: seen.si_code == os.CLD_EXITED)
+        died_s = time.time()
+        completed: dict[int, bool] = {}
+        for seen in dead:
+            attempt.live.remove(seen.si_pid)
+            _kill_group(seen.si_pid)
+            end = attempt.layouts[attempt.ranks[seen.si_pid]].end(attempt.ranks[seen.si_pid])
+            completed[seen.si_pid] = seen.si_code == os.CLD_EXITED and seen.si_status == 0 and _is_complete(end)
+        if not all(completed.values()):
+            self._kill_ranks(attempt)
+        for seen in dead:
+            os.waitid(os.P_PID, seen.si_pid, os.WEXITED)
+            exited = seen.si_code == os.CLD_EXITED
+            rank = attempt.ranks[seen.si_pid]
+            self.send(
+                "exited",
+                attempt=attempt.number,
+                rank=rank,
+                pid=seen.si_pid,
+                exit_code=seen.si_status if exited else None,
+                signal=None if exited else seen.si_status,
+                completed=completed[seen.si_pid],
+                killed=rank in attempt.killed,
+                died_s=died_s,
+            )
+
+    def _kill_ranks(self, attempt: RunningAttempt) -> None:
+        for pid in attempt.live:
+            attempt.killed.add(attempt.ranks[pid])
+            _kill_group(pid)
+
+    def _forget_dead_spares(self) -> None:
+        """A spare that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
+        for spare in list(self._spares):
+            if os.waitid(os.P_PID, spare.pid, os.WEXITED | os.WNOHANG) is not None:
+                spare.channel.close()
+                self._spares.remove(spare)
+
+    def _orphans(self) -> list[int]:
+        spares = {spare.pid for spare in self._spares}
+        return [pid for pid in children(os.getpid()) if pid not in spares]
+
+    def _reap_orphans(self, ranks: Collection[int]) -> bool:
+        """Reap dead children other than `ranks` and spares; True when there is none left, dead or alive."""
+        for pid in self._orphans():
+            if pid not in ranks:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        return not self._orphans()
+
+    def _kill_everything(self) -> None:
+        for pid in self._attempt.live if self._attempt is not None else ():
+            _kill_group(pid)
+        with suppress(ChildProcessError):
+            while True:
+                for pid in children(os.getpid()):
+                    _kill_group(pid)
+                os.waitid(os.P_ALL, 0, os.WEXITED)
+        if self._attempt is not None:
+            remove_shared_memory_leftovers(self._attempt.shared_memory)
+
+
+def _listen(master_addr: str) -> socket.socket:
+    """A listening socket on a free port, held from here on: nobody can take the port between choosing and using it."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Inherited by accepted connections: in TIME_WAIT they would keep the port taken after rank 0 is gone.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((master_addr if master_addr.startswith("127.") else "0.0.0.0", 0))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL a child that has not been reaped, and its process group."""
+    with suppress(ProcessLookupError):
+        # Not yet a group of its own when it has only just been forked.
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _is_complete(end: Path) -> bool:
+    try:
+        return json.loads(end.read_bytes()).get("completed") is True
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def _preload(names: list[str], target: str) -> Target:
+    module, _, function = target.partition(":")
+    for name in (*names, module):
+        importlib.import_module(name)
+    return getattr(sys.modules[module], function)
+
+
+def _why_unsafe() -> str | None:
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
+        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the preloaded modules initialised CUDA; a forked process could not use it"
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    began = time.monotonic()
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.set_inheritable(False)
+    # Ray makes its workers nice (15), which training would inherit; taking that back needs a privilege that we may lack.
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    # It also starts them with SIGINT blocked; a mask survives exec.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # `-m` put the working directory first; a training script must not find modules there that it would not find alone.
+    sys.path.pop(0)
+    with channel.makefile("rb", buffering=0) as lines:
+        first = lines.readline()
+    if not first:
+        return 0
+    configure = json.loads(first)
+    try:
+        target = _preload(configure["preload"], configure["target"])
+        unsafe = _why_unsafe()
+    except Exception as error:
+        # Whatever a user's module raises while it is imported is an answer, not an accident.
+        unsafe, target = f"{type(error).__name__}: {error}", None
+        trace = traceback.format_exc()
+    else:
+        trace = None
+    if unsafe is not None or target is None:
+        report = {"event": "failed", "message": unsafe, "traceback": trace}
+        channel.sendall(json.dumps(report).encode() + b"\n")
+        return 1
+    for name, value in configure["env"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    become_subreaper()
+    gc.collect()
+    # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
+    gc.freeze()
+    gc.disable()
+    server = ForkServer(channel, target, configure["spares"])
+    server.send("ready", pid=os.getpid(), import_s=time.monotonic() - began)
+    server.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

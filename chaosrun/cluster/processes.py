@@ -1,0 +1,244 @@
+"""Processes as the Linux kernel sees them: who they are, whose children they are, and how to be sure that they are gone.
+
+Owns prctl, identities (a pid alone is not one: it is used again), killing of trees and of marked processes, and the entries
+that killed processes leave in /dev/shm. Standard library only, so that the reaper and the fork server start quickly; knows
+nothing of attempts, orders or Ray.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "ProcessIdentity",
+    "become_subreaper",
+    "children",
+    "die_with_parent",
+    "identify",
+    "is_alive",
+    "kill_all",
+    "kill_marked",
+    "marked",
+    "remove_shared_memory_leftovers",
+    "send_signal",
+    "shared_memory_entries",
+    "wait_gone",
+]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SHARED_MEMORY = Path("/dev/shm")
+# Written by torch's and Python's shared memory, Python's and loky's semaphores, NCCL.
+SHARED_MEMORY_PREFIXES = ("torch_", "psm_", "sem.mp-", "sem.loky-", "loky-", "nccl-")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process of this boot, for good: a pid can be given out again, a pid with its start time cannot."""
+
+    pid: int
+    start_ticks: int
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants of this process become its children rather than init's."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to SIGKILL this process when the *thread* that forked it ends; exit now if that has happened already."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(128 + signal.SIGKILL)
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """Fields of /proc/<pid>/stat from the third (state) on; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return line[line.rindex(b")") + 2 :].split()
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """The identity of a live or zombie process, None when there is none of that pid."""
+    fields = _stat(pid)
+    return None if fields is None else ProcessIdentity(pid, int(fields[19]))
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Whether this very process still runs. A zombie does not: it holds nothing but its exit status."""
+    fields = _stat(identity.pid)
+    return fields is not None and int(fields[19]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal this very process, never another that took over its pid. False when it is gone."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The descriptor pins whoever has the pid now; only then is its start time worth looking at.
+        if identify(identity.pid) != identity:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, zombies included."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(ProcessLookupError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(int(child) for child in file.read().split())
+    except FileNotFoundError:
+        # The process is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
+        found = [other for other in _pids() if (fields := _stat(other)) is not None and int(fields[1]) == pid]
+    return found
+
+
+def kill_all(find: Callable[[], Iterable[ProcessIdentity]], *, timeout_s: float) -> list[ProcessIdentity]:
+    """SIGKILL what `find` finds, again and again, until it finds nothing alive; returns what outlived `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        alive = [identity for identity in find() if is_alive(identity)]
+        if not alive or time.monotonic() >= deadline:
+            return alive
+        for identity in alive:
+            send_signal(identity, signal.SIGKILL)
+        wait_gone(alive, timeout_s=min(1.0, deadline - time.monotonic()))
+
+
+def wait_gone(identities: Iterable[ProcessIdentity], *, timeout_s: float) -> list[ProcessIdentity]:
+    """Wait, on pidfds, until these processes have ended; returns those that had not by `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    left: list[ProcessIdentity] = []
+    for identity in identities:
+        try:
+            descriptor = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if is_alive(identity):
+                poller = select.poll()
+                poller.register(descriptor, select.POLLIN)
+                poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                if is_alive(identity):
+                    left.append(identity)
+        finally:
+            os.close(descriptor)
+    return left
+
+
+def marked(mark: str, *, titles: tuple[bytes, ...] = ()) -> list[ProcessIdentity]:
+    """Processes of this user, other than the caller, that have `mark` in their command line or environment.
+
+    A process that rewrites its title may overwrite its environment in doing so (Ray's do): one whose command line starts with
+    one of `titles` is also known by its open files.
+    """
+    needle = mark.encode()
+    found: list[ProcessIdentity] = []
+    for pid in _pids():
+        if pid == os.getpid():
+            continue
+        identity = identify(pid)
+        # A process that ended meanwhile, or that belongs to somebody else, is not ours to kill.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if identity is not None and _mentions(pid, needle, titles):
+                found.append(identity)
+    return found
+
+
+def _mentions(pid: int, needle: bytes, titles: tuple[bytes, ...]) -> bool:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read()
+    if needle in command:
+        return True
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        if needle in file.read():
+            return True
+    if not command.startswith(titles):
+        return False
+    folder = f"/proc/{pid}/fd"
+    for descriptor in os.listdir(folder):
+        with suppress(FileNotFoundError):
+            if needle in os.readlink(f"{folder}/{descriptor}".encode()):
+                return True
+    return False
+
+
+def kill_marked(mark: str, *, titles: tuple[bytes, ...] = (), timeout_s: float = 10.0) -> list[ProcessIdentity]:
+    """SIGKILL every process that `marked` finds until there is none; returns what outlived `timeout_s`."""
+    return kill_all(lambda: marked(mark, titles=titles), timeout_s=timeout_s)
+
+
+def shared_memory_entries() -> frozenset[str]:
+    """Names in /dev/shm that belong to this user and look like a training process's; taken before an attempt as a baseline."""
+    try:
+        entries = list(os.scandir(SHARED_MEMORY))
+    except FileNotFoundError:
+        return frozenset()
+    found: set[str] = set()
+    for entry in entries:
+        with suppress(FileNotFoundError):
+            if entry.name.startswith(SHARED_MEMORY_PREFIXES) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                found.add(entry.name)
+    return frozenset(found)
+
+
+def remove_shared_memory_leftovers(before: frozenset[str]) -> list[str]:
+    """Unlink what came into /dev/shm since the baseline and what no process maps or holds open any more; returns the names."""
+    new = shared_memory_entries() - before
+    if not new:
+        return []
+    used = _shared_memory_in_use()
+    removed: list[str] = []
+    for name in sorted(new):
+        if name not in used:
+            with suppress(FileNotFoundError):
+                (SHARED_MEMORY / name).unlink()
+                removed.append(name)
+    return removed
+
+
+def _shared_memory_in_use() -> set[str]:
+    root = f"{SHARED_MEMORY}/".encode()
+    used: set[str] = set()
+    for pid in _pids():
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            with open(f"/proc/{pid}/maps", "rb") as file:
+                paths = [line[line.index(root) :].rstrip(b"\n") for line in file if root in line]
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(FileNotFoundError):
+                    paths.append(os.readlink(f"/proc/{pid}/fd/{descriptor}".encode()))
+            used.update(path[len(root) :].decode(errors="surrogateescape") for path in paths if path.startswith(root))
+    return used

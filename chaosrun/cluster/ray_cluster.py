@@ -1,0 +1,395 @@
+"""The cluster: a Ray that is joined or started, one placement for the whole world size, one agent per node of it.
+
+Owns Ray's life (when it started it), the placement group and the agents' handles. Ray places and connects here, and nothing
+more: every retry and restart of its own is off, the processes that train are the agents' children, not Ray's workers. Decides
+nothing about attempts.
+"""
+
+import logging
+import math
+import os
+import queue
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from chaosrun.cluster.agent import NodeAgent
+from chaosrun.cluster.client import AgentClient
+from chaosrun.cluster.forkserver import PRELOAD, TARGET
+from chaosrun.cluster.processes import shared_memory_entries
+from chaosrun.cluster.reaper import Reaper, clean_up
+from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.records.order import WorkerOrder
+
+__all__ = ["AttemptStarted", "NodePlacement", "Placement", "RayCluster"]
+
+# Ray's minimum is 75 MiB; no training data goes through it.
+OBJECT_STORE_BYTES = 80 << 20
+PROBE_TIMEOUT_S = 5.0
+# Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
+LONGEST_FOLDER = 40
+# One per driver process: Ray reads the token once and keeps it.
+AUTH_TOKEN = secrets.token_hex(32)
+ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlacement:
+    node_id: str
+    address: str
+    """IP address of the node."""
+    ranks: tuple[int, ...]
+    """Contiguous; local rank is the index."""
+    gpus: tuple[int, ...] = ()
+    """Device ids, in the order of the local ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    nodes: tuple[NodePlacement, ...]
+    """By rank: the first hosts rank 0."""
+
+    @property
+    def master_addr(self) -> str:
+        return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    pids: dict[int, int]
+    """rank → pid."""
+    master_addr: str
+    master_port: int
+
+
+class RayCluster:
+    """Use as a context manager. `events` receives (node id, event) of all agents, as they come."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        cpu: float,
+        gpu: int | Literal["auto"],
+        kind: Literal["private", "joined", "borrowed"],
+        folder: Path | None,
+        reaper: Reaper | None,
+        shared_memory_before: frozenset[str],
+        environment_before: Mapping[str, str | None],
+    ) -> None:
+        """Called by `connect`."""
+        self.events: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self.placement: Placement | None = None
+        self.agents: dict[str, AgentClient] = {}
+        self.kind: Literal["private", "joined", "borrowed"] = kind
+        self._workers = workers
+        self._cpu = cpu
+        self._folder = folder
+        self._reaper = reaper
+        self._shared_memory_before = shared_memory_before
+        self._environment_before = environment_before
+        self.mark = f"{folder or 'chaosrun'}#{uuid.uuid4().hex}"
+        self._group: PlacementGroup | None = None
+        self._closed = False
+        self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
+
+    @classmethod
+    def connect(cls, address: str | None, *, workers: int, cpu: float = 1.0, gpu: int | Literal["auto"] = "auto") -> Self:
+        """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
+
+        Call it from the main thread: Ray's processes die with the thread that starts them. Raises ResourcesError when the
+        address does not answer.
+        """
+        size = {"workers": workers, "cpu": cpu, "gpu": gpu}
+        nothing = {"folder": None, "reaper": None, "shared_memory_before": frozenset[str](), "environment_before": {}}
+        if ray.is_initialized():
+            return cls(kind="borrowed", **size, **nothing)
+        address = address or os.environ.get("RAY_ADDRESS") or None
+        if address is not None:
+            _join(address)
+            return cls(kind="joined", **size, **nothing)
+        shared_memory_before = shared_memory_entries()
+        folder = _make_folder()
+        reaper = Reaper(folder, shared_memory_before)
+        settings = {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Keeps Ray from writing a token into the user's home directory, and others on this machine out of this Ray.
+            "RAY_AUTH_TOKEN": AUTH_TOKEN,
+            # Leaves CUDA_VISIBLE_DEVICES alone in processes that ask Ray for no GPU.
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Ray's workers, and so everything that the agents start, would run at niceness 15.
+            "RAY_worker_niceness": "0",
+        }
+        # RAY_AUTH_MODE is set by Ray itself.
+        environment_before = {name: os.environ.get(name) for name in (*settings, "RAY_AUTH_MODE")}
+        started = False
+        try:
+            os.environ.update({name: value for name, value in settings.items() if environment_before[name] is None})
+            with _own_signal_handlers():
+                ray.init(
+                    address="local",
+                    num_cpus=max(_cpu_count(), math.ceil(workers * cpu)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(folder),
+                )
+            cluster = cls(
+                kind="private",
+                **size,
+                folder=folder,
+                reaper=reaper,
+                shared_memory_before=shared_memory_before,
+                environment_before=environment_before,
+            )
+            started = True
+        finally:
+            if not started:
+                ray.shutdown()
+                _restore_environment(environment_before)
+                clean_up(folder, shared_memory_before)
+                reaper.goodbye()
+        return cluster
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the workers ask for more CPUs than this machine has (only a private Ray allows that)."""
+        return self.kind == "private" and self._workers * self._cpu > _cpu_count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # Placement
+
+    def acquire(self, timeout_s: float) -> Placement:
+        """Reserve the whole world size and put an agent on each of its nodes.
+
+        Raises ResourcesError when that cannot be had within `timeout_s`. Without effect when it is had already.
+        """
+        if self.placement is not None:
+            return self.placement
+        deadline = time.monotonic() + timeout_s
+        bundle: dict[str, float] = {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
+        if self.kind == "private" and self._workers * self.gpu > ray.cluster_resources().get("GPU", 0):
+            # Nobody will add a GPU to this machine while we wait.
+            raise self._no_placement(bundle, waited_s=0)
+        self._group = group = placement_group([bundle] * self._workers, strategy="PACK")
+        if not group.wait(timeout_s):
+            error = self._no_placement(bundle, waited_s=timeout_s)
+            self.release()
+            raise error
+        gpus = self._gpus_of_bundles(deadline) if self.gpu else {}
+        node_of_bundle: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        bundles_of_node: dict[str, list[int]] = {}
+        for index in range(self._workers):
+            bundles_of_node.setdefault(node_of_bundle[index], []).append(index)
+        nodes: list[NodePlacement] = []
+        rank = 0
+        for node_id, bundles in bundles_of_node.items():
+            nodes.append(
+                NodePlacement(
+                    node_id=node_id,
+                    address=addresses[node_id],
+                    ranks=tuple(range(rank, rank + len(bundles))),
+                    gpus=tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ())),
+                )
+            )
+            rank += len(bundles)
+        for node in nodes:
+            strategy = NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
+            actor = ray.remote(NodeAgent).options(scheduling_strategy=strategy, **ACTOR_SETTINGS)
+            handle = actor.remote(f"{self.mark}#{node.node_id}", node.node_id, node.address)
+            self.agents[node.node_id] = AgentClient(handle, node.node_id, self._take_event)
+        self.placement = Placement(nodes=tuple(nodes))
+        for agent in self.agents.values():
+            agent.snapshot(timeout_s=max(30.0, deadline - time.monotonic()))
+        return self.placement
+
+    def _take_event(self, node_id: str, event: dict[str, Any]) -> None:
+        self.events.put((node_id, event))
+
+    def _gpus_of_bundles(self, deadline: float) -> dict[int, tuple[int, ...]]:
+        task = ray.remote(num_cpus=0, num_gpus=self.gpu, max_retries=0)(_assigned_gpus)
+        assert self._group is not None
+        references = [
+            task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index)).remote()
+            for index in range(self._workers)
+        ]
+        found = ray.get(references, timeout=max(30.0, deadline - time.monotonic()))
+        return {index: tuple(int(gpu) for gpu in ids) for index, ids in enumerate(found)}
+
+    def _no_placement(self, bundle: Mapping[str, float], *, waited_s: float) -> ResourcesError:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        asked = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
+        has = ", ".join(f"{name} {total.get(name, 0):g} ({free.get(name, 0):g} free)" for name in bundle)
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        waited = f" within {waited_s:g} s" if waited_s else ""
+        possible = all(self._workers * amount <= total.get(name, 0) for name, amount in bundle.items())
+        return ResourcesError(
+            f"no place for {self._workers} workers with {asked} each{waited}: the cluster has {has} on {nodes} node(s)",
+            hint="wait for other jobs to end, or raise recovery.acquire_timeout"
+            if possible
+            else "lower workers, per_worker.cpu or per_worker.gpu, or join a larger cluster with --address",
+        )
+
+    def release(self) -> None:
+        """End the agents and everything below them, and give the reserved resources back."""
+        agents, self.agents, self.placement = self.agents, {}, None
+        for agent in agents.values():
+            agent.close()
+        group, self._group = self._group, None
+        if group is not None:
+            remove_placement_group(group)
+
+    # Attempts
+
+    def start_servers(
+        self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
+    ) -> None:
+        """Have a fork server with this environment ready on every node; returns at once where one is."""
+        assert self.placement is not None, "acquire comes first"
+        calls = [
+            (
+                self.agents[node.node_id],
+                self.agents[node.node_id].submit("start_server", dict(env), preload, target, len(node.ranks)),
+            )
+            for node in self.placement.nodes
+        ]
+        for agent, reference in calls:
+            agent.collect(reference, timeout_s=timeout_s)
+
+    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> AttemptStarted:
+        """Fork all ranks; rank 0's node chooses the port, the others are told. Raises ResourcesError when a node cannot."""
+        assert self.placement is not None, "acquire comes first"
+        by_rank = {order.rank: order for order in orders}
+        pids: dict[int, int] = {}
+        port: int | None = None
+        calls: list[tuple[AgentClient, Any]] = []
+        for node in self.placement.nodes:
+            told = [by_rank[rank] if port is None else replace(by_rank[rank], master_port=port) for rank in node.ranks]
+            agent = self.agents[node.node_id]
+            reference = agent.submit("start", attempt, [order.to_json() for order in told], port is None)
+            if port is None:
+                first = agent.collect(reference, timeout_s=timeout_s)
+                port = int(first["port"])
+                pids.update(first["pids"])
+            else:
+                calls.append((agent, reference))
+        for agent, reference in calls:
+            pids.update(agent.collect(reference, timeout_s=timeout_s)["pids"])
+        assert port is not None
+        return AttemptStarted(pids=pids, master_addr=by_rank[0].master_addr, master_port=port)
+
+    def progress(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, dict[str, float] | None]:
+        """Per rank {mtime_s, size} of its trace file, None when it has none yet."""
+        assert self.placement is not None, "acquire comes first"
+        calls = [
+            (self.agents[node.node_id], self.agents[node.node_id].submit("progress", leg_path, attempt, node.ranks))
+            for node in self.placement.nodes
+        ]
+        found: dict[int, dict[str, float] | None] = {}
+        for agent, reference in calls:
+            found.update(agent.collect(reference, timeout_s=timeout_s))
+        return found
+
+    # End
+
+    def close(self) -> None:
+        """Leave nothing behind: agents and all below them, the placement, and of a private Ray its processes and its folder."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.release()
+        finally:
+            if self.kind != "borrowed":
+                ray.shutdown()
+            if self._folder is not None and self._reaper is not None:
+                clean_up(self._folder, self._shared_memory_before)
+                _restore_environment(self._environment_before)
+                self._reaper.goodbye()
+
+
+def _join(address: str) -> None:
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
+        )
+    try:
+        _probe(address)
+        with _own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (OSError, RuntimeError, ValueError) as error:
+        ray.shutdown()
+        raise ResourcesError(
+            f"no Ray cluster at {address}: {error}",
+            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
+        ) from error
+
+
+def _probe(address: str) -> None:
+    """Raise OSError at once when nobody listens at host:port: Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not separator:
+        # A word that Ray resolves, like "auto".
+        return
+    if host == "localhost" or host.startswith("127."):
+        # As Ray does: its processes listen at the node's own address.
+        host = ray.util.get_node_ip_address()
+    socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep the caller's SIGTERM handler, which ray.init replaces."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _restore_environment(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _make_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
+    if len(str(folder)) > LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
+    return folder
+
+
+def _cpu_count() -> int:
+    return os.cpu_count() or 1
+
+
+def _assigned_gpus() -> list[Any]:
+    return ray.get_gpu_ids()

@@ -1,0 +1,101 @@
+"""The reaper: a small process beside a private local Ray that cleans up when the driver dies without a goodbye.
+
+Ray's own processes do not all end with a SIGKILLed driver (two of its agents hold each other's pipes open and stay), and
+nobody removes its directory. The reaper's standard input is a pipe from the driver: first one JSON line that says whom to
+watch and what to remove, then, after an orderly end, a goodbye. Standard library only; imports no ray.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, kill_marked, remove_shared_memory_leftovers
+
+__all__ = ["Reaper", "clean_up"]
+
+GOODBYE = b"goodbye\n"
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+RAY_TITLES = (b"ray::",)
+
+
+class Reaper:
+    """The driver's end: started before Ray is, told goodbye after the driver has cleaned up itself."""
+
+    def __init__(self, folder: Path, shared_memory_before: frozenset[str]) -> None:
+        driver = identify(os.getpid())
+        assert driver is not None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "chaosrun.cluster.reaper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # Its own session: a Ctrl-C or a hang-up of the driver's terminal must not take the cleaner along.
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))},
+        )
+        watch = {
+            "pid": driver.pid,
+            "start_ticks": driver.start_ticks,
+            # Not in the arguments: whatever names the folder there counts as a process of the session.
+            "folder": str(folder),
+            "shared_memory": sorted(shared_memory_before),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(watch).encode() + b"\n")
+        self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def goodbye(self) -> None:
+        """End the reaper without its doing anything."""
+        self._process.communicate(GOODBYE)
+
+
+def clean_up(folder: Path, shared_memory_before: frozenset[str], *, timeout_s: float = 30.0) -> list[ProcessIdentity]:
+    """Kill every process of the session in `folder`, remove it and what they left in /dev/shm; returns what would not die."""
+    left = kill_marked(str(folder), titles=RAY_TITLES, timeout_s=timeout_s)
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_shared_memory_leftovers(shared_memory_before)
+    return left
+
+
+def _driver_said_goodbye(driver: ProcessIdentity, pipe: int) -> bool:
+    """Wait for a goodbye or for the driver's end, whichever comes first."""
+    try:
+        descriptor = os.pidfd_open(driver.pid)
+    except ProcessLookupError:
+        return os.read(pipe, len(GOODBYE)) == GOODBYE
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    # The pidfd tells of the driver's death even while a child that it forked holds the pipe open.
+    poller.register(descriptor, select.POLLIN)
+    ready = dict(poller.poll()) if is_alive(driver) else {pipe: select.POLLIN}
+    return pipe in ready and os.read(pipe, len(GOODBYE)) == GOODBYE
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    pipe = sys.stdin.fileno()
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(pipe, 1)
+        if not piece:
+            # The driver died before it had said what to watch: Ray is started after that.
+            return 0
+        line += piece
+    watch = json.loads(line)
+    if not _driver_said_goodbye(ProcessIdentity(watch["pid"], watch["start_ticks"]), pipe):
+        clean_up(Path(watch["folder"]), frozenset(watch["shared_memory"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

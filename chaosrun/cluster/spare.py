@@ -1,0 +1,137 @@
+"""A spare: a process that the fork server has forked ahead, waiting for the order that makes it a rank.
+
+Owns everything between the fork and the target: session, signals, descriptors, death with the parent, the exit code. A spare
+has run nothing but this module, so a rank made of it is as new as one forked on the spot, and some milliseconds sooner
+there. Knows nothing of attempts.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from chaosrun.cluster.processes import die_with_parent
+from chaosrun.records.order import WorkerOrder
+
+__all__ = ["Spare", "Target", "fork_spare"]
+
+Target = Callable[[WorkerOrder, int | None], int]
+"""What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
+
+HEADER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """The server's handle of a waiting process."""
+
+    pid: int
+    channel: socket.socket
+
+    def become(self, order: WorkerOrder, output: int, listener: socket.socket | None) -> None:
+        """Make it a rank that writes to the file `output`. Raises BrokenPipeError or ConnectionResetError when it is dead."""
+        body = json.dumps(order.to_json()).encode()
+        descriptors = [output] if listener is None else [output, listener.fileno()]
+        socket.send_fds(self.channel, [len(body).to_bytes(HEADER_BYTES)], descriptors)
+        self.channel.sendall(body)
+        self.channel.close()
+
+
+def fork_spare(target: Target, close: Iterable[int]) -> Spare:
+    """Fork a process that waits for `Spare.become` and then runs `target`; `close`: descriptors that it must not hold."""
+    server_pid = os.getpid()
+    ours, theirs = socket.socketpair()
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        _live(target, theirs, (*close, ours.fileno()), server_pid)
+    theirs.close()
+    return Spare(pid, ours)
+
+
+def _live(target: Target, channel: socket.socket, close: Iterable[int], server_pid: int) -> NoReturn:
+    code = 1
+    try:
+        os.setsid()
+        die_with_parent(server_pid)
+        _reset_signals()
+        for descriptor in close:
+            os.close(descriptor)
+        faulthandler.enable()
+        gc.enable()
+        _descendants_die_with_rank()
+        order, output, listen_fd = _wait_for_order(channel)
+        channel.close()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+        code = target(order, listen_fd)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        # The edge of the process: there is nobody above to tell but the log.
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | None]:
+    header, descriptors, _, _ = socket.recv_fds(channel, HEADER_BYTES, 2)
+    if not header:
+        # Never needed: the server is ending.
+        os._exit(0)
+    size = int.from_bytes(header)
+    body = b""
+    while len(body) < size:
+        piece = channel.recv(size - len(body))
+        if not piece:
+            os._exit(0)
+        body += piece
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    output, *listen = descriptors
+    return WorkerOrder.from_json(json.loads(body)), output, listen[0] if listen else None
+
+
+def _reset_signals() -> None:
+    """As in a program that a shell starts: nothing of the server's handlers and masks."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _descendants_die_with_rank() -> None:
+    """Have what a rank's main thread forks (loader workers) die with it, even when the whole node's processes go at once.
+
+    Only the main thread's: PR_SET_PDEATHSIG follows the forking thread, and another thread may end long before the rank.
+    """
+    main_thread = threading.get_ident()
+    parent_pid = os.getpid()
+
+    def in_child() -> None:
+        nonlocal parent_pid
+        forked_by, parent_pid = parent_pid, os.getpid()
+        if threading.get_ident() == main_thread:
+            die_with_parent(forked_by)
+
+    os.register_at_fork(after_in_child=in_child)

@@ -1,0 +1,56 @@
+"""A driver for a test of the cluster: three ranks on two raylets of this machine.
+
+`python -m tests.integration.drive_two_nodes <leg folder>`
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from chaosrun.cluster.ray_cluster import RayCluster
+from tests.integration.ranks import TARGET, make_orders, notes_of
+
+
+def main(leg: Path, folder: str) -> None:
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder})
+    nodes.add_node(num_cpus=1)
+    try:
+        with RayCluster.connect(nodes.address, workers=3, gpu=0) as cluster:
+            assert cluster.kind == "joined"
+            placement = cluster.acquire(60)
+            cluster.start_servers({}, preload=(), target=TARGET)
+            orders = [replace(order, master_addr=placement.master_addr) for order in make_orders(leg, "rendezvous")]
+            started = cluster.start_attempt(1, orders)
+            for rank in range(3):
+                notes_of(leg, rank)
+            stopped: list[str] = []
+            for pid in started.pids.values():
+                os.kill(pid, signal.SIGKILL)
+            while len(stopped) < 2:
+                node_id, event = cluster.events.get(timeout=30)
+                if event["event"] == "stopped":
+                    stopped.append(node_id)
+            told = {
+                "nodes": [node.node_id for node in placement.nodes],
+                "ranks": [list(node.ranks) for node in placement.nodes],
+                "address": placement.nodes[0].address,
+                "master_addr": started.master_addr,
+                "port": started.master_port,
+                "stopped": stopped,
+            }
+            print(json.dumps(told), flush=True)
+        assert not ray.is_initialized()
+    finally:
+        nodes.shutdown()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        main(Path(sys.argv[1]), folder)

@@ -1,0 +1,104 @@
+"""What ranks do in the tests of the fork server and the agent; the first argument of the order says which."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from chaosrun.records.layout import AttemptLayout, LegLayout
+from chaosrun.records.order import WorkerOrder
+
+NOTES = "notes.json"
+
+
+def main(order: WorkerOrder, listen_fd: int | None) -> int:
+    attempt = LegLayout(Path(order.leg_path)).attempt(order.attempt)
+    match order.args[0]:
+        case "sleep":
+            time.sleep(600)
+        case "print":
+            print(f"out of rank {order.rank}")
+            print(f"err of rank {order.rank}", file=sys.stderr)
+            note(attempt, order, args=sys.argv, listen=listen_fd, environment=dict(os.environ), niceness=os.nice(0))
+            complete(attempt, order)
+        case "complete":
+            complete(attempt, order)
+        case "quit":
+            pass
+        case "fail":
+            return 7
+        case "raise":
+            raise ValueError("this rank raises")
+        case "loader":
+            load_data(attempt, order)
+        case "stray":
+            leave_strays(attempt, order)
+            if order.rank == 0:
+                complete(attempt, order)
+                return 0
+            time.sleep(600)
+        case "rendezvous":
+            rendezvous(attempt, order, listen_fd)
+        case "shared memory":
+            leave_shared_memory(attempt, order)
+        case unknown:
+            raise AssertionError(unknown)
+    return 0
+
+
+def complete(attempt: AttemptLayout, order: WorkerOrder) -> None:
+    attempt.end(order.rank).write_text(json.dumps({"completed": True}))
+
+
+def note(attempt: AttemptLayout, order: WorkerOrder, **notes: object) -> None:
+    """Tell the test something, whole or not at all."""
+    target = attempt.path / f"rank-{order.rank}.{NOTES}"
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(json.dumps(notes))
+    temporary.rename(target)
+
+
+def load_data(attempt: AttemptLayout, order: WorkerOrder) -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(range(1 << 20), batch_size=1, num_workers=2, generator=torch.Generator())  # pyright: ignore[reportArgumentType]
+    batches = iter(loader)
+    next(batches)
+    workers = [worker.pid for worker in batches._workers]  # pyright: ignore[reportAttributeAccessIssue]
+    note(attempt, order, workers=workers)
+    time.sleep(600)
+
+
+def leave_strays(attempt: AttemptLayout, order: WorkerOrder) -> None:
+    """A process in a session of its own, whose child has yet another: no process group reaches them."""
+    code = (
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    stray = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    assert stray.stdout is not None
+    note(attempt, order, strays=[stray.pid, int(stray.stdout.readline())])
+
+
+def rendezvous(attempt: AttemptLayout, order: WorkerOrder, listen_fd: int | None) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore(order.master_addr, order.master_port, order.world_size, order.rank == 0, master_listen_fd=listen_fd)
+    store.set(f"rank {order.rank}", "here")
+    store.wait([f"rank {rank}" for rank in range(order.world_size)])
+    note(attempt, order, port=order.master_port)
+    time.sleep(600)
+
+
+def leave_shared_memory(attempt: AttemptLayout, order: WorkerOrder) -> None:
+    from multiprocessing import resource_tracker
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=4096)
+    resource_tracker.unregister(f"/{memory.name}", "shared_memory")
+    note(attempt, order, name=memory.name)
+    time.sleep(600)

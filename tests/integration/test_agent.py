@@ -1,0 +1,313 @@
+"""The node agent and the cluster on a real, private Ray: deaths are told, and nothing is left behind, whoever is killed."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from chaosrun.cluster.client import AgentClient
+from chaosrun.cluster.forkserver import PRELOAD
+from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, marked
+from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.layout import LegLayout
+from tests.integration.ranks import TARGET, alive, eventually, make_orders, notes_of
+
+pytestmark = pytest.mark.ray
+
+RAY_TITLES = (b"ray::",)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    with RayCluster.connect(None, workers=3, gpu=0) as cluster:
+        yield cluster
+    assert not ray.is_initialized()
+    assert marked(cluster.mark, titles=RAY_TITLES) == []
+
+
+@pytest.fixture
+def placed(cluster: RayCluster) -> Iterator[RayCluster]:
+    cluster.acquire(60)
+    cluster.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
+    drain(cluster)
+    yield cluster
+    cluster.release()
+
+
+def drain(cluster: RayCluster) -> None:
+    while True:
+        try:
+            cluster.events.get_nowait()
+        except queue.Empty:
+            return
+
+
+def until(cluster: RayCluster, name: str, *, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["event"] != name:
+        events.append(cluster.events.get(timeout=timeout_s)[1])
+    return events
+
+
+def only_agent(cluster: RayCluster) -> AgentClient:
+    (agent,) = cluster.agents.values()
+    return agent
+
+
+def identities(pids: list[int]) -> list[ProcessIdentity]:
+    return [identity for pid in pids if (identity := identify(pid)) is not None]
+
+
+def test_the_placement_has_all_ranks_and_the_agent_knows_its_node(placed: RayCluster) -> None:
+    assert placed.kind == "private"
+    placement = placed.placement
+    assert placement is not None
+    (node,) = placement.nodes
+    assert node.ranks == (0, 1, 2)
+    assert node.gpus == ()
+    assert placement.master_addr == "127.0.0.1"
+    assert placed.acquire(1) is placement
+    snapshot = only_agent(placed).snapshot()
+    assert snapshot["hostname"] == socket.gethostname()
+    assert snapshot["node_id"] == node.node_id
+    assert "torch" not in Path(f"/proc/{snapshot['pid']}/maps").read_text(), "the agent must stay light"
+
+
+def test_the_ranks_see_the_given_environment_and_nothing_of_rays(placed: RayCluster, tmp_path: Path) -> None:
+    placed.start_attempt(1, make_orders(tmp_path, "print"))
+    until(placed, "stopped")
+    environment = notes_of(tmp_path, 0)["environment"]
+    assert environment["CHAOSRUN_TEST"] == "yes"
+    assert [name for name in environment if name.startswith("RAY_")] == []
+    assert notes_of(tmp_path, 0)["niceness"] == os.nice(0)
+
+
+def test_a_death_is_told_with_what_the_kernel_said(placed: RayCluster, tmp_path: Path) -> None:
+    started = placed.start_attempt(1, make_orders(tmp_path, "sleep"))
+    assert sorted(started.pids) == [0, 1, 2]
+    victims = identities(list(started.pids.values()))
+    os.kill(started.pids[2], signal.SIGKILL)
+    events = until(placed, "stopped")
+    assert [event["event"] for event in events] == ["started", "exited", "exited", "exited", "stopped"]
+    first = events[1]
+    assert (first["rank"], first["signal"], first["exit_code"], first["killed"]) == (2, 9, None, False)
+    assert events[-1]["killed"] == [0, 1]
+    assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + 5))
+    assert alive(victims) == []
+
+
+def test_stop_returns_when_all_are_gone_and_again_at_once(placed: RayCluster, tmp_path: Path) -> None:
+    started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
+    workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
+    everybody = identities([*started.pids.values(), *workers])
+    assert len(everybody) == 9
+    agent = only_agent(placed)
+    assert agent.stop(1) == [0, 1, 2]
+    assert alive(everybody) == []
+    assert agent.stop(1) == []
+    assert agent.stop(99) == []
+
+
+def test_the_same_environment_keeps_the_server_and_another_replaces_it(placed: RayCluster) -> None:
+    agent = only_agent(placed)
+    before = agent.snapshot()["server_pid"]
+    placed.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
+    assert agent.snapshot()["server_pid"] == before
+    placed.start_servers({"CHAOSRUN_TEST": "no"}, preload=(), target=TARGET)
+    assert agent.snapshot()["server_pid"] != before
+    assert identify(before) is None
+
+
+def test_a_start_that_fails_says_why_and_the_next_one_works(placed: RayCluster, tmp_path: Path) -> None:
+    LegLayout(tmp_path).attempt(1).log(2).mkdir(parents=True)
+    with pytest.raises(ResourcesError, match=r"rank-2\.log"):
+        placed.start_attempt(1, make_orders(tmp_path, "sleep"))
+    until(placed, "stopped")
+    placed.start_attempt(2, make_orders(tmp_path, "complete", attempt=2))
+    assert until(placed, "stopped")[-1]["killed"] == []
+
+
+def test_a_preload_that_fails_reaches_the_driver_with_its_traceback(placed: RayCluster) -> None:
+    with pytest.raises(ChaosrunError, match="no_such_module_anywhere"):
+        placed.start_servers({}, preload=("no_such_module_anywhere",), target=TARGET)
+
+
+def test_progress_is_the_size_and_time_of_the_trace_files(placed: RayCluster, tmp_path: Path) -> None:
+    trace = LegLayout(tmp_path).attempt(4).trace(1)
+    trace.parent.mkdir(parents=True)
+    trace.write_text("line\n")
+    assert placed.progress(str(tmp_path), 4) == {0: None, 1: {"mtime_s": trace.stat().st_mtime, "size": 5}, 2: None}
+
+
+def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings_it_back(
+    placed: RayCluster, tmp_path: Path
+) -> None:
+    started = placed.start_attempt(1, make_orders(tmp_path, "stray"))
+    strays = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["strays"]]
+    until(placed, "exited")  # rank 0 completes
+    everybody = identities([started.pids[1], started.pids[2], *strays])
+    assert len(everybody) == 8
+    server_pid = only_agent(placed).snapshot()["server_pid"]
+    os.kill(server_pid, signal.SIGKILL)
+    events = until(placed, "server_lost")
+    assert [(event["event"], event.get("rank"), event.get("signal")) for event in events] == [
+        ("exited", 1, None),
+        ("exited", 2, None),
+        ("stopped", None, None),
+        ("server_lost", None, None),
+    ]
+    assert "signal 9" in events[-1]["message"]
+    assert alive(everybody) == []
+    placed.start_attempt(2, make_orders(tmp_path, "complete", attempt=2))
+    assert until(placed, "stopped")[-1]["killed"] == []
+
+
+def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster, tmp_path: Path) -> None:
+    started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
+    workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
+    snapshot = only_agent(placed).snapshot()
+    everybody = identities([*started.pids.values(), *workers, snapshot["server_pid"]])
+    assert len(everybody) == 10
+    os.kill(snapshot["pid"], signal.SIGKILL)
+    lost = until(placed, "agent_lost")[-1]
+    assert lost["message"]
+    eventually(lambda: not alive(everybody), timeout_s=10)
+    placed.release()
+    placed.acquire(60)
+    placed.start_servers({}, preload=(), target=TARGET)
+    placed.start_attempt(2, make_orders(tmp_path, "complete", attempt=2))
+    assert until(placed, "stopped")[-1]["killed"] == []
+
+
+def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
+    cluster: RayCluster, tmp_path: Path, record_property: Any
+) -> None:
+    cluster.acquire(60)
+    try:
+        cluster.start_servers({}, preload=PRELOAD, target=TARGET)
+        drain(cluster)
+        server_pid = only_agent(cluster).snapshot()["server_pid"]
+        started = cluster.start_attempt(1, make_orders(tmp_path, "sleep"))
+        told_ms: list[float] = []
+        stopped_ms: list[float] = []
+        started_ms: list[float] = []
+        for attempt in range(2, 12):
+            eventually(lambda: len(children(server_pid)) == 6)
+            began = time.monotonic()
+            os.kill(started.pids[1], signal.SIGKILL)
+            until(cluster, "exited")
+            told_ms.append((time.monotonic() - began) * 1000)
+            until(cluster, "stopped")
+            stopped_ms.append((time.monotonic() - began) * 1000)
+            started = cluster.start_attempt(attempt, make_orders(tmp_path, "sleep", attempt=attempt))
+            started_ms.append((time.monotonic() - began) * 1000)
+        medians = [round(statistics.median(each), 1) for each in (told_ms, stopped_ms, started_ms)]
+        record_property("told_stopped_started_ms", medians)
+        print(f"SIGKILL → told, stopped, started (through Ray): {medians} ms")
+        assert medians[2] < 150
+    finally:
+        cluster.release()
+
+
+def test_what_can_never_be_placed_is_refused_with_the_numbers(cluster: RayCluster) -> None:
+    wish = RayCluster.connect(None, workers=3, gpu=4)
+    assert wish.kind == "borrowed"
+    with wish, pytest.raises(ResourcesError) as caught:
+        wish.acquire(0.5)
+    assert caught.value.exit_code == 7
+    assert "3 workers with CPU 1, GPU 4 each within 0.5 s" in caught.value.message
+    assert "GPU 0 (0 free)" in caught.value.message
+    assert caught.value.hint
+    assert ray.is_initialized(), "a borrowed Ray is not ours to end"
+
+
+def test_two_clusters_share_a_ray_and_the_second_waits_for_resources(cluster: RayCluster) -> None:
+    cluster.acquire(60)
+    try:
+        with RayCluster.connect(None, workers=3, gpu=0) as other, pytest.raises(ResourcesError, match=r"within 0\.5 s"):
+            other.acquire(0.5)
+    finally:
+        cluster.release()
+
+
+def test_an_address_that_nobody_answers_and_rays_client_are_refused() -> None:
+    code = (
+        "from chaosrun.cluster.ray_cluster import RayCluster\n"
+        "from chaosrun.errors import ChaosrunError\n"
+        "try:\n"
+        "    RayCluster.connect({!r}, workers=1)\n"
+        "except ChaosrunError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    for address, expected in (("127.0.0.1:1", ResourcesError), ("ray://nowhere:1", UsageError)):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(address)], capture_output=True, text=True, timeout=100, check=True
+        )
+        assert done.stdout.startswith(expected.__name__), done
+
+
+def test_two_nodes_meet_at_the_port_that_the_first_one_chose(tmp_path: Path) -> None:
+    driver = subprocess.run(
+        [sys.executable, "-m", "tests.integration.drive_two_nodes", str(tmp_path)], capture_output=True, text=True, timeout=100
+    )
+    assert driver.returncode == 0, driver
+    told = json.loads(driver.stdout.splitlines()[-1])
+    assert told["ranks"] == [[0], [1, 2]] or told["ranks"] == [[0, 1], [2]]
+    assert told["master_addr"] == told["address"] != "127.0.0.1"
+    assert [notes_of(tmp_path, rank)["port"] for rank in range(3)] == [told["port"]] * 3
+    assert sorted(told["stopped"]) == sorted(told["nodes"])
+
+
+def run_driver(leg: Path, then: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "tests.integration.drive_cluster", str(leg), then]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
+
+
+@pytest.mark.parametrize("then", ["close", "raise", "wait"])
+def test_nothing_is_left_after_the_driver(tmp_path: Path, then: str) -> None:
+    """An orderly end, an interrupt, and a SIGKILL of the driver: no process, no folder, no entry in /dev/shm or at home."""
+    token = Path.home() / ".ray" / "auth_token"
+    before = (set(os.listdir("/dev/shm")), token.exists() and token.stat().st_mtime)
+    driver = run_driver(tmp_path, then)
+    try:
+        assert driver.stdout is not None and driver.stderr is not None
+        told = json.loads(driver.stdout.readline())
+        folder = told["mark"].partition("#")[0]
+        if then == "wait":
+            workers = [pid for rank in range(2) for pid in notes_of(tmp_path, rank)["workers"]]
+            everybody = identities([*told["pids"], *workers, told["agent"], told["server"]])
+            everybody += marked(folder, titles=RAY_TITLES)
+            assert len(everybody) > 10
+            driver.kill()
+            driver.wait()
+            eventually(lambda: not alive(everybody), timeout_s=20)
+        else:
+            _, printed = driver.communicate(timeout=60)
+            assert (driver.returncode == 0) == (then == "close")
+            if then == "close":
+                assert printed == "", "a private Ray is quiet"
+        eventually(lambda: not marked(folder, titles=RAY_TITLES), timeout_s=20)
+        eventually(lambda: not Path(folder).exists(), timeout_s=20)
+        eventually(lambda: set(os.listdir("/dev/shm")) <= before[0], timeout_s=20)
+        assert (token.exists() and token.stat().st_mtime) == before[1]
+    finally:
+        driver.kill()
+        driver.communicate()
+
+
+def test_the_reaper_itself_ends_with_the_cluster(cluster: RayCluster) -> None:
+    reapers = [pid for pid in children(os.getpid()) if b"chaosrun.cluster.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(reapers) == 1
+    assert is_alive(identities(reapers)[0])

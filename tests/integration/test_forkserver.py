@@ -1,0 +1,332 @@
+"""The fork server, with real processes: what it reports, what it kills, and that nothing is left."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.cluster.forkserver import PRELOAD
+from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, kill_marked, marked
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+from tests.integration.ranks import TARGET, alive, eventually, make_orders, notes_of
+
+
+class Server:
+    """A fork server and the agent's end of its socket."""
+
+    def __init__(self, preload: tuple[str, ...] = (), target: str = TARGET, **variables: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.channel, theirs = socket.socketpair()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "chaosrun.cluster.forkserver", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "CHAOSRUN_SESSION": self.mark, "OMP_NUM_THREADS": "1", **variables},
+            start_new_session=True,
+        )
+        theirs.close()
+        self._unread = b""
+        self.seen: list[dict[str, Any]] = []
+        self.send("configure", preload=preload, target=target, env={"OMP_NUM_THREADS": None}, spares=3)
+
+    def send(self, command: str, **fields: Any) -> None:
+        self.channel.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
+
+    def next(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            assert select.select([self.channel], [], [], timeout_s)[0], f"no event in time; seen: {self.seen}"
+            received = self.channel.recv(1 << 20)
+            assert received, f"the fork server closed its end; seen: {self.seen}"
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
+        event = json.loads(line)
+        self.seen.append(event)
+        return event
+
+    def until(self, name: str) -> list[dict[str, Any]]:
+        """Events up to and with the next one of that name."""
+        events = [self.next()]
+        while events[-1]["event"] != name:
+            events.append(self.next())
+        return events
+
+    def start(self, orders: list[WorkerOrder], *, listen: bool = False) -> dict[str, Any]:
+        self.send("start", attempt=orders[0].attempt, orders=[order.to_json() for order in orders], listen=listen)
+        event = self.next()
+        assert event["event"] == "started"
+        return {**event, "pids": {int(rank): pid for rank, pid in event["pids"].items()}}
+
+    def end(self) -> None:
+        self.channel.close()
+        self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    try:
+        assert server.next()["event"] == "ready"
+        yield server
+        server.end()
+        assert marked(server.mark) == []
+    finally:
+        server.process.kill()
+        server.process.wait()
+        server.channel.close()
+        kill_marked(server.mark)
+
+
+def identities(pids: list[int]) -> list[ProcessIdentity]:
+    found = [identify(pid) for pid in pids]
+    assert None not in found
+    return [identity for identity in found if identity is not None]
+
+
+def test_ranks_that_complete_are_reported_one_by_one_and_the_attempt_as_stopped(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "complete"))
+    assert sorted(started["pids"]) == [0, 1, 2]
+    assert started["port"] is None
+    *exits, stopped = server.until("stopped")
+    assert sorted(exit["rank"] for exit in exits) == [0, 1, 2]
+    for exit in exits:
+        assert exit["pid"] == started["pids"][exit["rank"]]
+        assert (exit["exit_code"], exit["signal"], exit["completed"], exit["killed"]) == (0, None, True, False)
+        assert abs(exit["died_s"] - time.time()) < 10
+    assert stopped == {"event": "stopped", "attempt": 1, "killed": []}
+
+
+def test_a_rank_has_its_own_session_output_environment_and_no_descriptor_of_the_server(server: Server, tmp_path: Path) -> None:
+    server.start(make_orders(tmp_path, "print", workers=1))
+    server.until("stopped")
+    assert LegLayout(tmp_path).attempt(1).log(0).read_text() == "out of rank 0\nerr of rank 0\n"
+    notes = notes_of(tmp_path, 0)
+    assert notes["listen"] is None
+    assert "OMP_NUM_THREADS" not in notes["environment"], "the setting for the imports must not reach the ranks"
+
+    started = server.start(make_orders(tmp_path, "sleep", attempt=2, workers=1))
+    pid = started["pids"][0]
+    eventually(lambda: os.getsid(pid) == pid)
+    folder = Path(f"/proc/{pid}/fd")
+    eventually(lambda: folder.joinpath("1").readlink() == LegLayout(tmp_path).attempt(2).log(0))
+    eventually(lambda: sorted(entry.name for entry in folder.iterdir()) == ["0", "1", "2"])
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "SigBlk:\t0000000000000000" in status
+    server.send("stop", attempt=2)
+    server.until("stopped")
+
+
+@pytest.mark.parametrize(
+    ("do", "code"), [("quit", 0), ("fail", 7), ("raise", 1)], ids=["no end record", "exit code", "exception"]
+)
+def test_a_rank_that_ends_badly_takes_the_others_along(server: Server, tmp_path: Path, do: str, code: int) -> None:
+    server.start(make_orders(tmp_path, ["sleep", do, "sleep"]))
+    *exits, stopped = server.until("stopped")
+    first, *others = exits
+    assert (first["rank"], first["exit_code"], first["signal"], first["completed"]) == (1, code, None, False)
+    assert {(exit["rank"], exit["signal"], exit["killed"]) for exit in others} == {(0, 9, True), (2, 9, True)}
+    assert stopped["killed"] == [0, 2]
+    if do == "raise":
+        assert "ValueError: this rank raises" in LegLayout(tmp_path).attempt(1).log(1).read_text()
+
+
+def test_sigkill_of_a_rank_stops_the_attempt_within_milliseconds(server: Server, tmp_path: Path) -> None:
+    durations_s: list[float] = []
+    for attempt in range(1, 6):
+        started = server.start(make_orders(tmp_path, "sleep", attempt=attempt))
+        victims = identities(list(started["pids"].values()))
+        time.sleep(0.05)
+        began = time.monotonic()
+        os.kill(started["pids"][1], signal.SIGKILL)
+        *exits, stopped = server.until("stopped")
+        durations_s.append(time.monotonic() - began)
+        assert (exits[0]["rank"], exits[0]["signal"], exits[0]["exit_code"], exits[0]["killed"]) == (1, 9, None, False)
+        assert stopped["killed"] == [0, 2]
+        assert alive(victims) == []
+    assert min(durations_s) < 0.1, durations_s
+
+
+def test_loader_workers_die_with_the_attempt_before_it_is_called_stopped(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "loader"))
+    workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
+    everybody = identities([*started["pids"].values(), *workers])
+    assert len(everybody) == 9
+    os.kill(started["pids"][0], signal.SIGKILL)
+    server.until("stopped")
+    assert alive(everybody) == []
+
+
+def test_processes_that_left_the_group_of_their_rank_are_found(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "stray", workers=2))
+    strays = identities([pid for rank in range(2) for pid in notes_of(tmp_path, rank)["strays"]])
+    assert len(strays) == 4
+    ended = server.next()
+    assert (ended["rank"], ended["completed"]) == (0, True)
+    os.kill(started["pids"][1], signal.SIGKILL)
+    server.until("stopped")
+    assert alive(strays) == []
+
+
+def test_stop_kills_all_ranks(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "sleep"))
+    victims = identities(list(started["pids"].values()))
+    server.send("stop", attempt=1)
+    *exits, stopped = server.until("stopped")
+    assert {(exit["rank"], exit["signal"], exit["killed"]) for exit in exits} == {(rank, 9, True) for rank in range(3)}
+    assert stopped["killed"] == [0, 1, 2]
+    assert alive(victims) == []
+
+
+def test_rank_0_gets_the_listening_socket_and_the_port_is_free_when_it_is_gone(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "rendezvous"), listen=True)
+    port = started["port"]
+    assert [notes_of(tmp_path, rank)["port"] for rank in range(3)] == [port] * 3
+    os.kill(started["pids"][0], signal.SIGKILL)
+    server.until("stopped")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+        probe.listen()
+
+
+def test_what_killed_ranks_leave_in_shared_memory_is_removed_and_nothing_else(server: Server, tmp_path: Path) -> None:
+    mine = Path("/dev/shm/psm_not_of_the_attempt")
+    mine.touch()
+    try:
+        server.start(make_orders(tmp_path, "shared memory", workers=2))
+        left = [Path("/dev/shm") / notes_of(tmp_path, rank)["name"] for rank in range(2)]
+        assert all(path.exists() for path in left)
+        server.send("stop", attempt=1)
+        server.until("stopped")
+        assert [path for path in left if path.exists()] == []
+        assert mine.exists()
+    finally:
+        mine.unlink()
+
+
+def test_a_log_that_cannot_be_opened_fails_the_start_and_the_server_goes_on(server: Server, tmp_path: Path) -> None:
+    LegLayout(tmp_path).attempt(1).log(1).mkdir(parents=True)
+    orders = make_orders(tmp_path, "sleep")
+    server.send("start", attempt=1, orders=[order.to_json() for order in orders], listen=True)
+    event = server.next()
+    assert event["event"] == "start_failed"
+    assert "rank-1.log" in event["message"]
+    server.until("stopped")
+    server.start(make_orders(tmp_path, "complete", attempt=2), listen=True)
+    server.until("stopped")
+
+
+def test_the_end_of_the_socket_kills_everything(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "loader"))
+    workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
+    everybody = identities([*started["pids"].values(), *workers])
+    server.channel.close()
+    assert server.process.wait(timeout=10) == 0
+    assert alive(everybody) == []
+
+
+def test_sigkill_of_the_server_leaves_neither_ranks_nor_loader_workers(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "loader"))
+    workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
+    everybody = identities([*started["pids"].values(), *workers])
+    server.process.kill()
+    server.process.wait()
+    eventually(lambda: not alive(everybody), timeout_s=5)
+
+
+def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp_path: Path) -> None:
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+    def resident_kib() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+
+    ports: set[int] = set()
+    before = (0, 0)
+    for attempt in range(1, 51):
+        started = server.start(make_orders(tmp_path, "sleep", attempt=attempt, workers=2), listen=True)
+        ports.add(started["port"])
+        os.kill(started["pids"][attempt % 2], signal.SIGKILL)
+        server.until("stopped")
+        if attempt == 5:
+            before = (descriptors(), resident_kib())
+    assert descriptors() == before[0]
+    assert resident_kib() < before[1] + 2048
+    assert len(children(server.process.pid)) <= 2, "spares for two ranks are all there may be"
+    assert len(ports) > 10
+
+
+def test_spares_are_used_replaced_and_their_deaths_survived(server: Server, tmp_path: Path) -> None:
+    spares = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
+    first = server.start(make_orders(tmp_path, "complete"))
+    assert sorted(first["pids"].values()) == spares
+    server.until("stopped")
+    spares = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
+    os.kill(spares[1], signal.SIGKILL)
+    eventually(lambda: spares[1] not in children(server.process.pid))
+    second = server.start(make_orders(tmp_path, "complete", attempt=2))
+    assert {spares[0], spares[2]} < set(second["pids"].values())
+    assert not {spares[1], *first["pids"].values()} & set(second["pids"].values())
+    assert {exit["completed"] for exit in server.until("stopped")[:-1]} == {True}
+
+
+def test_a_preload_that_fails_is_reported_with_its_traceback() -> None:
+    server = Server(preload=("no_such_module_anywhere",))
+    event = server.next()
+    assert event["event"] == "failed"
+    assert "no_such_module_anywhere" in event["message"]
+    assert "Traceback" in event["traceback"]
+    assert server.process.wait(timeout=10) == 1
+    server.channel.close()
+
+
+def test_a_preload_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
+    module = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    (tmp_path / "starts_a_thread.py").write_text(module)
+    server = Server(preload=("starts_a_thread",), PYTHONPATH=os.pathsep.join([os.getcwd(), str(tmp_path)]))
+    event = server.next()
+    assert event["event"] == "failed"
+    assert "1 thread" in event["message"]
+    assert server.process.wait(timeout=10) == 1
+    server.channel.close()
+
+
+def test_restart_with_everything_preloaded_takes_milliseconds(tmp_path: Path, record_property: Any) -> None:
+    server = Server(preload=PRELOAD, OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="1")
+    try:
+        assert server.next(timeout_s=120)["event"] == "ready"
+        started = server.start(make_orders(tmp_path, "sleep"), listen=True)
+        milliseconds: list[tuple[float, float, float]] = []
+        for attempt in range(2, 12):
+            eventually(lambda: len(children(server.process.pid)) == 6)
+            began = time.monotonic()
+            os.kill(started["pids"][1], signal.SIGKILL)
+            server.until("exited")
+            told = time.monotonic()
+            server.until("stopped")
+            stopped = time.monotonic()
+            started = server.start(make_orders(tmp_path, "sleep", attempt=attempt), listen=True)
+            milliseconds.append(tuple(round((moment - began) * 1000, 1) for moment in (told, stopped, time.monotonic())))  # pyright: ignore[reportArgumentType]
+        median = sorted(milliseconds, key=lambda each: each[2])[len(milliseconds) // 2]
+        record_property("told_stopped_started_ms", median)
+        print(f"SIGKILL → told, stopped, started: {median} ms")
+        assert median[2] < 100
+    finally:
+        server.end()
+
+
+def test_an_identity_is_not_fooled_by_another_process_of_the_same_pid() -> None:
+    me = identify(os.getpid())
+    assert me is not None and is_alive(me)
+    assert not is_alive(ProcessIdentity(me.pid, me.start_ticks + 1))
