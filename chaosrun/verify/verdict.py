@@ -6,7 +6,7 @@ PASS: a skipped, missing, undecided or crashed one does not.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,10 +104,13 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill.plan, drill.chaos)
+    unfounded = _of_premises(checks, irreproducible)
     divergence = first_divergence(drill)
+    if divergence and unfounded:
+        divergence = _without_blame(divergence, drill.chaos, unfounded)
     ruling = (
         _of_outcomes(drill.reference, drill.chaos)
-        or _of_premises(checks, irreproducible)
+        or unfounded
         or _of_failures(checks, divergence)
         or _of_doubts(checks, drill)
         or _pass(drill, attempts)
@@ -151,6 +154,15 @@ def _of_premises(checks: Sequence[Check], irreproducible: str | None) -> _Ruling
             hint = _IRREPRODUCIBLE_HINT if check.name == "reproducible" else None
             return _Ruling(status="INCONCLUSIVE", cause=check.summary, hint=hint)
     return None
+
+
+def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: _Ruling) -> Divergence:
+    """Where the legs part is worth knowing in any case; after a restore, the cause seen there would blame what may be sound."""
+    restored = {attempt.number for attempt in chaos.attempts if attempt.resume is not None}
+    if divergence.attempt not in restored:
+        return divergence
+    hint = unfounded.hint or "from here nothing can be said about recovery"
+    return replace(divergence, cause="not shown to come from the restore", hint=hint)
 
 
 _IRREPRODUCIBLE_HINT = (

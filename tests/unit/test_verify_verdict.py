@@ -134,6 +134,10 @@ def test_confirmed_irreproducible(tmp_path: Path) -> None:
     )
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert verdict.cause == "two undisturbed runs differ at step 3"
+    # The place stays, the blame of recovery goes.
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.cause) == ("optimizer", "not shown to come from the restore")
+    assert verdict.divergence.hint == verdict.hint
 
 
 def test_fault_that_never_fires(run: RunLayout) -> None:
