@@ -104,12 +104,15 @@ class CheckpointStore:
             # The new entry first: if the power fails in between, the directory is there twice rather than not at all.
             fsync_directory(self._layout.checkpoints)
             fsync_directory(self._layout.staging)
+            # Its files were hashed as they were sealed: retention need not read them again.
+            self._vouched[step] = _signature(target)
         return target
 
     def retain(self) -> list[str]:
         """Delete what retention no longer wants, and return its names. Call it after a commit.
 
-        What stays is counted by a full audit, done once per checkpoint as long as its files' size, time and inode stay.
+        What stays is counted by a full audit, done once per checkpoint as long as its files' size, time and inode stay, and not
+        for those that this process committed.
         """
         doomed = [checkpoint_name(step) for step in to_delete(self._steps(), self._keep, self._is_valid)]
         if not doomed:

@@ -376,6 +376,7 @@ def test_a_kill_before_any_file_system_call_leaves_a_valid_checkpoint(tmp_path, 
         after.clear_staging()
         assert names(layout.staging) == []
         if finished:
+            assert selection.manifest is not None
             assert selection.manifest.attempt == 2
             assert last > 20
             return
@@ -437,7 +438,7 @@ def test_a_file_where_the_storage_should_be(tmp_path):
     store = CheckpointStore(LegLayout(tmp_path / "leg", tmp_path / "storage"), keep=3)
     with pytest.raises(ResourcesError, match="storage") as caught:
         store.stage(10, 1)
-    assert "move the file away" in caught.value.hint
+    assert "move the file away" in (caught.value.hint or "")
 
 
 def test_storage_that_nobody_may_write(tmp_path):
@@ -445,7 +446,7 @@ def test_storage_that_nobody_may_write(tmp_path):
     store = CheckpointStore(LegLayout(tmp_path / "leg", Path("/sys/chaosrun")), keep=3)
     with pytest.raises(ResourcesError) as caught:
         store.stage(10, 1)
-    assert "writable" in caught.value.hint
+    assert "writable" in (caught.value.hint or "")
 
 
 def test_storage_elsewhere_holds_everything(tmp_path):
