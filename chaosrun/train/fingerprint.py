@@ -1,0 +1,207 @@
+"""Fingerprints of live state: 64 bits that change when one bit of a tensor does. Fast, not cryptographic; files get sha256.
+
+Raw bits decide, with dtype and shape: NaN payloads and the sign of zero count. On the CPU xxh3 reads the tensor's memory in
+place. On another device the bits stay there: a multilinear hash, the sum of w_i * x_i mod 2^64 over the words x_i with fixed
+random odd weights w_i (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). Integer sums do not depend on
+their order, so it is deterministic on a GPU; odd weights make every single flipped bit show. The two give different values
+for one tensor: compare only fingerprints of the same device type.
+"""
+
+import base64
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+__all__ = ["Fingerprint", "digests", "fingerprint", "tensor_digest"]
+
+MASK = (1 << 64) - 1
+CHUNK_WORDS = 1 << 22
+"""Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""
+
+_NONE_DIGEST = xxhash.xxh3_64_intdigest(b"None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    value: str
+    """64 bits over all tensors in order, 16 hex digits."""
+    each: str
+    """base64 of one little-endian uint32 a tensor."""
+
+
+def tensor_digest(tensor: Tensor) -> int:
+    """64-bit digest of raw bits, dtype and shape. Raises TypeError for tensors without plain dense memory (sparse, meta, …)."""
+    return _tensor_digests([tensor])[0]
+
+
+def fingerprint(tensors: Sequence[Tensor | None]) -> Fingerprint:
+    """Fingerprint of a sequence of tensors; None (a parameter without gradient) differs from every tensor.
+
+    Waits once for each device that holds tensors, however many there are.
+    """
+    present = iter(_tensor_digests([tensor for tensor in tensors if tensor is not None]))
+    each = np.array([_NONE_DIGEST if tensor is None else next(present) for tensor in tensors], dtype="<u8")
+    return Fingerprint(
+        value=xxhash.xxh3_64_hexdigest(each.tobytes()),
+        each=base64.b64encode((each & 0xFFFFFFFF).astype("<u4").tobytes()).decode(),
+    )
+
+
+def digests(named: Mapping[str, Any]) -> dict[str, str]:
+    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path.
+
+    Tensors and arrays become 16 hex digits; scalars stay readable ("int:3", "float:0x1.8p+1"). Lists and tuples count as the
+    same. Raises TypeError naming the path for a leaf or key of another type, ValueError when two leaves have one path.
+    """
+    leaves: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+
+    def visit(path: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            children: Iterable[tuple[Any, Any]] = value.items()
+        elif isinstance(value, list | tuple):
+            children = enumerate(value)
+        else:
+            if path in leaves:
+                raise ValueError(f"two values of the state are called {path!r}")
+            if isinstance(value, Tensor):
+                tensors[path] = value
+                leaves[path] = ""
+            else:
+                leaves[path] = _leaf_digest(path, value)
+            return
+        if not value:
+            leaves[path] = "empty"
+        for key, child in children:
+            if not isinstance(key, str | int):
+                raise TypeError(f"{path or 'state'}: a key of type {type(key).__name__} cannot be compared across restarts")
+            visit(f"{path}/{key}" if path else str(key), child)
+
+    if named:
+        visit("", named)
+    leaves.update(
+        (path, f"{digest:016x}") for path, digest in zip(tensors, _tensor_digests(list(tensors.values())), strict=True)
+    )
+    return dict(sorted(leaves.items()))
+
+
+def _leaf_digest(path: str, value: Any) -> str:
+    match value:
+        case None | bool():
+            return str(value)
+        case int():
+            return f"int:{int(value)}"
+        case float() if math.isnan(value):
+            return f"float:nan:{struct.pack('>d', value).hex()}"
+        case float():
+            return f"float:{float(value).hex()}"
+        case str() if len(value) <= 80:
+            return f"str:{value}"
+        case str():
+            return f"str:{xxhash.xxh3_64_hexdigest(value.encode(errors='surrogatepass'))}"
+        case bytes() | bytearray():
+            return f"bytes:{xxhash.xxh3_64_hexdigest(value)}"
+        case np.ndarray() | np.generic() if not value.dtype.hasobject:
+            array = np.ascontiguousarray(value)
+            header = f"{value.dtype.str} {value.shape}".encode()
+            return xxhash.xxh3_64_hexdigest(array.tobytes(), seed=xxhash.xxh3_64_intdigest(header))
+        case _:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise TypeError(
+                f"{path}: a {kind} in the state cannot be compared across restarts; return tensors, numbers or strings"
+            )
+
+
+def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
+    """Digests in order. Enqueues the work of all devices first, then waits once for each."""
+    results = [0] * len(tensors)
+    seeds: dict[int, int] = {}
+    partial_sums: dict[torch.device, list[Tensor]] = {}
+    owners: dict[torch.device, list[tuple[int, int]]] = {}
+    with torch.no_grad():
+        for index, tensor in enumerate(tensors):
+            dense = _dense(tensor)
+            seed = _seed(tensor.dtype, tensor.shape)
+            if dense.device.type == "cpu":
+                results[index] = xxhash.xxh3_64_intdigest(_memory(dense), seed=seed)
+                continue
+            seeds[index] = seed
+            sums = _partial_sums(_words(dense), _weights)
+            partial_sums.setdefault(tensor.device, []).extend(sums)
+            owners.setdefault(tensor.device, []).append((index, len(sums)))
+        gathered = {device: torch.stack(sums) for device, sums in partial_sums.items() if sums}
+        for device, parts in owners.items():
+            values = iter(gathered[device].tolist() if device in gathered else [])
+            for index, count in parts:
+                results[index] = _finish([next(values) for _ in range(count)], seeds[index])
+    return results
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """A tensor whose memory is this one's logical elements in order: itself when it is contiguous, else a copy."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        raise TypeError(f"cannot fingerprint a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}")
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _memory(dense: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The memory of a CPU tensor, to be read while the tensor lives. Not by a view through numpy: this runs for every tensor,
+    twice a step."""
+    address, size = dense.data_ptr(), dense.nbytes
+    if not address and size:
+        # A wrapper around other tensors, or one whose storage was freed.
+        raise TypeError(f"cannot fingerprint a {type(dense).__name__} of {dense.dtype} without memory of its own")
+    return (ctypes.c_char * size).from_address(address)
+
+
+@lru_cache(maxsize=4096)
+def _seed(dtype: torch.dtype, shape: torch.Size) -> int:
+    return xxhash.xxh3_64_intdigest(f"{dtype} {tuple(shape)}".encode())
+
+
+_WORD_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
+
+
+def _words(dense: Tensor) -> Tensor:
+    """The raw bits as integer words of at most 32 bits: of the element's own size, so that any storage offset is aligned."""
+    return dense.detach().reshape(-1).view(_WORD_TYPES[dense.element_size()])
+
+
+def _partial_sums(words: Tensor, weights: Callable[[torch.device], Tensor]) -> list[Tensor]:
+    """Weighted sums mod 2^64 of the words, one 0-dim int64 tensor a chunk, on the words' device."""
+    table = weights(words.device)
+    return [(chunk * table[: len(chunk)]).sum() for chunk in words.split(len(table)) if len(chunk)]
+
+
+def _finish(partial_sums: Sequence[int], seed: int) -> int:
+    """Combine a tensor's chunk sums, each times an odd weight of its own, and spread dtype and shape over all bits."""
+    total = 0
+    for number, partial in enumerate(partial_sums):
+        total += partial * (_splitmix(number) | 1)
+    return xxhash.xxh3_64_intdigest((total & MASK).to_bytes(8, "little"), seed=seed)
+
+
+def _splitmix(number: int) -> int:
+    """SplitMix64 (Steele, Lea, Flood 2014): the number-th of a fixed sequence of well mixed 64-bit values."""
+    mixed = (number + 1) * 0x9E3779B97F4A7C15 & MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+    return mixed ^ mixed >> 31
+
+
+@lru_cache(maxsize=16)
+def _weights(device: torch.device) -> Tensor:
+    """Fixed random odd weights, the same on every machine (PCG64 streams are stable across numpy versions)."""
+    drawn = np.random.PCG64(0x63686173).random_raw(CHUNK_WORDS) | np.uint64(1)
+    return torch.from_numpy(drawn.view(np.int64)).to(device)

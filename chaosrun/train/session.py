@@ -1,0 +1,211 @@
+"""`attach` and `Session`: the few lines that a training script adds.
+
+Everything that decides the numbers (epoch order, loader seeds, bucket priming) happens outside chaosrun too, so that a script
+prints the same losses under `python`, `accelerate launch` and `chaosrun submit`. Recording, checkpoints and faults happen only
+inside.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+
+from chaosrun.errors import MisuseError
+from chaosrun.train.buckets import BucketPrimer
+from chaosrun.train.context import WorkerContext, current
+from chaosrun.train.position import Position
+from chaosrun.train.resume import SampleLedger, check_loader, open_epoch
+from chaosrun.train.state import TrainingState
+
+if TYPE_CHECKING:
+    from chaosrun.train.recorder import Recorder
+
+__all__ = ["Session", "attach"]
+
+
+def attach(accelerator: Accelerator) -> "Session":
+    """Bind chaosrun to a prepared training: call it once, after the last `accelerator.prepare()`.
+
+    Raises MisuseError when nothing is prepared yet, or when called twice. Outside chaosrun the session neither writes nor
+    kills anything, and computes the same numbers.
+    """
+    if not accelerator._models or not accelerator._optimizers:
+        raise MisuseError(
+            "chaosrun.attach() came before accelerator.prepare(): there is no prepared model and optimizer to watch",
+            hint="model, optimizer, loader, scheduler = accelerator.prepare(...), then run = chaosrun.attach(accelerator)",
+        )
+    return Session(accelerator)
+
+
+class Session:
+    """One rank's training loop. Made by `attach`."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._state = TrainingState(accelerator)
+        self._prepared = (len(accelerator._models), len(accelerator._optimizers))
+        configured = accelerator.dataloader_config.data_seed
+        self._seed = torch.initial_seed() if configured is None else configured
+        self._ledger = SampleLedger()
+        self._primer = BucketPrimer(accelerator._models)
+        self._backward = accelerator.backward
+        accelerator.backward = self._primed_backward  # type: ignore[method-assign]
+        context = current()
+        if context:
+            context.adopt(self)
+        self._recorder = _recorder(accelerator, self._state, context) if context else None
+        self._max_steps = context.order.max_steps if context else None
+        self._position = Position()
+        self._batch_open = False
+        self._begun = False
+        self._optimizer_steps = 0
+        self._seen_optimizer_steps = 0
+        for optimizer in self._state.optimizers():
+            optimizer.register_step_pre_hook(self._before_optimizer_step)
+
+    @property
+    def is_active(self) -> bool:
+        """True under chaosrun."""
+        return self._recorder is not None
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0."""
+        return self._position.epoch
+
+    @property
+    def finished(self) -> bool:
+        return self._recorder is not None and self._recorder.ended
+
+    def register(self, name: str, item: Any) -> None:
+        """Save and restore `item` (state_dict / load_state_dict) with every checkpoint: EMA weights, meters, best metric.
+
+        Raises MisuseError after the first batch, for a second object of the same name, or for one without a state.
+        """
+        if self._begun:
+            raise MisuseError(
+                f"run.register({name!r}) came after the first batch", hint="register before the run.batches() loop"
+            )
+        self._state.register(name, item)
+
+    def batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
+        """Yield the training batches from wherever the job stands to the end of `epochs` epochs (or `max_steps` steps).
+
+        The first call restores the checkpoint of a restarted attempt. Call `run.step(loss)` once for every batch. Raises
+        MisuseError for a loader whose order cannot be restored and for a loop that forgets `run.step`.
+        """
+        if self._begun:
+            raise MisuseError(
+                "run.batches() was called twice", hint="give all epochs to one run.batches(loader, epochs=...) loop"
+            )
+        check_loader(self._accelerator, loader)
+        if (len(self._accelerator._models), len(self._accelerator._optimizers)) != self._prepared:
+            raise MisuseError(
+                "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
+            )
+        self._begun = True
+        per_epoch = len(loader) if hasattr(type(loader.dataset), "__len__") else None
+        if self._recorder:
+            self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch))
+        position = self._position.normalised(per_epoch)
+        while position.epoch < epochs and not self._reached_max_steps():
+            self._position = position
+            with contextlib.closing(self._epoch(loader, position)) as epoch:
+                yield from epoch
+            position = Position(epoch=position.epoch + 1, step=self._position.step)
+        if self._recorder:
+            self._recorder.finish(self._position)
+
+    def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
+        rest = open_epoch(
+            self._accelerator, loader, epoch=start.epoch, batches_done=start.batches, seed=self._seed, ledger=self._ledger
+        )
+        for batch in rest:
+            self._batch_open = True
+            if self._recorder:
+                self._recorder.batch(batch, self._ledger.next_ids())
+            yield batch
+            if self._batch_open:
+                raise MisuseError(
+                    f"the loop went on without run.step(loss) after batch {self._position.batches} of epoch {start.epoch}",
+                    hint="call run.step(loss) once for every batch, after optimizer.step()",
+                )
+            if self._reached_max_steps():
+                return
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it, checkpoints when
+        one is due, and is where step faults strike. `loss` is this batch's scalar, before any division.
+
+        Raises MisuseError outside the loop, for a loss that is no scalar, and when the optimizer was not stepped.
+        """
+        if not self._batch_open:
+            raise MisuseError("run.step() was called without a batch", hint="call it once for every batch of run.batches()")
+        if loss.numel() != 1:
+            raise MisuseError(
+                f"run.step() got a loss of shape {tuple(loss.shape)}", hint="pass the scalar you called backward on"
+            )
+        self._batch_open = False
+        at = self._position
+        self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step)
+        if self._recorder:
+            self._recorder.loss(loss)
+        if not self._accelerator.sync_gradients:
+            return
+        skipped = any(optimizer.step_was_skipped for optimizer in self._accelerator._optimizers)
+        if self._optimizer_steps == self._seen_optimizer_steps and not skipped:
+            raise MisuseError(
+                f"run.step(loss) came before optimizer.step() (step {at.step + 1})",
+                hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step",
+            )
+        self._seen_optimizer_steps = self._optimizer_steps
+        self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + 1)
+        if self._recorder:
+            self._recorder.step(self._position, self._primer)
+
+    def close(self) -> None:
+        """The script has returned. A loop that was left by `break` ends here."""
+        if self._recorder and self._begun:
+            self._recorder.finish(self._position)
+
+    def _reached_max_steps(self) -> bool:
+        return self._max_steps is not None and self._position.step >= self._max_steps
+
+    def _primed_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        if not self._accelerator.sync_gradients:
+            return self._backward(loss, **kwargs)
+        if self._recorder:
+            self._recorder.before_synchronised_backward(self._position.step + 1)
+        if self._primer.done:
+            return self._backward(loss, **kwargs)
+        return self._primer.prime(self._backward, loss, **kwargs)
+
+    def _before_optimizer_step(self, *_: Any) -> None:
+        self._optimizer_steps += 1
+        if self._recorder:
+            self._recorder.before_optimizer_step()
+
+
+def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":
+    # Not needed, and not loaded, outside chaosrun.
+    from chaosrun.train.recorder import Recorder
+
+    return Recorder(accelerator, state, context)
+
+
+def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None) -> dict[str, Any]:
+    """What a checkpoint must agree on, seen from inside the script."""
+    return {
+        "batches per epoch": per_epoch,
+        "total batch size": getattr(loader, "total_batch_size", None),
+        "gradient accumulation steps": accelerator.gradient_accumulation_steps,
+        "split batches": accelerator.split_batches,
+        "even batches": accelerator.even_batches,
+        "mixed precision": accelerator.mixed_precision,
+    }
