@@ -14,9 +14,11 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -54,6 +56,8 @@ class Server:
     key: str
     mark: str
     process: subprocess.Popen[bytes]
+    temporary: Path
+    """TMPDIR of its ranks: what killed ones leave there goes with the attempt."""
     output: int
     """memfd that holds what the server itself printed: the reason of a crash, without a file on disk."""
     reader: asyncio.StreamReader
@@ -107,12 +111,20 @@ class NodeAgent:
             await self._close_server(server)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS)}
         wanted = {**inherited, **env}
-        self._server = server = await self._launch(key, wanted)
+        temporary = Path(tempfile.mkdtemp(prefix="ranks-", dir=env.get("TMPDIR") or self._folder()))
+        self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
-        self._send(server, "configure", target=target, preload=preload, env=after_imports, spares=spares)
+        self._send(
+            server, "configure", target=target, preload=preload, env=after_imports, spares=spares, temporary=str(temporary)
+        )
         return {**await server.ready, "reused": False}
 
-    async def _launch(self, key: str, env: Mapping[str, str]) -> Server:
+    def _folder(self) -> str | None:
+        """The folder of a private Ray, which its reaper removes; elsewhere None: the usual place for temporary files."""
+        folder = self._mark.partition("#")[0]
+        return folder if os.path.isabs(folder) else None
+
+    async def _launch(self, key: str, env: Mapping[str, str], temporary: Path) -> Server:
         mark = f"{self._mark}#{uuid.uuid4().hex}"
         # The package must be found even when the job's environment has its own PYTHONPATH.
         path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), env.get("PYTHONPATH"))))
@@ -137,7 +149,9 @@ class NodeAgent:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MESSAGE_LIMIT)
         ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        server = Server(key=key, mark=mark, process=process, output=output, reader=reader, writer=writer, ready=ready)
+        server = Server(
+            key=key, mark=mark, process=process, temporary=temporary, output=output, reader=reader, writer=writer, ready=ready
+        )
         server.listening = asyncio.create_task(self._listen(server))
         return server
 
@@ -190,6 +204,7 @@ class NodeAgent:
         printed = os.pread(server.output, 1 << 16, max(0, os.fstat(server.output).st_size - (1 << 16))).decode(errors="replace")
         os.close(server.output)
         server.writer.close()
+        await asyncio.to_thread(shutil.rmtree, server.temporary, ignore_errors=True)
         if self._server is server:
             self._server = None
         how = f"by signal {-status}" if status < 0 else f"with exit code {status}"

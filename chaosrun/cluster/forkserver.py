@@ -2,7 +2,8 @@
 
 `python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; newline-delimited JSON both ways.
 
-In:   configure {target, preload [module], env {name: value|null}, spares}   first, once; spares: ranks to expect here
+In:   configure {target, preload [module], env {name: value|null}, spares, temporary}
+                                                                 once; spares: ranks to expect here; temporary: their TMPDIR
       start     {attempt, orders [WorkerOrder], listen}              listen: this node hosts rank 0
       stop      {attempt}
 Out:  ready     {pid, import_s}
@@ -23,9 +24,11 @@ import json
 import math
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Collection
@@ -54,7 +57,6 @@ PRELOAD = (
     "accelerate.scheduler",
     "accelerate.utils",
     "safetensors.torch",
-    "torch.utils.serialization.config",
     "chaosrun.train.recorder",
     "chaosrun.train.session",
 )
@@ -77,8 +79,9 @@ class RunningAttempt:
 
 
 class ForkServer:
-    def __init__(self, channel: socket.socket, target: Target, spares: int) -> None:
+    def __init__(self, channel: socket.socket, target: Target, spares: int, temporary: Path) -> None:
         self._channel = channel
+        self._temporary = temporary
         self._target = target
         self._unread = b""
         self._attempt: RunningAttempt | None = None
@@ -210,6 +213,7 @@ class ForkServer:
         if self._reap_orphans(()) and attempt is not None:
             self._attempt = None
             remove_shared_memory_leftovers(attempt.shared_memory)
+            self._empty_temporary()
             self.send("stopped", attempt=attempt.number, killed=sorted(attempt.killed))
 
     def _see_dead_ranks(self, attempt: RunningAttempt) -> None:
@@ -275,6 +279,13 @@ class ForkServer:
                 os.waitid(os.P_ALL, 0, os.WEXITED)
         if self._attempt is not None:
             remove_shared_memory_leftovers(self._attempt.shared_memory)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _empty_temporary(self) -> None:
+        """A killed rank leaves the sockets of its loader workers behind, each in a directory of its own."""
+        if any(os.scandir(self._temporary)):
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.mkdir(mode=0o700, exist_ok=True)
 
 
 def _listen(master_addr: str) -> socket.socket:
@@ -360,12 +371,15 @@ def main(arguments: list[str]) -> int:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    # Only now: torch puts its compiler's cache, which is to last, into the usual place while it is imported.
+    os.environ["TMPDIR"] = configure["temporary"]
+    tempfile.tempdir = None
     become_subreaper()
     gc.collect()
     # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
     gc.freeze()
     gc.disable()
-    server = ForkServer(channel, target, configure["spares"])
+    server = ForkServer(channel, target, configure["spares"], Path(configure["temporary"]))
     server.send("ready", pid=os.getpid(), import_s=time.monotonic() - began)
     server.serve()
     return 0

@@ -3,10 +3,12 @@
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,7 +40,9 @@ class Server:
         theirs.close()
         self._unread = b""
         self.seen: list[dict[str, Any]] = []
-        self.send("configure", preload=preload, target=target, env={"OMP_NUM_THREADS": None}, spares=3)
+        self.temporary = Path(tempfile.mkdtemp(prefix="forkserver-"))
+        environment = {"OMP_NUM_THREADS": None}
+        self.send("configure", preload=preload, target=target, env=environment, spares=3, temporary=str(self.temporary))
 
     def send(self, command: str, **fields: Any) -> None:
         self.channel.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
@@ -80,10 +84,12 @@ def server() -> Iterator[Server]:
         yield server
         server.end()
         assert marked(server.mark) == []
+        assert server.process.returncode != 0 or not server.temporary.exists()
     finally:
         server.process.kill()
         server.process.wait()
         server.channel.close()
+        shutil.rmtree(server.temporary, ignore_errors=True)
         kill_marked(server.mark)
 
 

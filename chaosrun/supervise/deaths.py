@@ -1,0 +1,134 @@
+"""How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.trace import read_lines
+from chaosrun.supervise.lifecycle import Failure
+
+__all__ = ["failure_of", "fault_markers", "last_step", "read_end", "withdraw_marker"]
+
+FULL_BELOW_BYTES = 1 << 20
+OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
+"""Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+"""Signals that a process brings upon itself."""
+
+
+def fault_markers(leg: LegLayout) -> dict[str, dict[str, Any]]:
+    """The faults that have fired, by id. A marker cut off by a crash still counts as fired; its content is then empty."""
+    if not leg.faults.is_dir():
+        return {}
+    markers = {}
+    for path in sorted(leg.faults.glob("*.json")):
+        text = path.read_text()
+        try:
+            markers[path.stem] = json.loads(text)
+        except json.JSONDecodeError:
+            # Created, then killed before the write: the fault id is spent, what it did is not known.
+            markers[path.stem] = {}
+    return markers
+
+
+def withdraw_marker(leg: LegLayout, fault: str) -> None:
+    """Let a fault fire again; the marker stays under another name."""
+    marker = leg.faults / f"{fault}.json"
+    number = 1
+    while (withdrawn := leg.faults / f"{fault}.json.unseen-{number}").exists():
+        number += 1
+    marker.rename(withdrawn)
+
+
+def read_end(leg: LegLayout, attempt: int, rank: int) -> dict[str, Any] | None:
+    """A rank's end record, None when it left none (killed, os._exit)."""
+    path = leg.attempt(attempt).end(rank)
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
+    """The last step in a rank's trace of this attempt, the restored step when it made none, 0 without a trace."""
+    path = leg.attempt(attempt).trace(rank)
+    if not path.exists():
+        return 0
+    step = 0
+    for line in read_lines(path):
+        if line["kind"] == "start":
+            step = line["position"]["step"]
+        elif line["kind"] == "step":
+            step = line["step"]
+    return step
+
+
+def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
+    """Why this rank's end was no good, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
+    end = read_end(leg, attempt, rank)
+    log = leg.attempt(attempt).log(rank)
+    if end is not None and end["completed"]:
+        return None
+    if end is not None and end["error"] is not None:
+        return _of_error(end, rank, log)
+    step = last_step(leg, attempt, rank)
+    if killed_by is not None:
+        name = signal.Signals(killed_by).name
+        if killed_by in CRASHES:
+            return Failure(
+                message=f"rank {rank} crashed with {name} at step {step}",
+                hint=f"a crash in native code; the Python traceback is in {log}",
+                outcome="user_error",
+                rank=rank,
+                step=step,
+                error=("signal", name),
+            )
+        return Failure(
+            message=f"rank {rank} was killed by {name} at step {step}, and no fault was planned for it",
+            hint=f"the kernel (out of memory?), the cluster or a person did it; see {log}",
+            rank=rank,
+            step=step,
+        )
+    if exit_code is None:
+        message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
+        return Failure(message=message, hint=f"see {log}", rank=rank, step=step)
+    if exit_code == ResourcesError.exit_code and _is_full(leg.path):
+        message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
+        hint = "free some space there, or put the run elsewhere with --root"
+        return Failure(message=message, hint=hint, outcome="resources", rank=rank, step=step)
+    message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
+    return Failure(
+        message=message,
+        hint=f"os._exit or a crash in native code; see {log}",
+        outcome="user_error",
+        rank=rank,
+        step=step,
+        error=("exit", str(exit_code)),
+    )
+
+
+def _is_full(folder: Path) -> bool:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
+
+
+def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
+    error, step = end["error"], end["step"]
+    if error["exit_code"] == RestoreMismatchError.exit_code:
+        outcome, message = "inexact_restore", error["message"]
+    elif error["exit_code"] == ResourcesError.exit_code:
+        outcome, message = "resources", error["message"]
+    else:
+        outcome = "user_error" if error["exit_code"] == UserScriptError.exit_code else "recovery_failed"
+        raised = f" raised {error['type']} at step {step}" if error["type"] not in OWN_TYPES else ""
+        message = f"rank {rank}{raised}: {error['message']}"
+    return Failure(
+        message=message,
+        hint=error["hint"] or f"the traceback is in {log}",
+        outcome=outcome,
+        rank=rank,
+        step=step,
+        error=(error["type"], error["message"]),
+        raised_s=end["time_s"],
+    )

@@ -1,0 +1,346 @@
+"""One drill: reference leg, chaos leg, verdict, and, before anything but PASS is said, a second reference.
+
+Every step leaves files behind; a drill whose supervisor was killed is taken up where they end.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import chaosrun
+from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.order import WorkerOrder
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, job_fingerprint, reference_key
+from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.verify.confirm import undisturbed_difference, worth_confirming
+from chaosrun.verify.verdict import Verdict, judge
+
+__all__ = ["Drill", "create_run", "has_ended", "is_supervised", "lock_run", "read_run"]
+
+EMPTY_PLAN = FaultPlan(seed=0, faults=())
+RUN_VERSION = 1
+LOCK_TRIES = 5
+RESUMABLE = (None, "interrupted", "resources")
+"""Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
+STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+
+
+def create_run(
+    root: Path, spec: JobSpec, *, job_path: Path, script: Path, text: str, plan: FaultPlan, overrides: list[str], reference: str
+) -> RunLayout:
+    """Make a run directory of its own and write down what is going to happen, before anything starts."""
+    runs = root / "runs"
+    for attempt in range(100):
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
+        run = RunLayout(runs / (f"{spec.name}-{stamp}" + (f"-{attempt + 1}" if attempt else "")))
+        try:
+            run.path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(
+                f"cannot write runs to {runs}: {error.strerror}", hint="name a writable directory with --root"
+            ) from error
+        break
+    else:
+        raise UsageError(f"could not find a free run name under {runs}", hint="remove old runs")
+    try:
+        storage = _storage(spec, job_path.parent, run.run_id)
+    except UsageError:
+        run.path.rmdir()
+        raise
+    write_durably(run.job_yaml, text.encode())
+    write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
+    _write_run(
+        run,
+        {
+            "v": RUN_VERSION,
+            "run_id": run.run_id,
+            "created_s": time.time(),
+            "chaosrun": chaosrun.__version__,
+            "job": str(job_path),
+            "directory": str(job_path.parent),
+            "script": str(script),
+            "overrides": overrides,
+            "spec": spec.model_dump(mode="json"),
+            "reference": {"mode": reference, "source": None, "key": None},
+            "storage": {leg: storage and str(storage / leg) for leg in ("reference", "chaos", "confirm")},
+            "irreproducible": None,
+        },
+    )
+    return run
+
+
+@contextmanager
+def lock_run(run: RunLayout) -> Iterator[None]:
+    """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees it with the process."""
+    with run.lock.open("a+") as file:
+        for attempt in range(LOCK_TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Perhaps only somebody who looks whether the run is supervised.
+                if attempt + 1 < LOCK_TRIES:
+                    time.sleep(0.02)
+        else:
+            file.seek(0)
+            raise UsageError(
+                f"run {run.run_id} is being supervised by process {file.read().strip() or '?'}",
+                hint=f"chaosrun status {run.run_id}",
+            )
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def is_supervised(run: RunLayout) -> bool:
+    """Some process holds the run's lock."""
+    if not run.lock.exists():
+        return False
+    with run.lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@dataclass(slots=True)
+class Drill:
+    """A run and what it needs to be carried out; `execute` continues from whatever the run's files say has been done."""
+
+    run: RunLayout
+    root: Path
+    workers: Callable[[], Workers]
+    """Makes the workers of one leg."""
+    devices: Callable[[], str]
+    on_record: Callable[[dict[str, Any]], None]
+    on_supervisor: Callable[[Supervisor | None], None]
+    """Told which supervisor to interrupt."""
+    _deadline_s: float | None = field(default=None, init=False)
+
+    def execute(self) -> Verdict:
+        """Run what is left to run and judge. The verdict is in verdict.json when this returns.
+
+        Raises InterruptedRunError when a leg was interrupted, ResourcesError when the run's own files cannot be written.
+        """
+        with _run_files(self.run):
+            return self._execute()
+
+    def _execute(self) -> Verdict:
+        info = read_run(self.run)
+        spec = JobSpec.model_validate(info["spec"])
+        plan = FaultPlan.from_json(json.loads(self.run.plan_json.read_text()))
+        self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
+        if self._reference(spec, info) and not _finished(self._leg("chaos")):
+            self._run_leg("chaos", spec, info, plan)
+        verdict = judge(self.run)
+        if spec.verify.confirm and worth_confirming(verdict) and info["irreproducible"] is None:
+            verdict = self._confirm(spec, verdict)
+        write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())
+        return verdict
+
+    def _reference(self, spec: JobSpec, info: dict[str, Any]) -> bool:
+        """Make sure that there is a reference leg. False when it was run and did not complete."""
+        leg = self._leg("reference")
+        if _finished(leg):
+            return _completed(leg)
+        _remove(leg)
+        mode = info["reference"]["mode"]
+        cache = ReferenceCache(self.root)
+        key = reference_key(spec, Path(info["script"]), self.devices())
+        info["reference"] |= {"key": key, "source": None}
+        with cache.locked():
+            source = cache.find(key) if mode == "auto" else None
+            if mode not in ("auto", "fresh"):
+                source = _leg_of(RunLayout(Path(mode)), "reference")
+            if source is not None:
+                step = final_step(source)
+                info["reference"]["source"] = str(source.path)
+                info["storage"]["reference"] = None
+                _write_run(self.run, info)
+                copy_leg(source, self.run.reference, step)
+                self.on_record(
+                    {"leg": "reference", "event": "reference.cached", "source": str(source.path), "time_s": time.time()}
+                )
+                return True
+        _write_run(self.run, info)
+        result = self._run_leg("reference", spec, info, EMPTY_PLAN)
+        if result.outcome == "completed":
+            cache.put(key, self._leg("reference"), result.final_step)
+        return result.outcome == "completed"
+
+    def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
+        """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
+        info = read_run(self.run)
+        if not _finished(self._leg("confirm")):
+            _remove(self._leg("confirm"))
+            if self._run_leg("confirm", spec, info, EMPTY_PLAN).outcome != "completed":
+                return verdict
+        difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
+        if difference is None:
+            return verdict
+        if info["reference"]["source"] is None:
+            info["irreproducible"] = f"two undisturbed runs of this job already differ: {difference}"
+            _write_run(self.run, info)
+            return judge(self.run)
+        # The cached reference is of another time (changed data, changed machine): judge by the one just made.
+        self._replace_reference(info)
+        verdict = judge(self.run)
+        return self._confirm(spec, verdict) if worth_confirming(verdict) else verdict
+
+    def _replace_reference(self, info: dict[str, Any]) -> None:
+        confirmed = self._leg("confirm")
+        step = final_step(confirmed)
+        _remove(self._leg("reference"))
+        info["reference"]["source"] = None
+        info["storage"]["reference"] = None
+        _write_run(self.run, info)
+        copy_leg(confirmed, self.run.reference, step)
+        ReferenceCache(self.root).put(info["reference"]["key"], confirmed, step)
+        _remove(confirmed)
+
+    def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
+        leg = self._leg(name)
+        supervisor = Supervisor(
+            name=name,
+            leg=leg,
+            template=_template(name, leg, spec, info),
+            plan=plan,
+            workers=self.workers(),
+            max_restarts=spec.recovery.max_restarts,
+            hang_timeout_s=spec.recovery.hang_timeout,
+            deadline_s=self._deadline_s,
+            on_record=self.on_record,
+        )
+        try:
+            self.on_supervisor(supervisor)
+            result = supervisor.run()
+        finally:
+            self.on_supervisor(None)
+        if result.outcome == "interrupted":
+            hint = f"`chaosrun resume {self.run.run_id}` goes on with the run"
+            raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
+        return result
+
+    def _leg(self, name: str) -> LegLayout:
+        return _leg_of(self.run, name)
+
+
+def has_ended(run: RunLayout) -> bool:
+    """The run has a verdict that going on with it would not change."""
+    return run.verdict_json.is_file() and json.loads(run.verdict_json.read_text())["outcome"] not in RESUMABLE
+
+
+def read_run(run: RunLayout) -> dict[str, Any]:
+    """run.json. Raises UsageError when the directory is no run."""
+    try:
+        return json.loads(run.run_json.read_text())
+    except (FileNotFoundError, json.JSONDecodeError) as error:
+        raise UsageError(f"{run.path} is not a run of chaosrun ({error})", hint="chaosrun list shows the runs") from error
+
+
+def _leg_of(run: RunLayout, name: str) -> LegLayout:
+    storage = read_run(run)["storage"][name]
+    return run.leg(name, Path(storage) if storage else None)
+
+
+def _write_run(run: RunLayout, info: dict[str, Any]) -> None:
+    write_durably(run.run_json, json.dumps(info, indent=1).encode())
+
+
+def _storage(spec: JobSpec, directory: Path, run_id: str) -> Path | None:
+    """Where this run's checkpoints go, None for the run directory. Raises UsageError when it cannot be written."""
+    if spec.checkpoint.storage is None:
+        return None
+    storage = directory / spec.checkpoint.storage / run_id
+    try:
+        storage.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
+            hint="name a directory that exists or can be made, on storage that all nodes share",
+        ) from error
+    return storage.resolve()
+
+
+def _template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
+    return WorkerOrder(
+        leg=name,
+        leg_path=str(leg.path.resolve()),
+        storage_path=str(leg.storage) if leg.storage else None,
+        attempt=0,
+        rank=0,
+        world_size=spec.workers,
+        local_rank=0,
+        local_world_size=spec.workers,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=0,
+        script=info["script"],
+        args=spec.args,
+        cwd=info["directory"],
+        seed=spec.seed,
+        deterministic=spec.deterministic,
+        threads=spec.threads,
+        max_steps=spec.max_steps,
+        every_steps=spec.checkpoint.every_steps,
+        keep=spec.checkpoint.keep,
+        job_fingerprint=job_fingerprint(spec),
+    )
+
+
+@contextmanager
+def _run_files(run: RunLayout) -> Iterator[None]:
+    """A disk that takes no more of the supervisor's own records ends the run with a ResourcesError; it can be resumed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in STORAGE_FAILURES:
+            raise
+        place = run.path if error.filename is None else os.fsdecode(error.filename)
+        raise ResourcesError(
+            f"the run's own files cannot be written: {place}: {error.strerror}",
+            hint=f"free some space and `chaosrun resume {run.run_id}`, or start again with --root elsewhere",
+        ) from error
+
+
+def _remove(leg: LegLayout) -> None:
+    """What an unfinished reference left is of no use: gone on with from a checkpoint, it would not be undisturbed."""
+    for path in {leg.path, leg.storage or leg.path}:
+        if path.exists():
+            shutil.rmtree(path)
+
+
+def _finished(leg: LegLayout) -> bool:
+    return _outcome(leg) not in RESUMABLE
+
+
+def _completed(leg: LegLayout) -> bool:
+    return _outcome(leg) == "completed"
+
+
+def _outcome(leg: LegLayout) -> str | None:
+    """How the leg ended; None while it runs, also after it was taken up again."""
+    from chaosrun.records.trace import read_lines
+
+    outcome = None
+    if leg.journal.is_file():
+        for record in read_lines(leg.journal):
+            outcome = record["outcome"] if record["event"] == "leg.finished" else None
+    return outcome

@@ -1,0 +1,141 @@
+"""The cache of references: one uninterrupted leg serves every drill of the same job on the same kind of machine.
+
+Key: what the supervisor can see before anything runs (spec, script, versions, processor or GPU, chaosrun's own code). A hit
+counts only if every local file that the cached run imported still has the same content. Data files that a script reads are not
+seen: a stale hit then shows up as an irreproducible job, and the drill runs a fresh reference before it says so.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import chaosrun
+from chaosrun.errors import UsageError
+from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.spec.model import JobSpec
+
+__all__ = ["ReferenceCache", "job_fingerprint", "reference_key"]
+
+PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "torchdata", "transformers", "datasets")
+IRRELEVANT = {"name", "faults", "recovery", "verify", "timeout"}
+"""Parts of a spec that do not change what an uninterrupted run computes."""
+
+
+def job_fingerprint(spec: JobSpec) -> str:
+    """What a checkpoint must agree on to be continued, as far as the spec says it."""
+    values = spec.model_dump(mode="json", include={"script", "args", "env", "workers", "seed", "deterministic", "data"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def reference_key(spec: JobSpec, script: Path, devices: str) -> str:
+    """`devices` names the GPU models of the placement, or "cpu"."""
+    checkpoints = {"checkpoint": {"every_steps": spec.checkpoint.every_steps}}
+    facts = {
+        "spec": spec.model_dump(mode="json", exclude=IRRELEVANT) | checkpoints,
+        "script": [str(script), _sha256(script)],
+        "versions": {name: _version(name) for name in PACKAGES},
+        "processor": _processor(),
+        "devices": devices,
+        "chaosrun": _own_code(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCache:
+    """`<root>/references/<key>/`, each a reference leg reduced to what verification needs."""
+
+    root: Path
+
+    def find(self, key: str) -> LegLayout | None:
+        """The cached leg of this key, None when there is none or one of its input files has changed."""
+        path = self.root / "references" / key
+        inputs = path / "inputs.json"
+        if not inputs.is_file():
+            return None
+        for name, digest in json.loads(inputs.read_text()).items():
+            if not Path(name).is_file() or _sha256(Path(name)) != digest:
+                return None
+        return LegLayout(path)
+
+    def put(self, key: str, leg: LegLayout, final_step: int) -> None:
+        """Keep a completed leg in the place of an older one."""
+        with self.locked():
+            folder = self.root / "references"
+            for leftover in folder.glob(".incoming-*"):
+                shutil.rmtree(leftover)
+            incoming = folder / f".incoming-{key}"
+            copy_leg(leg, LegLayout(incoming), final_step)
+            if (folder / key).exists():
+                shutil.rmtree(folder / key)
+            os.rename(incoming, folder / key)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from replacing what is found here while it is copied."""
+        folder = self.root / "references"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
+    """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs come along."""
+    target.path.mkdir(parents=True)
+    shutil.copytree(source.path / "attempts", target.path / "attempts")
+    name = checkpoint_name(final_step)
+    shutil.copytree(source.checkpoints / name, target.checkpoints / name)
+    # The journal last: a leg with a journal that says "completed" is whole.
+    for file in (source.path / "inputs.json", source.environment, source.journal):
+        shutil.copy2(file, target.path / file.name)
+
+
+def final_step(leg: LegLayout) -> int:
+    """The step that a completed leg ended at, from its journal. Raises UsageError for a leg that did not complete."""
+    from chaosrun.records.trace import read_lines
+
+    for record in read_lines(leg.journal) if leg.journal.is_file() else ():
+        if record["event"] == "leg.finished" and record["outcome"] == "completed":
+            return int(record["final_step"])
+    raise UsageError(f"{leg.path} holds no completed leg", hint="name a run that ended with PASS or FAIL")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> dict[str, Any]:
+    """Model and instruction set of this machine's processor (hazard K2: AVX2 and AVX-512 differ in bits)."""
+    facts: dict[str, Any] = {"machine": os.uname().machine}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "flags", "Features"):
+            facts.setdefault(name.strip(), value.strip())
+    return facts
+
+
+def _own_code() -> str:
+    """A digest of chaosrun itself: another version may prime or seed differently."""
+    folder = Path(chaosrun.__file__).parent
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        whole.update(path.relative_to(folder).as_posix().encode())
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:16]

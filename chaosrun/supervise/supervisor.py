@@ -1,0 +1,348 @@
+"""Runs one leg: takes events, lets `lifecycle.decide` decide, journals, acts. The only place that restarts anything."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import LegLayout, checkpoint_step
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.trace import read_lines
+from chaosrun.supervise import lifecycle
+from chaosrun.supervise.deaths import failure_of, fault_markers, read_end, withdraw_marker
+
+__all__ = ["LegResult", "Supervisor", "Workers"]
+
+TICK_S = 0.5
+"""How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
+
+
+class Workers(Protocol):
+    """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""
+
+    def acquire(self) -> dict[str, Any]:
+        """Get places for all ranks, anew when a node was lost. Returns what the journal says of them. Raises ResourcesError."""
+        ...
+
+    @property
+    def nodes(self) -> Sequence[str]: ...
+
+    def place(self, order: WorkerOrder) -> WorkerOrder:
+        """Fill in node, local rank and devices."""
+        ...
+
+    def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
+        """Fork all ranks of an attempt; returns their pids by rank, and the rendezvous address. Raises ResourcesError."""
+        ...
+
+    def stop(self, attempt: int) -> None:
+        """Begin to kill an attempt; each node reports when it has stopped."""
+        ...
+
+    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next of these, None when none came in time:
+
+        exited {attempt, rank, pid, exit_code, signal, killed, died_s}, stopped {attempt, node, killed [ranks]} once per node,
+        agent_lost {node, message}, and what was given to `wake`. Others may come and are ignored.
+        """
+        ...
+
+    def wake(self, event: dict[str, Any]) -> None:
+        """Have `next_event` return this; safe from signal handlers and other threads."""
+        ...
+
+    def last_progress_s(self, leg: LegLayout, attempt: int) -> float:
+        """Wall-clock time of the newest sign of life in the ranks' traces, 0.0 when there is none yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegResult:
+    outcome: str
+    message: str
+    hint: str | None
+    final_step: int
+
+
+class Supervisor:
+    """One leg from its first to its last attempt. `run` may be called once."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        leg: LegLayout,
+        template: WorkerOrder,
+        plan: FaultPlan,
+        workers: Workers,
+        max_restarts: int,
+        hang_timeout_s: float,
+        deadline_s: float | None,
+        on_record: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._name = name
+        self._leg = leg
+        self._template = template
+        self._plan = plan
+        self._workers = workers
+        self._max_restarts = max_restarts
+        self._hang_timeout_s = hang_timeout_s
+        self._deadline_s = deadline_s
+        self._on_record = on_record
+        self._clock = clock
+        self._store = CheckpointStore(leg, template.keep)
+        self._pending: deque[lifecycle.Event] = deque()
+        self._stopped_nodes: set[str] = set()
+        self._killed: list[int] = []
+        self._stop_reason = ""
+        self._attempt = 0
+        self._placing = False
+        self._attempt_started_s = 0.0
+        self._observed: set[str] = set()
+        self._journal: Journal | None = None
+
+    @property
+    def is_waiting_for_places(self) -> bool:
+        """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
+        return self._placing
+
+    def interrupt(self) -> None:
+        """End the leg as soon as its processes are gone. May be called from a signal handler or another thread."""
+        self._workers.wake({"event": "interrupt"})
+
+    def run(self) -> LegResult:
+        """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
+        took_over = self._leg.journal.exists()
+        self._journal = Journal(self._leg.journal, clock=self._clock)
+        state, actions = lifecycle.begin(self._template.world_size, self._max_restarts)
+        if took_over:
+            state, _ = lifecycle.decide(state, self._take_over())
+        else:
+            self._record("leg.started", leg=self._name, workers=self._template.world_size, supervisor_pid=os.getpid())
+        try:
+            while True:
+                for action in actions:
+                    if isinstance(action, lifecycle.Finish):
+                        return self._finish(action)
+                    self._act(action)
+                event = self._next_event(state)
+                if isinstance(event, lifecycle.Stopped) and state.failure is not None:
+                    self._record_failure(state.failure)
+                state, actions = lifecycle.decide(state, event)
+        except BaseException:
+            # A bug or a second interrupt: leave no process behind, then let it be seen.
+            self._workers.stop(self._attempt)
+            raise
+        finally:
+            self._journal.close()
+
+    # Events
+
+    def _next_event(self, state: lifecycle.LegState) -> lifecycle.Event:
+        while True:
+            if self._pending:
+                return self._pending.popleft()
+            raw = self._workers.next_event(TICK_S)
+            if raw is None:
+                self._look_at_clocks(state)
+            elif (event := self._understand(raw)) is not None:
+                return event
+
+    def _understand(self, raw: dict[str, Any]) -> lifecycle.Event | None:
+        match raw["event"]:
+            case "exited" if raw["attempt"] == self._attempt:
+                return self._death(raw)
+            case "stopped" if raw["attempt"] == self._attempt:
+                return next(self._node_stopped(raw["node"], raw["killed"]), None)
+            case "agent_lost":
+                self._pending += self._node_stopped(raw["node"], [])
+                return lifecycle.AgentLost(message=f"the agent on node {raw['node'][:8]} died: {raw['message']}")
+            case "interrupt":
+                return lifecycle.Interrupt()
+        return None  # an event of an attempt that is already over
+
+    def _node_stopped(self, node: str, killed: list[int]) -> Iterator[lifecycle.Event]:
+        """Stopped, once the last node has stopped."""
+        self._stopped_nodes.add(node)
+        self._killed += killed
+        if self._stopped_nodes >= set(self._workers.nodes):
+            self._record("attempt.stopped", attempt=self._attempt, reason=self._stop_reason, killed=sorted(self._killed))
+            yield lifecycle.Stopped()
+
+    def _death(self, raw: dict[str, Any]) -> lifecycle.Death:
+        attempt, rank, pid = raw["attempt"], raw["rank"], raw["pid"]
+        ended = {"exit_code": raw["exit_code"], "signal": raw["signal"], "died_s": raw["died_s"]}
+        # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
+        self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
+        for fault, marker in fault_markers(self._leg).items():
+            if fault not in self._observed and (marker.get("attempt"), marker.get("rank"), marker.get("pid")) == (
+                attempt,
+                rank,
+                pid,
+            ):
+                self._record_fault(fault, marker, raw)
+                return lifecycle.Death(rank=rank, fault=fault)
+        if raw["killed"]:
+            return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"))
+        failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=raw["exit_code"], killed_by=raw["signal"])
+        return lifecycle.Death(rank=rank, failure=failure)
+
+    def _record_fault(self, fault: str, marker: dict[str, Any], exited: dict[str, Any], *, requested: bool = False) -> None:
+        self._observed.add(fault)
+        if not requested:
+            said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
+            self._record("fault.requested", fault=fault, requested_s=marker["time_s"], **said)
+        seen = {key: exited[key] for key in ("attempt", "rank", "pid", "exit_code", "signal", "died_s")}
+        self._record("fault.observed", fault=fault, **seen)
+
+    def _record_failure(self, failure: lifecycle.Failure) -> None:
+        """Only when the attempt is over is it certain that no planned fault stood behind a death."""
+        error = None
+        if failure.rank is not None:
+            end = read_end(self._leg, self._attempt, failure.rank)
+            error = end["error"] if end else None
+        self._record(
+            "death.unplanned", attempt=self._attempt, rank=failure.rank, reason=failure.message, step=failure.step, error=error
+        )
+
+    def _look_at_clocks(self, state: lifecycle.LegState) -> None:
+        now = self._clock()
+        if self._deadline_s is not None and now > self._deadline_s:
+            self._deadline_s = None
+            self._pending.append(lifecycle.RunTimeout("the run's timeout has passed"))
+        if state.phase == "running":
+            silent_s = now - max(self._attempt_started_s, self._workers.last_progress_s(self._leg, self._attempt))
+            if silent_s > self._hang_timeout_s:
+                message = f"attempt {self._attempt} made no progress for {silent_s:.0f} s"
+                self._pending.append(lifecycle.Hang(message=message))
+
+    def _take_over(self) -> lifecycle.Resume:
+        """What a journal that another supervisor began says of the leg so far.
+
+        A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again.
+        """
+        past = list(read_lines(self._leg.journal))
+        self._record("supervisor.resumed", supervisor_pid=os.getpid())
+        exits = {
+            (record["attempt"], record["rank"], record["pid"]): record for record in past if record["event"] == "worker.exited"
+        }
+        requested = {record["fault"] for record in past if record["event"] == "fault.requested"}
+        self._observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+        for fault, marker in fault_markers(self._leg).items():
+            if fault in self._observed:
+                continue
+            exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
+            if exited is None:
+                withdraw_marker(self._leg, fault)
+            else:
+                # The journal ends between the death and what it meant.
+                self._record_fault(fault, marker, exited, requested=fault in requested)
+        attempts = [record["attempt"] for record in past if record["event"] == "attempt.starting"]
+        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observed))
+
+    # Actions
+
+    def _act(self, action: lifecycle.Action) -> None:
+        match action:
+            case lifecycle.Place():
+                self._place()
+            case lifecycle.Audit():
+                self._audit()
+            case lifecycle.Start():
+                self._start(action)
+            case lifecycle.Stop():
+                self._stop_reason = action.reason
+                self._workers.stop(action.attempt)
+
+    def _place(self) -> None:
+        self._placing = True
+        try:
+            placed = self._workers.acquire()
+        except ResourcesError as error:
+            self._pending.append(lifecycle.PlacementFailed(message=error.message, hint=error.hint))
+            return
+        except KeyboardInterrupt:
+            self._pending.append(lifecycle.Interrupt())
+            return
+        finally:
+            self._placing = False
+        self._record("placement.acquired", **placed)
+        self._pending.append(lifecycle.Placed())
+
+    def _audit(self) -> None:
+        self._store.clear_staging()
+        selection = self._store.newest_valid()
+        for bad in selection.quarantined:
+            said = {"name": bad.name, "step": bad.step, "reason": bad.reason, "moved_to": str(bad.moved_to)}
+            self._record("checkpoint.quarantined", **said)
+        step = selection.manifest.step if selection.manifest else 0
+        self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
+
+    def _start(self, action: lifecycle.Start) -> None:
+        fired = fault_markers(self._leg)
+        armed = [fault for fault in self._plan.faults if fault.id not in fired]
+        self._attempt = action.attempt
+        self._stopped_nodes.clear()
+        self._killed.clear()
+        self._stop_reason = "all ranks ended"
+        self._record(
+            "attempt.starting",
+            attempt=action.attempt,
+            resume=action.resume,
+            resume_step=action.resume_step,
+            armed=[fault.id for fault in armed],
+        )
+        orders = [
+            self._order(action, rank, [f.to_json() for f in armed if f.rank == rank])
+            for rank in range(self._template.world_size)
+        ]
+        self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
+        try:
+            pids, address = self._workers.start(orders)
+        except ResourcesError as error:
+            self._pending.append(lifecycle.PlacementFailed(message=error.message, hint=error.hint))
+            return
+        except RecoveryError as error:
+            # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
+            self._pending.append(lifecycle.AgentLost(message=error.message))
+            return
+        self._attempt_started_s = self._clock()
+        self._record(
+            "attempt.started",
+            attempt=action.attempt,
+            pids={str(rank): pid for rank, pid in pids.items()},
+            address=address,
+        )
+        self._pending.append(lifecycle.Started())
+
+    def _order(self, action: lifecycle.Start, rank: int, faults: list[dict[str, Any]]) -> WorkerOrder:
+        values = self._template.to_json() | {
+            "attempt": action.attempt,
+            "rank": rank,
+            "resume": action.resume,
+            "faults": faults,
+        }
+        return self._workers.place(WorkerOrder.from_json(values))
+
+    def _finish(self, action: lifecycle.Finish) -> LegResult:
+        newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
+        result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
+        self._record(
+            "leg.finished", outcome=result.outcome, message=result.message, hint=result.hint, final_step=result.final_step
+        )
+        return result
+
+    def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
+        assert self._journal is not None
+        self._on_record({"leg": self._name, **self._journal.append(event, durable=durable, **fields)})
+
+
+def _names(leg: LegLayout) -> list[str]:
+    return [entry.name for entry in leg.checkpoints.iterdir()] if leg.checkpoints.is_dir() else []
