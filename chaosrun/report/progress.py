@@ -1,0 +1,275 @@
+"""What a leg is doing, told by its journal and traces so far: the fold, and one sentence an event.
+
+Shared by the live line and `chaosrun status`. It reads what workers and supervisor wrote and must not know how they work.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.trace import TornRecordError, read_lines
+
+__all__ = [
+    "Landing",
+    "LegProgress",
+    "StepSeen",
+    "UnplannedDeath",
+    "advance",
+    "count",
+    "last_step",
+    "read_progress",
+    "sentence",
+    "signal_name",
+    "span",
+]
+
+TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """A fault that was seen to kill its target."""
+
+    fault: str
+    attempt: int
+    rank: int
+    pid: int
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnplannedDeath:
+    attempt: int
+    rank: int | None
+    step: int | None
+    reason: str
+    traceback: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegProgress:
+    """One leg as of its last journal record."""
+
+    leg: str
+    workers: int | None = None
+    supervisor_pid: int | None = None
+    attempt: int = 0
+    """0 before the first one."""
+    resumed_from: str | None = None
+    resumed_step: int = 0
+    landed: tuple[Landing, ...] = ()
+    unplanned: tuple[UnplannedDeath, ...] = ()
+    quarantined: int = 0
+    outcome: str | None = None
+    message: str | None = None
+    hint: str | None = None
+    final_step: int | None = None
+    last: str = ""
+    last_s: float = 0.0
+    damage: str | None = None
+    """Why the journal could not be read to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeen:
+    """The newest step that a trace file shows."""
+
+    step: int
+    time_s: float
+
+
+def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
+    """The leg's progress after one more journal record. Unknown events only change what happened last.
+
+    Raises KeyError when a known event lacks what the journal's schema promises.
+    """
+    changes: dict[str, Any] = {"last": sentence(record), "last_s": float(record.get("time_s", progress.last_s))}
+    match record.get("event"):
+        case "leg.started":
+            changes |= {"workers": record.get("workers"), "supervisor_pid": record.get("supervisor_pid")}
+        case "supervisor.resumed":
+            # The leg goes on: what an earlier supervisor wrote as its end no longer holds.
+            changes |= {"supervisor_pid": record.get("supervisor_pid"), "outcome": None, "message": None, "hint": None}
+        case "attempt.starting":
+            changes |= {"attempt": record["attempt"], "resumed_from": record["resume"], "resumed_step": record["resume_step"]}
+        case "fault.observed" if all(landing.fault != record["fault"] for landing in progress.landed):
+            landing = Landing(**{key: record[key] for key in ("fault", "attempt", "rank", "pid", "signal")})
+            changes["landed"] = (*progress.landed, landing)
+        case "death.unplanned":
+            traceback = (record.get("error") or {}).get("traceback")
+            said = {key: record[key] for key in ("attempt", "rank", "step", "reason")}
+            changes["unplanned"] = (*progress.unplanned, UnplannedDeath(**said, traceback=traceback))
+        case "checkpoint.quarantined":
+            changes["quarantined"] = progress.quarantined + 1
+        case "leg.finished":
+            changes |= {key: record.get(key) for key in ("outcome", "message", "hint", "final_step")}
+        case _:
+            pass
+    return replace(progress, **changes)
+
+
+def read_progress(leg: str, layout: LegLayout) -> LegProgress:
+    """The progress that a leg's journal shows up to its end, or to the first damaged line; nothing yet without a journal."""
+    progress = LegProgress(leg=leg)
+    if not layout.journal.exists():
+        return progress
+    try:
+        for record in read_lines(layout.journal):
+            progress = advance(progress, record)
+    except TornRecordError as error:
+        return replace(progress, damage=str(error))
+    except KeyError as error:
+        return replace(progress, damage=f"{layout.journal}: a record lacks {error}")
+    return progress
+
+
+def sentence(record: dict[str, Any]) -> str:
+    """One journal record as a clause for people, without the leg's name."""
+
+    def get(key: str) -> Any:
+        return record.get(key)
+
+    match record.get("event"):
+        case "run.created":
+            return f"created in {get('path')}"
+        case "reference.cached":
+            return "taken from the cache: this job has been run undisturbed before"
+        case "leg.started":
+            return f"started, {count(get('workers'), 'worker')}"
+        case "supervisor.resumed":
+            return f"a new supervisor took over (pid {get('supervisor_pid')})"
+        case "placement.acquired":
+            nodes: dict[str, Any] = get("nodes") or {}
+            ranks = sum(len(entry) for entry in nodes.values())
+            more = "; oversubscribed: more workers than cores" if get("oversubscribed") else ""
+            return f"{count(ranks, 'rank')} placed on {count(len(nodes), 'node')}{more}"
+        case "checkpoint.quarantined":
+            return f"checkpoint {get('name')} quarantined: {get('reason')}"
+        case "attempt.starting":
+            return f"attempt {get('attempt')} starts from {get('resume') or 'the beginning'}"
+        case "attempt.started":
+            return f"attempt {get('attempt')} runs, {count(len(get('pids') or {}), 'process', 'processes')}"
+        case "worker.exited":
+            return f"attempt {get('attempt')}: rank {get('rank')} {_end_of_worker(record)}"
+        case "fault.requested":
+            return f"{get('fault')} fires: rank {get('rank')}, {_where(record)}"
+        case "fault.observed":
+            return f"{get('fault')} landed: rank {get('rank')} died of {signal_name(get('signal'))} (pid {get('pid')})"
+        case "death.unplanned":
+            error = get("error") or {}
+            cause = _first_line(f"{error.get('type')}: {error.get('message')}") if error else get("reason")
+            who = "attempt failed" if get("rank") is None else f"unplanned death of rank {get('rank')}"
+            at = "" if get("step") is None else f" at step {get('step')}"
+            return f"{who}{at}: {cause}"
+        case "attempt.stopped":
+            killed = get("killed") or []
+            more = f"; killed {'ranks' if len(killed) > 1 else 'rank'} {', '.join(map(str, killed))}" if killed else ""
+            reason = f": {get('reason')}" if get("reason") else ""
+            return f"attempt {get('attempt')} stopped{reason}{more}"
+        case "leg.finished":
+            at = "" if get("final_step") is None else f" at step {get('final_step')}"
+            outcome, message = str(get("outcome")).replace("_", " "), get("message")
+            needless = not message or outcome in ("completed", message)
+            return f"{outcome}{at}" + ("" if needless else f": {_first_line(message)}")
+        case other:
+            return str(other)
+
+
+def last_step(trace: Path) -> StepSeen | None:
+    """The newest `step` line of a trace file, read from its end; None when there is no file or no step in it yet.
+
+    A torn last line is left out. Raises TornRecordError for any other line that is not a JSON object, OSError when the file
+    exists and cannot be read.
+    """
+    for record in _lines_from_the_end(trace):
+        if record.get("kind") == "step":
+            return StepSeen(step=int(record["step"]), time_s=float(record["time_s"]))
+    return None
+
+
+def signal_name(number: int | None) -> str:
+    if number is None:
+        return "no signal"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def span(seconds: float) -> str:
+    """A duration in at most six characters: 0.18 s, 4.2 s, 37 s, 2m05s, 3h07m."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def count(number: int | None, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _where(record: dict[str, Any]) -> str:
+    step, phase = record.get("step"), record.get("phase")
+    at = "" if step is None else f"step {step}"
+    return ", ".join(part for part in (at, "" if phase == "step" else str(phase)) if part)
+
+
+def _end_of_worker(record: dict[str, Any]) -> str:
+    if record.get("signal"):
+        return f"died of {signal_name(record['signal'])}"
+    code = record.get("exit_code")
+    return "ended" if code == 0 else f"exited with code {code}"
+
+
+def _first_line(text: str) -> str:
+    lines: Iterable[str] = text.strip().splitlines()
+    return next(iter(lines), "")
+
+
+def _lines_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
+    """JSON objects of a JSON-lines file, newest first, reading no more of it than the caller asks for."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        end = file.seek(0, os.SEEK_END)
+        carried = b""
+        torn = True
+        while end > 0:
+            start = max(0, end - TAIL_BYTES)
+            file.seek(start)
+            block = file.read(end - start) + carried
+            end, carried = start, b""
+            if torn:
+                whole = block.rfind(b"\n")
+                if whole < 0:
+                    continue
+                block, torn = block[:whole], False
+            lines = block.split(b"\n")
+            if start:
+                # The first piece may begin before this block.
+                carried = lines.pop(0)
+            for line in reversed(lines):
+                yield _object(path, line)
+
+
+def _object(path: Path, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise TornRecordError(f"{path}: not a JSON record ({error})") from error
+    if not isinstance(record, dict):
+        raise TornRecordError(f"{path}: not a JSON object")
+    return record

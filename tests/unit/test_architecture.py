@@ -1,0 +1,215 @@
+"""The rules of the house, as tests: who may import whom, what stays light, what may be exported, how files are named and sized.
+
+Imports are read from the source, so a rule holds for code that no test runs; what is really loaded, a new interpreter tells.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import chaosrun
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "chaosrun"
+
+# cli → api → supervise, report → cluster, checkpoint, verify → plan, spec, records → errors. `train` runs in the worker, beside
+# that chain: the fork server starts it by name, without importing it.
+PURE = {"spec", "plan", "records", "errors"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "records": {"errors"},
+    "plan": {"spec", "records", "errors"},
+    "spec": {"plan", "records", "errors"},
+    "checkpoint": PURE,
+    "verify": PURE | {"checkpoint"},
+    "train": PURE | {"checkpoint"},
+    "cluster": PURE | {"checkpoint"},
+    "report": PURE | {"checkpoint", "verify"},
+    "supervise": PURE | {"checkpoint", "verify", "cluster"},
+    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report"},
+    "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api"},
+    "__init__": {"train"},
+}
+
+# Not even inside a function: these judge files and values, wherever they run.
+NEVER_RAY_OR_TORCH = {"spec", "plan", "records", "checkpoint", "errors"}
+NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "api", "cli"}
+FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+LONGEST_FILE_LINES = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported module, and where: `eager` when merely importing the file imports it."""
+
+    path: Path
+    line: int
+    module: str
+    eager: bool
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+    @property
+    def distribution(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def room(self) -> str | None:
+        """The part of chaosrun it leads to; None for other packages and for the names that `chaosrun` itself exports."""
+        parts = self.module.split(".")
+        return parts[1] if parts[0] == "chaosrun" and len(parts) > 1 else None
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(), filename=str(path))
+    lazy = {id(inner) for node in ast.walk(tree) if _defers(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [node.module or ""]
+            if node.module == "chaosrun":
+                names = [f"chaosrun.{alias.name}" for alias in node.names if alias.name not in {*chaosrun.__all__}]
+        else:
+            continue
+        for name in names:
+            yield Import(path=path, line=node.lineno, module=name, eager=id(node) not in lazy)
+
+
+def _defers(node: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return True
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def room_of(path: Path) -> str:
+    inside = path.relative_to(PACKAGE)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+IMPORTS = [found for path in sources() for found in imports_of(path)]
+
+
+def test_the_rules_see_the_code() -> None:
+    # Without this a moved package would pass every rule below.
+    assert {room_of(path) for path in sources()} == MAY_IMPORT.keys()
+    assert any(found.distribution == "ray" for found in IMPORTS)
+    assert any(found.distribution == "torch" and not found.eager for found in IMPORTS)
+
+
+def test_imports_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        "import ray.util\n"
+        "from chaosrun import attach, verify\n"
+        "if TYPE_CHECKING:\n    import torch\n"
+        "class Late:\n    import numpy\n    def load(self):\n        from chaosrun.train.rng import digest_rng\n"
+    )
+    found = {(entry.module, entry.distribution, entry.room, entry.eager) for entry in imports_of(path)}
+    assert found == {
+        ("ray.util", "ray", None, True),
+        ("chaosrun.verify", "chaosrun", "verify", True),
+        ("torch", "torch", None, False),
+        ("numpy", "numpy", None, True),
+        ("chaosrun.train.rng", "chaosrun", "train", False),
+    }
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{found}: {room_of(found.path)} may import {sorted(MAY_IMPORT[room_of(found.path)])}"
+        for found in IMPORTS
+        if found.room not in {None, room_of(found.path)} and found.room not in MAY_IMPORT[room_of(found.path)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_cluster_imports_ray() -> None:
+    wrong = [str(found) for found in IMPORTS if found.distribution == "ray" and room_of(found.path) != "cluster"]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_training_libraries_stay_in_the_worker() -> None:
+    heavy = {"torch", "accelerate", "safetensors"}
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        if found.distribution in heavy
+        and (
+            room_of(found.path) in NEVER_RAY_OR_TORCH
+            or found.path == PACKAGE / "supervise" / "lifecycle.py"
+            or (found.eager and room_of(found.path) in NO_TORCH_AT_MODULE_LEVEL)
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_state_machine_touches_nothing() -> None:
+    effects = {"asyncio", "os", "pathlib", "random", "shutil", "signal", "socket", "subprocess", "threading", "time"}
+    wrong = [str(found) for found in imports_of(PACKAGE / "supervise" / "lifecycle.py") if found.distribution in effects]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import chaosrun", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
+        ("import chaosrun.cli", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
+        ("import chaosrun.verify.verdict", ["torch", "ray", "accelerate"]),
+        ("import chaosrun.supervise.lifecycle", ["torch", "ray", "accelerate"]),
+        ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),
+        ("import chaosrun.train.worker, chaosrun.train.recorder; chaosrun.attach", ["ray"]),
+    ],
+)
+def test_what_an_import_loads(statement: str, unwanted: list[str]) -> None:
+    question = f"import sys; {statement}; print(*[name for name in {unwanted} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert answer.stdout.split() == []
+
+
+def test_exported_names() -> None:
+    assert chaosrun.__all__ == ["Session", "__version__", "attach", "sample_rng"]
+    assert all(getattr(chaosrun, name) is not None for name in chaosrun.__all__)
+    with pytest.raises(AttributeError, match="submit"):
+        chaosrun.submit  # noqa: B018
+
+
+def test_every_module_says_what_it_owns() -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sources()}
+    silent = [path for path, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))]
+    assert not silent, f"without a docstring: {silent}"
+
+
+def test_modules_are_named_by_their_subject() -> None:
+    paths = [*sources(), *job_sources()]
+    nameless = [str(path.relative_to(ROOT)) for path in paths if FORBIDDEN_NAMES & set(re.split("[_.]", path.name))]
+    assert not nameless
+
+
+def test_files_hold_one_subject() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in [*sources(), *job_sources()]}
+    too_long = {path: length for path, length in lengths.items() if length > LONGEST_FILE_LINES}
+    assert not too_long
+
+
+def test_jobs_see_only_what_chaosrun_exports() -> None:
+    inside = [str(found) for path in job_sources() for found in imports_of(path) if found.room is not None]
+    assert not inside, "\n".join(inside)
+
+
+def job_sources() -> list[Path]:
+    found = sorted((ROOT / "jobs").rglob("*.py"))
+    assert found
+    return found

@@ -1,0 +1,359 @@
+"""The command line: what it calls, what it prints where, and the exit code it ends with."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import chaosrun
+from chaosrun import cli, errors
+from chaosrun.api import RunResult, RunSummary
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.layout import RunLayout
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.verdict import Verdict
+
+RUN_ID = "bytelm-20260102-030405"
+
+
+@dataclass
+class Calls:
+    """A stand-in for `chaosrun.api` that answers what a test tells it to and keeps what it was asked."""
+
+    made: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    answers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def answer(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.made.append((name, {"args": args, **kwargs}))
+            return self.answers[name](*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLayout:
+    layout = RunLayout(tmp_path / "runs" / RUN_ID)
+    layout.path.mkdir(parents=True)
+    return layout
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch, run: RunLayout) -> Calls:
+    calls = Calls(answers={"find_run": lambda ref, root: run})
+    module = ModuleType("chaosrun.api")
+    for name in ("submit", "resume", "verify", "plan", "list_runs", "find_run"):
+        setattr(module, name, calls.answer(name))
+    monkeypatch.setitem(sys.modules, "chaosrun.api", module)
+    monkeypatch.setattr(chaosrun, "api", module, raising=False)
+    return calls
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return call
+
+
+class TestErrors:
+    def test_ours(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        api.answers["plan"] = raising(errors.UsageError("job.yaml does not exist", hint="give the path of a job file"))
+        assert cli.main(["plan", "job.yaml"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", "error: job.yaml does not exist\nhint: give the path of a job file\n")
+
+    @pytest.mark.parametrize(
+        ("kind", "code"),
+        [
+            (errors.UsageError, 2),
+            (errors.SpecError, 2),
+            (errors.RestoreMismatchError, 3),
+            (errors.UserScriptError, 4),
+            (errors.MisuseError, 4),
+            (errors.RecoveryError, 5),
+            (errors.ResourcesError, 7),
+            (errors.RunTimeoutError, 124),
+            (errors.InterruptedRunError, 130),
+        ],
+    )
+    def test_exit_codes(self, api: Calls, kind: type[errors.ChaosrunError], code: int) -> None:
+        api.answers["submit"] = raising(kind("no"))
+        assert cli.main(["submit", "job.yaml"]) == code
+
+    def test_the_caret_stays_where_it_is(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        message = "job.yaml:3:1: unknown key 'wrokers'\n  wrokers: 3" + " " * 90 + "#\n  ^^^^^^^"
+        api.answers["plan"] = raising(errors.SpecError(message, hint="did you mean workers?"))
+        cli.main(["validate", "job.yaml"])
+        assert capsys.readouterr().err == f"error: {message}\nhint: did you mean workers?\n"
+
+    @pytest.mark.parametrize("option", [["-o", "json"], ["--output", "json"], ["--output=json"], ["-ojson"]])
+    def test_json(self, api: Calls, capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+        api.answers["submit"] = raising(errors.ResourcesError("no room for 3 workers", hint="ask for less"))
+        assert cli.main(["submit", "job.yaml", *option]) == 7
+        out, err = capsys.readouterr()
+        wanted = {"kind": "ResourcesError", "message": "no room for 3 workers", "hint": "ask for less", "exit_code": 7}
+        assert json.loads(out) == {"v": 1, "error": wanted}
+        assert "error: no room for 3 workers" in err
+
+    def test_a_bug(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        api.answers["verify"] = raising(ZeroDivisionError("division by zero"))
+        assert cli.main(["verify", "latest", "-o", "json"]) == 1
+        out, err = capsys.readouterr()
+        assert "Traceback (most recent call last)" in err
+        assert "this is a bug in chaosrun" in err
+        assert json.loads(out)["error"]["exit_code"] == 1
+
+    def test_interrupted(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        api.answers["submit"] = raising(KeyboardInterrupt())
+        assert cli.main(["submit", "job.yaml", "--quiet"]) == 130
+        assert capsys.readouterr() == ("", "error: interrupted\n")
+
+    @pytest.mark.parametrize(
+        ("tokens", "said"),
+        [
+            (["submit"], "JOB requires an argument"),
+            (["submit", "job.yaml", "--rooot", "x"], "Did you mean --root?"),
+            (["sumbit", "job.yaml"], 'Did you mean "submit"?'),
+            (["submit", "job.yaml", "-o", "xml"], 'Choose from: "text", "json"'),
+            (["logs", "latest", "--rank", "one"], "--rank"),
+            (["logs", "latest", "--leg", "third"], "--leg"),
+            (["verify", "latest", "surplus"], "surplus"),
+            (["list", "--root"], "--root requires an argument"),
+        ],
+    )
+    def test_wrong_usage(self, api: Calls, capsys: pytest.CaptureFixture[str], tokens: list[str], said: str) -> None:
+        assert cli.main(tokens) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert said in err
+        assert "--help`" in err.splitlines()[-1]
+        assert api.made == []
+
+    def test_wrong_usage_in_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["list", "--nope", "-o", "json"]) == 2
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UsageError"
+
+
+VERDICT = Verdict(
+    status="FAIL",
+    exit_code=3,
+    cause="RNG not restored",
+    hint=None,
+    outcome="completed",
+    checks=(),
+    divergence=None,
+    faults=(),
+    attempts=(),
+    steps=9,
+    lost_steps=2,
+)
+
+
+class TestCommands:
+    def test_submit(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+        def submit(*args: Any, on_event: Callable[[dict[str, Any]], None], **kwargs: Any) -> RunResult:
+            on_event({"leg": None, "event": "run.created", "run": RUN_ID, "path": str(run.path)})
+            on_event({"leg": "chaos", "event": "leg.started", "workers": 2, "supervisor_pid": 1, "time_s": 0.0})
+            return RunResult(run, VERDICT)
+
+        api.answers["submit"] = submit
+        tokens = [
+            "submit",
+            "job.yaml",
+            "workers=2",
+            "faults.seed=7",
+            "--root",
+            "runs",
+            "--address",
+            "auto",
+            "--reference",
+            "fresh",
+        ]
+        assert cli.main(tokens) == 3
+        ((name, asked),) = api.made
+        asked.pop("on_event")
+        assert (name, asked) == (
+            "submit",
+            {
+                "args": (Path("job.yaml"),),
+                "overrides": ("workers=2", "faults.seed=7"),
+                "root": Path("runs"),
+                "address": "auto",
+                "reference": "fresh",
+            },
+        )
+        out, err = capsys.readouterr()
+        assert out.startswith(f"run {RUN_ID}\n")
+        assert "FAIL      RNG not restored\n" in out
+        assert err.splitlines()[-1] == "[0:00] chaos: started, 2 workers"
+
+    def test_quiet(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+        api.answers["submit"] = lambda *args, **kwargs: RunResult(run, VERDICT)
+        assert cli.main(["submit", "job.yaml", "-q", "-o", "json"]) == 3
+        assert api.made[0][1]["on_event"] is None
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert json.loads(out) == {"v": 1, "run": RUN_ID, "path": str(run.path), "verdict": VERDICT.to_json()}
+
+    @pytest.mark.parametrize("code", [0, 3, 4, 5, 6, 7, 124, 130])
+    @pytest.mark.parametrize("command", ["resume", "verify"])
+    def test_the_verdict_decides_the_exit_code(self, api: Calls, run: RunLayout, command: str, code: int) -> None:
+        verdict = replace(VERDICT, exit_code=code)
+        api.answers |= {"resume": lambda *args, **kwargs: RunResult(run, verdict), "verify": lambda layout: verdict}
+        assert cli.main([command, "latest"]) == code
+        assert api.made[0] == ("find_run", {"args": ("latest", None)})
+        assert api.made[1][1]["args"] == (run,)
+
+    def test_plan_and_validate(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90})
+        plan = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
+        api.answers["plan"] = lambda job, overrides: (SimpleNamespace(spec=spec), plan)
+        assert cli.main(["plan", "job.yaml", "workers=3"]) == 0
+        assert "F1     SIGKILL rank 1 after step 17  faults.schedule[0]" in capsys.readouterr().out
+        assert api.made == [("plan", {"args": (Path("job.yaml"), ("workers=3",))})]
+        assert cli.main(["plan", "job.yaml", "-o", "json"]) == 0
+        assert FaultPlan.from_json(json.loads(capsys.readouterr().out)["plan"]) == plan
+        assert cli.main(["validate", "job.yaml"]) == 0
+        said = "bytelm: 3 workers, 90 steps, a checkpoint every 50 steps, 1 fault (seed 7)"
+        assert capsys.readouterr().out == f"job.yaml: valid. {said}\n"
+        assert cli.main(["validate", "job.yaml", "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["spec"]["workers"] == 3
+
+    def test_list(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+        summary = RunSummary(run_id=RUN_ID, name="bytelm", status="PASS", created_s=time.time(), path=run.path)
+        api.answers["list_runs"] = lambda root: [summary]
+        assert cli.main(["list", "--root", "x"]) == 0
+        assert api.made == [("list_runs", {"args": (Path("x"),)})]
+        assert RUN_ID in capsys.readouterr().out
+        assert cli.main(["list", "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["runs"][0]["status"] == "PASS"
+
+
+class TestLogs:
+    @pytest.fixture(autouse=True)
+    def logs(self, run: RunLayout) -> None:
+        for leg, attempt, ranks in (("reference", 1, 2), ("chaos", 1, 2), ("chaos", 2, 2)):
+            for rank in range(ranks):
+                path = run.leg(leg).attempt(attempt).log(rank)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(f"{leg} {attempt} {rank}\n".encode())
+
+    def test_last_attempt_of_the_chaos_leg(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["logs", "latest"]) == 0
+        assert capsys.readouterr().out == (
+            "==> chaos, attempt 2, rank 0 <==\nchaos 2 0\n==> chaos, attempt 2, rank 1 <==\nchaos 2 1\n"
+        )
+
+    def test_one(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["logs", "latest", "--leg", "reference", "--attempt", "1", "--rank", "1"]) == 0
+        assert capsys.readouterr().out == "reference 1 1\n"
+
+    def test_json(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["logs", "latest", "--rank", "0", "-o", "json"]) == 0
+        (log,) = json.loads(capsys.readouterr().out)["logs"]
+        assert (log["leg"], log["attempt"], log["rank"], log["text"]) == ("chaos", 2, 0, "chaos 2 0\n")
+
+    @pytest.mark.parametrize(
+        ("options", "error", "hint"),
+        [
+            (["--attempt", "9"], "the chaos leg has no attempt 9", "it has 1, 2"),
+            (["--rank", "5"], "attempt 2 of the chaos leg has no rank 5", "it has 0, 1"),
+            (["--leg", "reference", "--attempt", "2"], "the reference leg has no attempt 2", "it has 1"),
+        ],
+    )
+    def test_what_is_not_there(
+        self, api: Calls, capsys: pytest.CaptureFixture[str], options: list[str], error: str, hint: str
+    ) -> None:
+        assert cli.main(["logs", "latest", *options]) == 2
+        assert capsys.readouterr().err == f"error: {error}\nhint: {hint}\n"
+
+    def test_bytes_that_are_no_text(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+        run.leg("chaos").attempt(2).log(0).write_bytes(b"a\xffb")
+        assert cli.main(["logs", "latest", "--rank", "0"]) == 0
+        assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}b\n"
+
+
+class TestStatus:
+    def test_text(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["status", "byte"]) == 0
+        assert capsys.readouterr().out == f"run {RUN_ID}\n  state      not started\n"
+        assert api.made == [("find_run", {"args": ("byte", None)})]
+
+    def test_json(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["status", "byte", "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["state"] == "not started"
+
+
+class TestProcess:
+    """What only a real process shows."""
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1]), "COLUMNS": "80", **environ}
+        command = [sys.executable, "-m", "chaosrun.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+
+    def test_help_is_quick_and_names_every_command(self) -> None:
+        took_s: list[float] = []
+        for _ in range(3):
+            began_s = time.monotonic()
+            done = self.start("--help")
+            took_s.append(time.monotonic() - began_s)
+            assert done.returncode == 0
+            for command in ("submit", "resume", "plan", "validate", "verify", "list", "status", "logs"):
+                assert command in done.stdout
+            assert max(map(len, done.stdout.splitlines())) <= 80
+        assert min(took_s) <= 0.3
+
+    def test_help_imports_nothing_heavy(self) -> None:
+        program = (
+            "import sys; from chaosrun import cli; cli.main(['--help']); cli.main(['submit', '--help']);"
+            "heavy = {'torch', 'ray', 'pydantic', 'numpy', 'accelerate', 'ruamel'};"
+            "heavy &= {name.split('.')[0] for name in sys.modules};"
+            "sys.exit(str(sorted(heavy)) if heavy else 0)"
+        )
+        environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1])}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def test_a_terminal_without_the_character_is_no_error(self, tmp_path: Path) -> None:
+        job = tmp_path / "caf\N{LATIN SMALL LETTER E WITH ACUTE}-\N{GREEK SMALL LETTER OMEGA}.yaml"
+        (tmp_path / "train.py").touch()
+        job.write_text("name: x\nscript: train.py\nworkers: 1\n")
+        done = self.start("validate", str(job), PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "caf?-?.yaml: valid" in done.stdout
+
+    def test_version(self) -> None:
+        done = self.start("--version")
+        assert (done.returncode, done.stdout) == (0, f"{chaosrun.__version__}\n")
+
+    def test_a_reader_that_leaves_is_no_error(self, tmp_path: Path) -> None:
+        run = RunLayout(tmp_path / "runs" / RUN_ID)
+        log = run.leg("chaos").attempt(1).log(0)
+        log.parent.mkdir(parents=True)
+        log.write_text("line\n" * 200_000)
+        reader, writer = os.pipe()
+        os.close(reader)
+        program = (
+            "import sys, types, pathlib, chaosrun; from chaosrun.records.layout import RunLayout; from chaosrun import cli;"
+            "api = types.ModuleType('chaosrun.api'); sys.modules['chaosrun.api'] = chaosrun.api = api;"
+            "api.find_run = lambda ref, root: RunLayout(pathlib.Path(sys.argv[1]));"
+            "sys.exit(cli.main(['logs', 'latest']))"
+        )
+        environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1])}
+        command = [sys.executable, "-c", program, str(run.path)]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, timeout=60, check=False)
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (0, "")

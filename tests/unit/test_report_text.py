@@ -1,0 +1,325 @@
+"""The account for people: every fact that a reader needs is there, at 80 columns and at 40, with and without colour."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.api import RunSummary
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.output import has_colour, rendered
+from chaosrun.report.text import job_sentence, render_plan, render_runs, render_verdict
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.account import AttemptSummary, FaultOutcome
+from chaosrun.verify.check import Check, failed, inconclusive, passed, skipped
+from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.verdict import Verdict
+
+RUN_ID = "bytelm-20260102-030405"
+
+LANDED = FaultOutcome(
+    id="F1",
+    description="SIGKILL rank 1 after step 17",
+    rank=1,
+    phase="step",
+    step=17,
+    attempt=1,
+    landed=True,
+    problem=None,
+)
+MISSING = FaultOutcome(
+    id="F2",
+    description="SIGKILL rank 0 inside the gradient all-reduce of step 44",
+    rank=0,
+    phase="reduce",
+    step=44,
+    attempt=None,
+    landed=False,
+    problem="it never fired",
+)
+FIRST = AttemptSummary(
+    attempt=1,
+    resumed_from=None,
+    resumed_step=0,
+    first_step=1,
+    last_step=17,
+    ended_by="F1 (SIGKILL rank 1 after step 17)",
+    lost_steps=7,
+    recovery_s=None,
+    ranks=3,
+)
+SECOND = AttemptSummary(
+    attempt=2,
+    resumed_from="step-00000010",
+    resumed_step=10,
+    first_step=11,
+    last_step=90,
+    ended_by="completed",
+    lost_steps=0,
+    recovery_s=0.187,
+    ranks=3,
+)
+CHECKS: tuple[Check, ...] = (
+    passed("completed", "both legs ended at step 90 on every rank"),
+    passed("gradients", "270 step records, equal"),
+    skipped("final_scheduler", "no scheduler is registered"),
+)
+PASSED = Verdict(
+    status="PASS",
+    exit_code=0,
+    cause="bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault",
+    hint=None,
+    outcome="completed",
+    checks=CHECKS,
+    divergence=None,
+    faults=(LANDED,),
+    attempts=(FIRST, SECOND),
+    steps=90,
+    lost_steps=7,
+)
+DIVERGENCE = Divergence(
+    step=11,
+    rank=0,
+    ranks=(0, 1, 2),
+    attempt=2,
+    kind="learning rate",
+    cause="LR scheduler not restored",
+    hint="the optimizer used the learning rate of step 1: the scheduler's state was not restored",
+    tensor="blocks.0.attn.qkv.weight",
+    expected=((0.001).hex(),),
+    seen=((0.0001).hex(),),
+)
+FAILED = replace(
+    PASSED,
+    status="FAIL",
+    exit_code=3,
+    cause="LR scheduler not restored (first difference: step 11, rank 0, attempt 2)",
+    hint="pass the scheduler to run.register",
+    checks=(*CHECKS, failed("lr", "learning rate of step 11 differs"), inconclusive("rng", "check crashed: KeyError: 1")),
+    divergence=DIVERGENCE,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    monkeypatch.chdir(tmp_path)
+    layout = RunLayout(tmp_path / ".chaosrun" / "runs" / RUN_ID)
+    layout.path.mkdir(parents=True)
+    info: dict[str, Any] = {
+        "job": str(tmp_path / "jobs" / "job.yaml"),
+        "overrides": ["faults.seed=7", "args=[a b]"],
+        "spec": {"name": "bytelm", "workers": 3, "max_steps": 90},
+        "reference": {"source": None},
+    }
+    layout.run_json.write_text(json.dumps(info))
+    write_chaos(
+        layout,
+        ("leg.started", {"workers": 3, "supervisor_pid": 1}),
+        ("fault.observed", {"fault": "F1", "attempt": 1, "rank": 1, "pid": 4211, "signal": 9}),
+    )
+    return layout
+
+
+def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str = "chaos") -> None:
+    journal = Journal(run.leg(leg).journal)
+    for event, said in records:
+        journal.append(event, **said)
+    journal.close()
+
+
+def text(verdict: Verdict, run: RunLayout, *, width: int = 80, root: Path | None = None) -> str:
+    return rendered(render_verdict(verdict, run, root=root), width=width, colour=False)
+
+
+def test_pass(run: RunLayout) -> None:
+    assert text(PASSED, run) == (
+        "run bytelm-20260102-030405  bytelm, 3 workers\n"
+        "\n"
+        "Faults: 1 of 1 landed\n"
+        "  fault  what                          where               evidence\n"
+        "  F1     SIGKILL rank 1 after step 17  attempt 1, step 17  pid 4211: SIGKILL\n"
+        "\n"
+        "Attempts: 2, 7 steps lost and done again, recovery 0.19 s\n"
+        "  #  went on from   steps  ended by   lost  recovery\n"
+        "  1  the beginning  1-17   fault F1      7         -\n"
+        "  2  step-00000010  11-90  completed     -    0.19 s\n"
+        "\n"
+        "Checks: 2 passed, 1 skipped\n"
+        "  pass  completed        both legs ended at step 90 on every rank\n"
+        "  pass  gradients        270 step records, equal\n"
+        "  skip  final_scheduler  no scheduler is registered\n"
+        "\n"
+        "PASS      bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault\n"
+        "inspect   chaosrun verify bytelm-20260102-030405\n"
+        "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]'\n"
+    )
+
+
+def test_fail_shows_what_differed_first(run: RunLayout) -> None:
+    account = text(FAILED, run, width=120)
+    assert "Checks: 1 failed, 1 inconclusive, 2 passed, 1 skipped" in account
+    checks = account[account.index("Checks:") :].splitlines()[1:]
+    assert [line.split()[0] for line in checks[:5]] == ["fail", "inconclusive", "pass", "pass", "skip"]
+    divergence = account[account.index("First divergence") : account.index("\nFAIL")]
+    assert "step 11, ranks 0, 1, 2, attempt 2" in divergence
+    assert "blocks.0.attn.qkv.weight" in divergence
+    assert "expected  [0.001 (0x1.0624dd2f1a9fcp-10)]" in divergence
+    assert "seen      [0.0001 (" in divergence
+    assert "LR scheduler not restored" in divergence
+    assert f"inspect   chaosrun logs {RUN_ID} --leg chaos --attempt 2 --rank 0\n" in account
+    assert "hint      pass the scheduler to run.register" in account
+
+
+def test_a_hint_is_given_once(run: RunLayout) -> None:
+    account = text(replace(FAILED, hint=DIVERGENCE.hint), run, width=120)
+    assert account.count(DIVERGENCE.hint) == 1
+
+
+def test_fault_that_cannot_be_shown(run: RunLayout) -> None:
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, cause="faults_landed: …", faults=(LANDED, MISSING))
+    account = text(verdict, run, width=120)
+    assert "Faults: 1 of 2 landed" in account
+    assert "NOT SHOWN: it never fired" in account
+    assert "\nINCONCLUSIVE  faults_landed" in account
+
+
+def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
+    account = text(PASSED, run, root=tmp_path / "my runs")
+    assert account.count(f"--root '{tmp_path / 'my runs'}'\n") == 2
+
+
+def test_job_elsewhere_is_named_in_full(run: RunLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert f"chaosrun submit {tmp_path}/jobs/job.yaml faults.seed=7" in text(PASSED, run)
+
+
+@pytest.mark.parametrize("verdict", [PASSED, FAILED, replace(FAILED, faults=(LANDED, MISSING))])
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None:
+    lines = text(verdict, run, width=width).splitlines()
+    copied = ("run ", "inspect ", "repeat ")
+    assert max(len(line) for line in lines if not line.startswith(copied)) <= width
+
+
+def test_colour_only_when_asked(run: RunLayout) -> None:
+    assert "\x1b" not in rendered(render_verdict(FAILED, run), width=80, colour=False)
+    assert "\x1b[1;31mFAIL" in rendered(render_verdict(FAILED, run), width=80, colour=True)
+
+
+def test_markup_in_names_is_text(run: RunLayout) -> None:
+    verdict = replace(PASSED, cause="[bold]args[/bold] :smile: [1, 2]")
+    assert "PASS      [bold]args[/bold] :smile: [1, 2]\n" in text(verdict, run)
+
+
+def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout) -> None:
+    trace = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\nValueError: boom'
+    write_chaos(
+        run,
+        ("attempt.starting", {"attempt": 2, "resume": None, "resume_step": 0, "armed": []}),
+        (
+            "death.unplanned",
+            {
+                "attempt": 2,
+                "rank": 1,
+                "step": 7,
+                "reason": "raised",
+                "error": {"type": "ValueError", "message": "boom", "traceback": trace},
+            },
+        ),
+        ("leg.finished", {"outcome": "user_error", "message": "rank 1 raised ValueError", "hint": None, "final_step": 5}),
+    )
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=4, outcome="user_error", cause="chaos leg: rank 1 raised")
+    account = text(verdict, run)
+    assert "Checks" not in account
+    assert "Traceback of rank 1, attempt 2\n" in account
+    assert '    File "train.py", line 7, in main\n  ValueError: boom\n' in account
+    assert f"inspect   chaosrun logs {RUN_ID}\n" in account
+
+
+def test_reference_that_failed_shows_its_traceback(run: RunLayout) -> None:
+    run.leg("chaos").journal.unlink()
+    write_chaos(
+        run,
+        ("attempt.starting", {"attempt": 1, "resume": None, "resume_step": 0, "armed": []}),
+        ("death.unplanned", {"attempt": 1, "rank": 0, "step": 1, "reason": "raised", "error": {"traceback": "Traceback: X"}}),
+        ("leg.finished", {"outcome": "user_error", "message": "m", "hint": None, "final_step": 0}),
+        leg="reference",
+    )
+    account = text(replace(PASSED, status="INCONCLUSIVE", outcome="user_error", attempts=()), run)
+    assert "Traceback of rank 0, attempt 1\n  Traceback: X\n" in account
+    assert "Faults" not in account
+
+
+def test_interrupted_says_how_to_go_on(run: RunLayout) -> None:
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=130, outcome="interrupted", cause="chaos leg: interrupted")
+    assert text(verdict, run).endswith(f"\ngo on     chaosrun resume {RUN_ID}\n")
+
+
+def test_unplanned_death_is_told_in_words(run: RunLayout) -> None:
+    attempts = (replace(FIRST, ended_by="unplanned death of rank 0: killed by SIGSEGV"), SECOND)
+    assert "unplanned death of rank 0: killed by SIGSEGV" in text(replace(PASSED, attempts=attempts), run, width=120)
+
+
+def test_long_values_are_cut(run: RunLayout) -> None:
+    long = replace(DIVERGENCE, expected=list(range(1000)), seen=[1])
+    account = text(replace(FAILED, divergence=long), run)
+    assert "(4890 characters)" in account.replace("\n", " ")
+    assert "999" not in account
+
+
+PLAN = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
+
+
+def test_plan() -> None:
+    spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90})
+    assert rendered(render_plan(spec, PLAN), width=80, colour=False) == (
+        "bytelm: 3 workers, 90 steps, a checkpoint every 50 steps, 1 fault (seed 7)\n"
+        "\n"
+        "  fault  what                          from\n"
+        "  F1     SIGKILL rank 1 after step 17  faults.schedule[0]\n"
+    )
+
+
+def test_plan_without_faults() -> None:
+    spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 1})
+    assert job_sentence(spec, FaultPlan(seed=0)) == "bytelm: 1 worker, a checkpoint every 50 steps, no faults"
+
+
+def test_runs() -> None:
+    runs = [
+        RunSummary(run_id="bytelm-2", name="bytelm", status="running", created_s=940.0, path=Path("b")),
+        RunSummary(run_id="bytelm-1", name="bytelm", status="FAIL", created_s=0.0, path=Path("a")),
+    ]
+    assert rendered(render_runs(runs, now_s=1000.0), width=80, colour=False) == (
+        "run       job     status   age\nbytelm-2  bytelm  running  1m00s\nbytelm-1  bytelm  FAIL     16m40s\n"
+    )
+    assert rendered(render_runs([], now_s=0.0), width=80, colour=False) == "no runs yet\n"
+
+
+class _Terminal(io.StringIO):
+    def __init__(self, tty: bool) -> None:
+        super().__init__()
+        self._tty = tty
+
+    def isatty(self) -> bool:
+        return self._tty
+
+
+@pytest.mark.parametrize(
+    ("tty", "environ", "colour"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_when_there_is_colour(tty: bool, environ: dict[str, str], colour: bool) -> None:
+    assert has_colour(_Terminal(tty), environ) is colour
