@@ -46,9 +46,11 @@ def resume_points(drill: Drill) -> Check:
     restores = 0
     points: list[dict[str, Any]] = []
     for attempt in drill.chaos.attempts:
+        # Older ones than these retention may have deleted before the newer ones turned out to be damaged.
+        kept = sorted(committed.values())[-drill.spec.checkpoint.keep :]
         for name in attempt.quarantined:
             committed.pop(name, None)
-        newest = max(committed.values(), default=0)
+        newest = max((step for step in committed.values() if step in kept), default=0)
         problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
         if problem:
             return failed(

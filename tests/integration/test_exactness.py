@@ -1,0 +1,89 @@
+"""The point of it all: bytelm and digits, killed wherever it hurts, end bit-identical to an undisturbed run.
+
+One drill strikes at every place: mid-epoch, at the last step of an epoch, right after the boundary, twice within one epoch,
+while a checkpoint is written, between write and commit, after the commit, right after a restore, inside the all-reduce.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, Submit
+
+STEPS_AN_EPOCH = 8
+EPOCHS = 3
+DIGITS = 1347
+PRELOAD = {"bytelm": "pydoc_data.topics", "digits": "sklearn.datasets"}
+
+SCHEDULE = """\
+    - {{rank: {0}, at_step: 5}}
+    - {{rank: {1}, phase: restore.end}}
+    - {{rank: {1}, at_step: 8}}
+    - {{rank: {2}, at_step: 9}}
+    - {{rank: {3}, at_step: 11}}
+    - {{rank: {0}, at_step: 12, phase: checkpoint.file}}
+    - {{rank: {1}, at_step: 13}}
+    - {{rank: {2}, at_step: 15, phase: checkpoint.precommit}}
+    - {{rank: {3}, at_step: 21, phase: checkpoint.postcommit}}
+"""
+REDUCE = "    - {{rank: {2}, at_step: 18, phase: reduce}}\n"
+
+
+def job(name: str, workers: int, loader_workers: int) -> str:
+    """A small version of a job with eight steps in each of its three epochs; the samples divide evenly by nothing."""
+    rounds = 2 * STEPS_AN_EPOCH - 1 if name == "bytelm" else STEPS_AN_EPOCH
+    batches = rounds * workers - (workers > 1)
+    if name == "bytelm":
+        sizes = ["--batch-size", 4, "--chunks", 4 * batches - 3, "--context", 32, "--width", 32, "--layers", 1]
+    else:
+        sizes = ["--batch-size", math.ceil(DIGITS / batches), "--width", 4]
+    schedule = SCHEDULE + (REDUCE if workers > 1 else "")
+    args = [*sizes, "--epochs", EPOCHS, "--seed", 3, "--loader-workers", loader_workers]
+    return (
+        f"name: {name}\nscript: {REPOSITORY / 'jobs' / name / 'train.py'}\nargs: [{', '.join(map(str, args))}]\n"
+        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD[name]}]}}\n"
+        + "faults:\n  schedule:\n"
+        + schedule.format(*(rank % workers for rank in range(4)))
+    )
+
+
+def assert_exact(submit: Submit, text: str, workers: int) -> None:
+    verdict = submit(text).verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert verdict.exit_code == 0
+    faults = 10 if workers > 1 else 9
+    assert verdict.steps == EPOCHS * STEPS_AN_EPOCH
+    assert [fault.landed for fault in verdict.faults] == [True] * faults
+    assert len(verdict.attempts) == faults + 1
+    skipped = {check.name for check in verdict.checks if check.status == "skip"}
+    # Nothing that can be compared in these jobs was left out.
+    assert skipped <= {"final_registered", "rank_agreement", "bucket_layout"}, skipped
+
+
+CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "digits")]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_kills_everywhere_leave_no_trace(submit: Submit, name: str, workers: int) -> None:
+    loader_workers = 2 if (workers % 2 == 0) == (name == "bytelm") else 0
+    assert_exact(submit, job(name, workers, loader_workers), workers)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "workers"), CASES)
+def test_kills_everywhere_leave_no_trace_with_the_other_loader(submit: Submit, name: str, workers: int) -> None:
+    loader_workers = 0 if (workers % 2 == 0) == (name == "bytelm") else 2
+    assert_exact(submit, job(name, workers, loader_workers), workers)
+
+
+@pytest.mark.ray
+def test_a_cached_reference_is_used_and_gives_the_same_verdict(submit: Submit, tmp_path: Path) -> None:
+    text = job("digits", 1, 0)
+    assert submit(text).verdict.status == "PASS"
+    events: list[dict[str, object]] = []
+    again = submit(text, "faults.seed=9", on_event=events.append)
+    assert again.verdict.status == "PASS"
+    assert [event["event"] for event in events if event["leg"] == "reference"] == ["reference.cached"]

@@ -1,0 +1,281 @@
+"""The verdict is not fooled: every way of breaking a recovery that the script `mutants/train.py` knows is found and named.
+
+Real drills, all on the same two placements (2 and 3 workers), so that each costs a few restarts and not a start of everything.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from chaosrun import api
+from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.verdict import Verdict
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = Path(__file__).parent / "mutants" / "train.py"
+SAMPLES = 83
+STEPS = 18
+"""3 epochs of 6 steps: 11 batches on each of 2 workers, 2 of them a step."""
+CHECKPOINT_EVERY = 4
+KILLED_AT = 10
+"""In the middle of the second epoch, and two steps after its only checkpoint."""
+RESUMED = 9
+"""The first step after the restore."""
+
+JOB = """\
+name: mutant
+script: {script}
+args: [{args}]
+workers: {workers}
+seed: 5
+checkpoint: {{every_steps: {every}}}
+faults: {{schedule: [{{rank: 1, at_step: {at_step}}}]}}
+timeout: 90s
+"""
+
+
+@dataclass(slots=True)
+class Drills:
+    """`drills(*args)`: a drill of the script with these arguments. All share a root, hence the cache of references."""
+
+    folder: Path
+    stack: ExitStack
+    clusters: dict[int, Any] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    """"leg: event" of the latest drill."""
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data.npz"
+
+    def __call__(
+        self, *args: str, workers: int = 2, at_step: int = KILLED_AT, reference: RunLayout | None = None
+    ) -> api.RunResult:
+        from chaosrun.cluster.workers import ClusterWorkers
+        from chaosrun.supervise.drill import Drill, create_run
+
+        job_path = self.folder / "job.yaml"
+        words = ", ".join(["--data", str(self.data), *args])
+        job_path.write_text(JOB.format(script=SCRIPT, args=words, workers=workers, every=CHECKPOINT_EVERY, at_step=at_step))
+        job, plan = api.plan(job_path)
+        run = create_run(
+            self.folder,
+            job.spec,
+            job_path=job.path,
+            script=job.script_path,
+            text=job.text,
+            plan=plan,
+            overrides=[],
+            reference=str(reference.path) if reference else "auto",
+        )
+        self.events.clear()
+        processes = ClusterWorkers(self._cluster(workers), job.spec)
+        drill = Drill(
+            run=run,
+            root=self.folder,
+            workers=lambda: processes,
+            devices=processes.devices,
+            on_record=lambda record: self.events.append(f"{record['leg']}: {record['event']}"),
+            on_supervisor=lambda _: None,
+        )
+        verdict = drill.execute()
+        # Whatever it is, the files alone say the same.
+        assert api.verify(run) == verdict
+        return api.RunResult(run, verdict)
+
+    def _cluster(self, workers: int) -> Any:
+        from chaosrun.cluster.ray_cluster import RayCluster
+
+        if workers not in self.clusters:
+            self.clusters[workers] = self.stack.enter_context(RayCluster.connect(None, workers=workers, gpu=0))
+        return self.clusters[workers]
+
+
+@pytest.fixture(scope="module")
+def drills(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drills]:
+    with ExitStack() as stack:
+        found = Drills(tmp_path_factory.mktemp("mutants"), stack)
+        write_data(found.data, seed=0)
+        yield found
+
+
+def write_data(path: Path, seed: int) -> None:
+    rng = numpy.random.default_rng(seed)
+    numpy.savez(path, features=rng.standard_normal((SAMPLES, 16), dtype="float32"), classes=rng.integers(4, size=SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def sound(drills: Drills) -> RunLayout:
+    """The control: the very same script without a mutant passes. Its reference is that of the mutants, too."""
+    result = drills()
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert result.verdict.steps == STEPS
+    assert [attempt.resumed_step for attempt in result.verdict.attempts] == [0, RESUMED - 1]
+    return result.run
+
+
+def assert_fail(verdict: Verdict, cause: str) -> None:
+    assert (verdict.status, verdict.exit_code) == ("FAIL", 3), verdict.cause
+    assert re.search(cause, verdict.cause), verdict.cause
+
+
+def assert_inconclusive(verdict: Verdict, cause: str) -> None:
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6), verdict.cause
+    assert re.search(cause, verdict.cause), verdict.cause
+    assert "restore" not in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("mutant", "what"),
+    [
+        ("rng", "rng is not what checkpoint step-00000008 holds: 'torch'"),
+        ("optimizer", "optimizer is not what checkpoint step-00000008 holds: '0/state"),
+        ("scheduler", "scheduler is not what checkpoint step-00000008 holds: '0/"),
+    ],
+)
+def test_a_state_that_was_not_restored_is_found_before_a_step_is_made(
+    drills: Drills, sound: RunLayout, mutant: str, what: str
+) -> None:
+    verdict = drills("--mutant", mutant, reference=sound).verdict
+    assert_fail(verdict, rf"^rank \d: {what}")
+    assert verdict.outcome == "inexact_restore"
+    assert verdict.attempts[-1].first_step is None
+
+
+@pytest.mark.parametrize(
+    ("args", "step", "kind", "cause", "hint"),
+    [
+        (["rng", "--blind"], RESUMED, "rng", "RNG not restored", "freshly seeded"),
+        (["optimizer", "--blind"], RESUMED, "optimizer", "optimizer state not restored", "moments"),
+        # The optimizer's own state holds the rate of the next step; the scheduler's comes after it.
+        (["scheduler", "--blind"], RESUMED + 1, "learning rate", "LR scheduler not restored", "rate of step 2"),
+        (["epoch"], RESUMED, "data order", "sampler epoch not set", "those of epoch 0"),
+        (["skip"], RESUMED, "data order", "1 batch skipped", "off by 1"),
+        (["repeat"], RESUMED, "data order", "1 batch repeated", "off by -1"),
+    ],
+)
+def test_a_difference_is_blamed_on_what_caused_it(
+    drills: Drills, sound: RunLayout, args: list[str], step: int, kind: str, cause: str, hint: str
+) -> None:
+    verdict = drills("--mutant", *args, reference=sound).verdict
+    assert_fail(verdict, f"^{cause} .*step {step}, rank 0, attempt 2")
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.step, verdict.divergence.cause) == (kind, step, cause)
+    assert verdict.divergence.ranks == (0, 1)
+    assert hint in verdict.divergence.hint
+    # Recovery was blamed only after a second undisturbed run had agreed with the first.
+    assert "confirm: leg.finished" in drills.events
+
+
+def test_one_bit_of_one_ranks_final_weights(drills: Drills, sound: RunLayout) -> None:
+    verdict = drills("--mutant", "final-bit", reference=sound).verdict
+    assert_fail(verdict, r"^final_weights: model: 0\.weight differ on rank 1$")
+    assert [check.name for check in verdict.checks if check.status == "fail"] == ["final_weights"]
+
+
+def reseal(checkpoint: Path) -> None:
+    """Have the manifest promise what the file now holds: two records that agree with each other, and are both wrong."""
+    path = checkpoint / MANIFEST_NAME
+    manifest = Manifest.from_bytes(path.read_bytes())
+    content = (checkpoint / "model.safetensors").read_bytes()
+    forged = FileEntry(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    path.write_bytes(manifest.model_copy(update={"files": {**manifest.files, "model.safetensors": forged}}).to_bytes())
+
+
+def leave(checkpoint: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("also", "words"), [(leave, "sha256|hash|content"), (reseal, "differs")])
+def test_one_bit_of_the_final_checkpoints_file(
+    sound: RunLayout, tmp_path: Path, also: Callable[[Path], None], words: str
+) -> None:
+    shutil.copytree(sound.path, tmp_path / "run")
+    run = RunLayout(tmp_path / "run")
+    assert api.verify(run).status == "PASS"
+    weights = run.leg("chaos").checkpoints / f"step-{STEPS:08d}" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    also(weights.parent)
+    assert_fail(api.verify(run), rf"^final_checkpoint: .*model\.safetensors.*({words})")
+
+
+@pytest.fixture(scope="module")
+def sound_at_three(drills: Drills) -> RunLayout:
+    """The control: three workers whose buckets are primed pass."""
+    result = drills(workers=3)
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert {check.name: check.status for check in result.verdict.checks}["bucket_layout"] == "pass"
+    return result.run
+
+
+@pytest.mark.parametrize(("mutant", "layout"), [("unprimed", "fail"), ("never-primed", "inconclusive")])
+def test_bucket_priming_off_at_three_workers(drills: Drills, sound_at_three: RunLayout, mutant: str, layout: str) -> None:
+    # Off in the restarted attempt alone, the layouts on record differ; off everywhere, only the bits do.
+    verdict = drills("--mutant", mutant, workers=3, reference=sound_at_three if mutant == "unprimed" else None).verdict
+    assert_fail(verdict, r"^gradient reduction \(bucket layout\)")
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.step) == ("gradient", RESUMED)
+    assert verdict.divergence.ranks == (0, 1, 2)
+    assert {check.name: check.status for check in verdict.checks}["bucket_layout"] == layout
+
+
+def test_a_fault_that_never_fires(drills: Drills, sound: RunLayout) -> None:
+    verdict = drills(at_step=STEPS + 1, reference=sound).verdict
+    assert_inconclusive(verdict, "^faults_landed: 1 of 1 planned faults .*F1: it never fired$")
+    assert verdict.hint is not None and f"ended at step {STEPS}, before F1" in verdict.hint
+    assert [fault.landed for fault in verdict.faults] == [False]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "killed_at", "cached", "step"),
+    [
+        # Its first attempt shows it already.
+        ("random", 1, False, 1),
+        # Its first attempt, killed before, shows nothing: only a second undisturbed run tells this from a bad recovery,
+        # even where the difference begins with the very first step after a restore.
+        ("random-later", 4, False, 5),
+        # The reference is of another time: it is replaced before the job is called irreproducible.
+        ("random-later", 2, True, 5),
+    ],
+)
+def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
+    drills: Drills, sound: RunLayout, mutant: str, killed_at: int, cached: bool, step: int
+) -> None:
+    verdict = drills("--mutant", mutant, at_step=killed_at, reference=sound if cached else None).verdict
+    assert_inconclusive(verdict, f"^two undisturbed runs of this job already differ: rng at step {step}")
+    assert verdict.hint is not None and "same numbers twice" in verdict.hint
+    assert verdict.divergence is not None
+    assert "not restored" not in f"{verdict.divergence.cause} {verdict.divergence.hint}"
+    reproducible = next(check for check in verdict.checks if check.name == "reproducible")
+    assert reproducible.status == ("inconclusive" if killed_at >= step else "pass")
+
+
+def test_a_stale_reference_is_replaced_and_the_job_passes(drills: Drills) -> None:
+    assert drills().verdict.status == "PASS"
+    before = drills.data.read_bytes()
+    write_data(drills.data, seed=1)
+    try:
+        result = drills()
+        assert "reference: reference.cached" in drills.events
+        assert "confirm: leg.finished" in drills.events
+        assert result.verdict.status == "PASS", result.verdict.cause
+        assert json.loads(result.run.run_json.read_text())["reference"]["source"] is None
+        # The replacement is what the next drill finds.
+        again = drills()
+        assert [event for event in drills.events if not event.startswith("chaos")] == ["reference: reference.cached"]
+        assert again.verdict.status == "PASS", again.verdict.cause
+    finally:
+        drills.data.write_bytes(before)
