@@ -28,7 +28,7 @@ nightly: $(INSTALLED)-dev
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
 
 bench: $(INSTALLED)-bench
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff check

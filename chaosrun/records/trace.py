@@ -5,10 +5,10 @@ Line kinds (key `kind`), written by a rank in this order:
 - `start`      v, attempt, rank, world_size, pid, time_s, position {epoch, batches, step}, restored (checkpoint name or
                null), rng (digest), param (fingerprint), params (base64), tensors (names, the order of `params` and `grads`)
 - `buckets`    step, layout (list of lists of parameter indices, or null without DDP), primed (bool)
-- `step`       step, epoch, batches (done in this epoch, this step's included), time_s, ids (per micro-batch a list of
-               sample ids, or null), batch (per micro-batch a digest), rng (digest before the step's first micro-batch), loss (per
-               micro-batch, float.hex()), lr (per parameter group, float.hex(), as the optimizer used it), grad, grads (as the
-               optimizer saw them: reduced and clipped), param, params (after the step)
+- `step`       step, epoch, batches (done in this epoch, this step's included), time_s, ids (per micro-batch a list of sample
+               ids, or null), batch (per micro-batch a digest), rng (digest before the step's first micro-batch), loss (per
+               micro-batch, float.hex()), lr (per parameter group, float.hex(), as the optimizer used it), grad, grads (as
+               the optimizer saw them: reduced and clipped), param, params (after the step)
 - `checkpoint` step, name, time_s, duration_s
 - `end`        step, position, time_s, digests {model {tensor: hex}, buffers {tensor: hex}, optimizer {tensor: hex},
                scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one)
