@@ -1,10 +1,15 @@
-"""What tests share: one local Ray for all tests that need one, and drills on it."""
+"""What tests share: one local Ray for all tests that need one, placements that stay warm on it, and drills."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from chaosrun.api import RunResult
+    from chaosrun.cluster.ray_cluster import RayCluster
 
 REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
@@ -17,14 +22,14 @@ def local_ray() -> Iterator[None]:
 
     from chaosrun.cluster.ray_cluster import RayCluster
 
-    with RayCluster.connect(None, workers=4, cpu=2.0, gpu=0):
+    with RayCluster.connect(None, workers=4, cpu=4.0, gpu=0):
         assert ray.is_initialized()
         yield
 
 
 @pytest.fixture
 def submit(local_ray: None, tmp_path: Path) -> Submit:
-    """`submit(job, *overrides, **spec)`: run one drill, return its RunResult.
+    """`submit(job, *overrides, **options)`: what `api.submit` does, from connecting to the cluster on.
 
     `job` is a path, or the text of a job file, which is then written into the test's directory. All drills of one test share
     a root, hence the cached references.
@@ -32,10 +37,76 @@ def submit(local_ray: None, tmp_path: Path) -> Submit:
     from chaosrun import api
 
     def run(job: Path | str, *overrides: str, **options: Any) -> api.RunResult:
-        if isinstance(job, str):
-            path = tmp_path / "job.yaml"
-            path.write_text(job)
-            job = path
-        return api.submit(job, overrides=overrides, root=tmp_path / "root", **options)
+        return api.submit(job_file(job, tmp_path), overrides=overrides, root=tmp_path / "root", **options)
 
     return run
+
+
+class WarmDrills:
+    """Drills on placements that are kept: an agent and a fork server for each world size, started once for all tests.
+
+    A drill then costs its legs and nothing else. Jobs with the same env, seed and preload share a fork server.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._clusters: dict[int, RayCluster] = {}
+
+    def __call__(
+        self,
+        job: Path,
+        *,
+        root: Path,
+        overrides: Sequence[str] = (),
+        reference: str = "auto",
+        on_event: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> "RunResult":
+        from chaosrun import api
+        from chaosrun.cluster.workers import ClusterWorkers
+        from chaosrun.supervise.drill import Drill, create_run
+
+        loaded, plan = api.plan(job, overrides)
+        run = create_run(
+            root,
+            loaded.spec,
+            job_path=loaded.path,
+            script=loaded.script_path,
+            text=loaded.text,
+            plan=plan,
+            overrides=list(overrides),
+            reference=reference,
+        )
+        workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
+        drill = Drill(
+            run=run,
+            root=root,
+            workers=lambda: workers,
+            devices=workers.devices,
+            on_record=on_event,
+            on_supervisor=lambda _: None,
+        )
+        verdict = drill.execute()
+        # Whatever it is, the files alone say the same.
+        assert api.verify(run) == verdict
+        return api.RunResult(run, verdict)
+
+    def _cluster(self, workers: int) -> "RayCluster":
+        from chaosrun.cluster.ray_cluster import RayCluster
+
+        if workers not in self._clusters:
+            self._clusters[workers] = self._stack.enter_context(RayCluster.connect(None, workers=workers, gpu=0))
+        return self._clusters[workers]
+
+
+@pytest.fixture(scope="session")
+def warm_drills(local_ray: None) -> Iterator[WarmDrills]:
+    with ExitStack() as stack:
+        yield WarmDrills(stack)
+
+
+def job_file(job: Path | str, folder: Path) -> Path:
+    if isinstance(job, Path):
+        return job
+    path = folder / "job.yaml"
+    path.write_text(job)
+    return path

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, Submit
+from tests.conftest import REPOSITORY, WarmDrills, job_file
 
 STEPS_AN_EPOCH = 8
 EPOCHS = 3
 DIGITS = 1347
-PRELOAD = {"bytelm": "pydoc_data.topics", "digits": "sklearn.datasets"}
+PRELOAD = "pydoc_data.topics, sklearn.datasets"
 
 SCHEDULE = """\
     - {{rank: {0}, at_step: 5}}
@@ -42,14 +42,14 @@ def job(name: str, workers: int, loader_workers: int) -> str:
     args = [*sizes, "--epochs", EPOCHS, "--seed", 3, "--loader-workers", loader_workers]
     return (
         f"name: {name}\nscript: {REPOSITORY / 'jobs' / name / 'train.py'}\nargs: [{', '.join(map(str, args))}]\n"
-        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD[name]}]}}\n"
+        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}]}}\n"
         + "faults:\n  schedule:\n"
         + schedule.format(*(rank % workers for rank in range(4)))
     )
 
 
-def assert_exact(submit: Submit, text: str, workers: int) -> None:
-    verdict = submit(text).verdict
+def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> None:
+    verdict = drills(job_file(text, folder), root=folder / "root").verdict
     assert verdict.status == "PASS", verdict.cause
     assert verdict.exit_code == 0
     faults = 10 if workers > 1 else 9
@@ -66,24 +66,26 @@ CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "dig
 
 @pytest.mark.ray
 @pytest.mark.parametrize(("name", "workers"), CASES)
-def test_kills_everywhere_leave_no_trace(submit: Submit, name: str, workers: int) -> None:
+def test_kills_everywhere_leave_no_trace(warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int) -> None:
     loader_workers = 2 if (workers % 2 == 0) == (name == "bytelm") else 0
-    assert_exact(submit, job(name, workers, loader_workers), workers)
+    assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
 
 
 @pytest.mark.ray
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "workers"), CASES)
-def test_kills_everywhere_leave_no_trace_with_the_other_loader(submit: Submit, name: str, workers: int) -> None:
+def test_kills_everywhere_leave_no_trace_with_the_other_loader(
+    warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int
+) -> None:
     loader_workers = 0 if (workers % 2 == 0) == (name == "bytelm") else 2
-    assert_exact(submit, job(name, workers, loader_workers), workers)
+    assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
 
 
 @pytest.mark.ray
-def test_a_cached_reference_is_used_and_gives_the_same_verdict(submit: Submit, tmp_path: Path) -> None:
-    text = job("digits", 1, 0)
-    assert submit(text).verdict.status == "PASS"
+def test_a_cached_reference_is_used_and_gives_the_same_verdict(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    path = job_file(job("digits", 1, 0), tmp_path)
+    assert warm_drills(path, root=tmp_path / "root").verdict.status == "PASS"
     events: list[dict[str, object]] = []
-    again = submit(text, "faults.seed=9", on_event=events.append)
+    again = warm_drills(path, root=tmp_path / "root", overrides=["faults.seed=9"], on_event=events.append)
     assert again.verdict.status == "PASS"
     assert [event["event"] for event in events if event["leg"] == "reference"] == ["reference.cached"]

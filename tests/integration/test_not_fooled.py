@@ -7,11 +7,9 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -20,6 +18,7 @@ from chaosrun import api
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import Verdict
+from tests.conftest import WarmDrills
 
 pytestmark = pytest.mark.ray
 
@@ -50,8 +49,7 @@ class Drills:
     """`drills(*args)`: a drill of the script with these arguments. All share a root, hence the cache of references."""
 
     folder: Path
-    stack: ExitStack
-    clusters: dict[int, Any] = field(default_factory=dict)
+    warm: WarmDrills
     events: list[str] = field(default_factory=list)
     """"leg: event" of the latest drill."""
 
@@ -62,52 +60,23 @@ class Drills:
     def __call__(
         self, *args: str, workers: int = 2, at_step: int = KILLED_AT, reference: RunLayout | None = None
     ) -> api.RunResult:
-        from chaosrun.cluster.workers import ClusterWorkers
-        from chaosrun.supervise.drill import Drill, create_run
-
         job_path = self.folder / "job.yaml"
         words = ", ".join(["--data", str(self.data), *args])
         job_path.write_text(JOB.format(script=SCRIPT, args=words, workers=workers, every=CHECKPOINT_EVERY, at_step=at_step))
-        job, plan = api.plan(job_path)
-        run = create_run(
-            self.folder,
-            job.spec,
-            job_path=job.path,
-            script=job.script_path,
-            text=job.text,
-            plan=plan,
-            overrides=[],
-            reference=str(reference.path) if reference else "auto",
-        )
         self.events.clear()
-        processes = ClusterWorkers(self._cluster(workers), job.spec)
-        drill = Drill(
-            run=run,
+        return self.warm(
+            job_path,
             root=self.folder,
-            workers=lambda: processes,
-            devices=processes.devices,
-            on_record=lambda record: self.events.append(f"{record['leg']}: {record['event']}"),
-            on_supervisor=lambda _: None,
+            reference=str(reference.path) if reference else "auto",
+            on_event=lambda record: self.events.append(f"{record['leg']}: {record['event']}"),
         )
-        verdict = drill.execute()
-        # Whatever it is, the files alone say the same.
-        assert api.verify(run) == verdict
-        return api.RunResult(run, verdict)
-
-    def _cluster(self, workers: int) -> Any:
-        from chaosrun.cluster.ray_cluster import RayCluster
-
-        if workers not in self.clusters:
-            self.clusters[workers] = self.stack.enter_context(RayCluster.connect(None, workers=workers, gpu=0))
-        return self.clusters[workers]
 
 
 @pytest.fixture(scope="module")
-def drills(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drills]:
-    with ExitStack() as stack:
-        found = Drills(tmp_path_factory.mktemp("mutants"), stack)
-        write_data(found.data, seed=0)
-        yield found
+def drills(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> Drills:
+    found = Drills(tmp_path_factory.mktemp("mutants"), warm_drills)
+    write_data(found.data, seed=0)
+    return found
 
 
 def write_data(path: Path, seed: int) -> None:
