@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -146,6 +147,9 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
 def _execute(
     run: RunLayout, root: Path, address: str | None, on_event: Listener | None, interrupts: "_Interrupts"
 ) -> RunResult:
+    # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
     from chaosrun.spec.model import JobSpec
@@ -156,7 +160,9 @@ def _execute(
     with lock_run(run):
         spec = JobSpec.model_validate(read_run(run)["spec"])
         listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
-        with RayCluster.connect(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu) as cluster:
+        with interrupts.postponed():
+            cluster = RayCluster.connect(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
+        try:
             interrupts.check()
             workers = ClusterWorkers(cluster, spec)
             drill = Drill(
@@ -168,6 +174,9 @@ def _execute(
                 on_supervisor=interrupts.watch,
             )
             return RunResult(run, drill.execute())
+        finally:
+            with interrupts.postponed():
+                cluster.close()
 
 
 class _Interrupts:
@@ -179,6 +188,7 @@ class _Interrupts:
         self._former: dict[int, Any] = {}
         self._run: RunLayout | None = None
         self._wished = False
+        self._postponed = False
 
     def __enter__(self) -> "_Interrupts":
         if threading.current_thread() is threading.main_thread():
@@ -199,13 +209,24 @@ class _Interrupts:
         if self._wished:
             raise KeyboardInterrupt
 
+    @contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Let a first signal wait for `check`: to leave Ray half started or half stopped may crash. A second does not wait."""
+        self._postponed = True
+        try:
+            yield
+        finally:
+            self._postponed = False
+
     def watch(self, supervisor: "Supervisor | None") -> None:
         self._supervisor = supervisor
         if supervisor is not None:
             self.check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._wished = True
+        first, self._wished = not self._wished, True
+        if self._postponed and first:
+            return
         if self._supervisor is None or self._supervisor.is_waiting_for_places:
             raise KeyboardInterrupt
         self._supervisor.interrupt()

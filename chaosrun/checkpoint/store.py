@@ -151,11 +151,16 @@ class CheckpointStore:
             try:
                 manifest = self.audit(name)
             except InvalidCheckpointError as error:
-                with storage_errors(self._layout.quarantine):
-                    moved_to = self._to_quarantine(name, "invalid")
-                quarantined.append(Quarantined(name=name, step=step, reason=error.message, moved_to=str(moved_to)))
+                quarantined.append(self._quarantine(step, "invalid", error.message))
             else:
                 return Selection(name=name, manifest=manifest, quarantined=tuple(quarantined))
+
+    def set_aside(self, step: int, reason: str) -> Quarantined | None:
+        """Move a checkpoint that must not be gone on from to quarantine; None when there is none of this step.
+
+        To be called between attempts only.
+        """
+        return self._quarantine(step, "unwanted", reason) if step in self._steps() else None
 
     def clear_staging(self) -> None:
         """Remove what killed attempts left in staging; entries that are not ours stay. To be called between attempts only."""
@@ -180,6 +185,11 @@ class CheckpointStore:
             # Not counted and not deleted: `newest_valid` will quarantine it by name if it is ever met.
             return False
         return True
+
+    def _quarantine(self, step: int, why: str, reason: str) -> Quarantined:
+        with storage_errors(self._layout.quarantine):
+            moved_to = self._to_quarantine(checkpoint_name(step), why)
+        return Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=str(moved_to))
 
     def _to_quarantine(self, name: str, why: str) -> Path:
         _make_directory(self._layout.quarantine)

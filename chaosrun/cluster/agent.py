@@ -28,7 +28,7 @@ from typing import Any
 
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
-from chaosrun.errors import ChaosrunError, ResourcesError
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout
 
 __all__ = ["NodeAgent"]
@@ -177,7 +177,7 @@ class NodeAgent:
                 message = f"the fork server cannot start: {event['message']}"
                 detail = f"\n{event['traceback']}" if event["traceback"] else ""
                 server.ready.set_exception(
-                    ChaosrunError(message + detail, hint="the modules named in the traceback must import here")
+                    UsageError(message + detail, hint="the modules named in the traceback must import here")
                 )
             case "start_failed":
                 if server.started is not None:

@@ -5,21 +5,13 @@ more: every retry and restart of its own is off, the processes that train are th
 nothing about attempts.
 """
 
-import logging
 import math
 import os
 import queue
-import secrets
-import signal
-import socket
-import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -29,21 +21,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
+from chaosrun.cluster.connection import PrivateRay, join_ray
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.processes import shared_memory_entries
-from chaosrun.cluster.reaper import Reaper, clean_up
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.errors import ResourcesError
 from chaosrun.records.order import WorkerOrder
 
 __all__ = ["AttemptStarted", "NodePlacement", "Placement", "RayCluster"]
 
-# Ray's minimum is 75 MiB; no training data goes through it.
-OBJECT_STORE_BYTES = 80 << 20
-PROBE_TIMEOUT_S = 5.0
-# Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
-LONGEST_FOLDER = 40
-# One per driver process: Ray reads the token once and keeps it.
-AUTH_TOKEN = secrets.token_hex(32)
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
 
 
@@ -86,10 +70,7 @@ class RayCluster:
         cpu: float,
         gpu: int | Literal["auto"],
         kind: Literal["private", "joined", "borrowed"],
-        folder: Path | None,
-        reaper: Reaper | None,
-        shared_memory_before: frozenset[str],
-        environment_before: Mapping[str, str | None],
+        private: PrivateRay | None = None,
     ) -> None:
         """Called by `connect`."""
         self.events: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
@@ -98,11 +79,8 @@ class RayCluster:
         self.kind: Literal["private", "joined", "borrowed"] = kind
         self._workers = workers
         self._cpu = cpu
-        self._folder = folder
-        self._reaper = reaper
-        self._shared_memory_before = shared_memory_before
-        self._environment_before = environment_before
-        self.mark = f"{folder or 'chaosrun'}#{uuid.uuid4().hex}"
+        self._private = private
+        self.mark = f"{private.folder if private else 'chaosrun'}#{uuid.uuid4().hex}"
         self._group: PlacementGroup | None = None
         self._closed = False
         self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
@@ -115,56 +93,13 @@ class RayCluster:
         address does not answer.
         """
         size = {"workers": workers, "cpu": cpu, "gpu": gpu}
-        nothing = {"folder": None, "reaper": None, "shared_memory_before": frozenset[str](), "environment_before": {}}
         if ray.is_initialized():
-            return cls(kind="borrowed", **size, **nothing)
+            return cls(kind="borrowed", **size)
         address = address or os.environ.get("RAY_ADDRESS") or None
         if address is not None:
-            _join(address)
-            return cls(kind="joined", **size, **nothing)
-        shared_memory_before = shared_memory_entries()
-        folder = _make_folder()
-        reaper = Reaper(folder, shared_memory_before)
-        settings = {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            # Keeps Ray from writing a token into the user's home directory, and others on this machine out of this Ray.
-            "RAY_AUTH_TOKEN": AUTH_TOKEN,
-            # Leaves CUDA_VISIBLE_DEVICES alone in processes that ask Ray for no GPU.
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # Ray's workers, and so everything that the agents start, would run at niceness 15.
-            "RAY_worker_niceness": "0",
-        }
-        # RAY_AUTH_MODE is set by Ray itself.
-        environment_before = {name: os.environ.get(name) for name in (*settings, "RAY_AUTH_MODE")}
-        started = False
-        try:
-            os.environ.update({name: value for name, value in settings.items() if environment_before[name] is None})
-            with _own_signal_handlers():
-                ray.init(
-                    address="local",
-                    num_cpus=max(_cpu_count(), math.ceil(workers * cpu)),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.CRITICAL,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    _temp_dir=str(folder),
-                )
-            cluster = cls(
-                kind="private",
-                **size,
-                folder=folder,
-                reaper=reaper,
-                shared_memory_before=shared_memory_before,
-                environment_before=environment_before,
-            )
-            started = True
-        finally:
-            if not started:
-                ray.shutdown()
-                _restore_environment(environment_before)
-                clean_up(folder, shared_memory_before)
-                reaper.goodbye()
-        return cluster
+            join_ray(address)
+            return cls(kind="joined", **size)
+        return cls(kind="private", **size, private=PrivateRay.start(cpus=max(_cpu_count(), math.ceil(workers * cpu))))
 
     @property
     def oversubscribed(self) -> bool:
@@ -321,70 +256,10 @@ class RayCluster:
         try:
             self.release()
         finally:
-            if self.kind != "borrowed":
+            if self._private is not None:
+                self._private.stop()
+            elif self.kind == "joined":
                 ray.shutdown()
-            if self._folder is not None and self._reaper is not None:
-                clean_up(self._folder, self._shared_memory_before)
-                _restore_environment(self._environment_before)
-                self._reaper.goodbye()
-
-
-def _join(address: str) -> None:
-    if address.startswith("ray://"):
-        raise UsageError(
-            f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
-        )
-    try:
-        _probe(address)
-        with _own_signal_handlers():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (OSError, RuntimeError, ValueError) as error:
-        ray.shutdown()
-        raise ResourcesError(
-            f"no Ray cluster at {address}: {error}",
-            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
-        ) from error
-
-
-def _probe(address: str) -> None:
-    """Raise OSError at once when nobody listens at host:port: Ray itself would try for minutes."""
-    host, separator, port = address.rpartition(":")
-    if not separator:
-        # A word that Ray resolves, like "auto".
-        return
-    if host == "localhost" or host.startswith("127."):
-        # As Ray does: its processes listen at the node's own address.
-        host = ray.util.get_node_ip_address()
-    socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
-
-
-@contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keep the caller's SIGTERM handler, which ray.init replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _restore_environment(before: Mapping[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _make_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
-    if len(str(folder)) > LONGEST_FOLDER:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
-    return folder
 
 
 def _cpu_count() -> int:

@@ -4,7 +4,7 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
 
 - leg.started         leg, workers, supervisor_pid
 - supervisor.resumed  supervisor_pid                          (`chaosrun resume` took over)
-- placement.acquired  nodes {node id: [ranks]}, oversubscribed (bool)
+- placement.acquired  nodes {node id: {address, ranks, gpus}}, ray, oversubscribed (bool)
 - checkpoint.quarantined  name, step, reason, moved_to
 - attempt.starting    attempt, resume (checkpoint name or null), resume_step (0 when null), armed [fault ids]
 - attempt.started     attempt, pids {rank: pid}, address

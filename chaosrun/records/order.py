@@ -41,7 +41,7 @@ class WorkerOrder:
     faults: tuple[dict[str, Any], ...] = ()
     """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
     job_fingerprint: str = ""
-    """What a checkpoint must agree on to be restored: world size, seed, script, args, accelerate's data settings."""
+    """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -145,7 +145,7 @@ def sentence(record: dict[str, Any]) -> str:
             return f"a new supervisor took over (pid {get('supervisor_pid')})"
         case "placement.acquired":
             nodes: dict[str, Any] = get("nodes") or {}
-            ranks = sum(len(entry) for entry in nodes.values())
+            ranks = sum(len(entry["ranks"]) for entry in nodes.values())
             more = "; oversubscribed: more workers than cores" if get("oversubscribed") else ""
             return f"{count(ranks, 'rank')} placed on {count(len(nodes), 'node')}{more}"
         case "checkpoint.quarantined":

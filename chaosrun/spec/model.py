@@ -69,6 +69,12 @@ def _whole_or(word: str, what: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _gpus(value: Any) -> Any:
+    if value in ("auto", 0, 1) and not isinstance(value, bool | float):
+        return value
+    raise wrong("'auto', 0 or 1: a worker trains on one device")
+
+
 def _job_name(value: str) -> str:
     if not JOB_NAME.fullmatch(value):
         raise wrong("1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
@@ -119,8 +125,8 @@ class PerWorker(Section):
     cpu: Number = Field(
         default=1.0, gt=0, description="CPU cores of one worker; its thread count is this, rounded down, at least 1"
     )
-    gpu: Annotated[Literal["auto"] | int, _whole_or("auto", "a number of GPUs, 0 or more")] = Field(
-        default="auto", description="GPUs of one worker; auto: one each where there are GPUs, else none"
+    gpu: Annotated[Literal["auto", 0, 1], BeforeValidator(_gpus)] = Field(
+        default="auto", description="GPUs of one worker, 0 or 1; auto: one each where there are GPUs, else none"
     )
 
 

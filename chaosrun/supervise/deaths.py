@@ -11,7 +11,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise.lifecycle import Failure
 
-__all__ = ["failure_of", "fault_markers", "last_step", "read_end", "withdraw_marker"]
+__all__ = ["failure_of", "fault_markers", "last_step", "read_end", "training_ended", "withdraw_marker"]
 
 FULL_BELOW_BYTES = 1 << 20
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
@@ -64,6 +64,12 @@ def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
     return step
 
 
+def training_ended(leg: LegLayout, attempt: int, world_size: int) -> bool:
+    """Every rank has written the end of its training: what the scripts do after it makes no steps."""
+    paths = [leg.attempt(attempt).trace(rank) for rank in range(world_size)]
+    return all(path.exists() and _last_line(path).startswith(b'{"kind":"end"') for path in paths)
+
+
 def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
     """Why this rank's end was no good, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
     end = read_end(leg, attempt, rank)
@@ -111,6 +117,12 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
 def _is_full(folder: Path) -> bool:
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
+
+
+def _last_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 20)))
+        return file.read().rstrip(b"\n").rpartition(b"\n")[2]
 
 
 def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:

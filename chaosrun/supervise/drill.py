@@ -180,23 +180,35 @@ class Drill:
                 )
                 return True
         _write_run(self.run, info)
-        result = self._run_leg("reference", spec, info, EMPTY_PLAN)
-        if result.outcome == "completed":
-            cache.put(key, self._leg("reference"), result.final_step)
+        result = self._run_undisturbed("reference", spec, info)
+        if result.outcome == "completed" and len(leg.attempts()) == 1:
+            cache.put(key, leg, result.final_step)
         return result.outcome == "completed"
+
+    def _run_undisturbed(self, name: str, spec: JobSpec, info: dict[str, Any]) -> LegResult:
+        """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
+        result = self._run_leg(name, spec, info, EMPTY_PLAN)
+        if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
+            _remove(self._leg(name))
+            result = self._run_leg(name, spec, info, EMPTY_PLAN)
+        return result
 
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
         """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
         if not _finished(self._leg("confirm")):
             _remove(self._leg("confirm"))
-            if self._run_leg("confirm", spec, info, EMPTY_PLAN).outcome != "completed":
+            if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if difference is None:
             return verdict
-        if info["reference"]["source"] is None:
-            info["irreproducible"] = f"two undisturbed runs of this job already differ: {difference}"
+        mode, source = info["reference"]["mode"], info["reference"]["source"]
+        if source is None or mode != "auto":
+            what = "two undisturbed runs of this job already differ"
+            if source is not None:
+                what = f"the reference of run {Path(mode).name} is not this job's, whose undisturbed run differs from it"
+            info["irreproducible"] = f"{what}: {difference}"
             _write_run(self.run, info)
             return judge(self.run)
         # The cached reference is of another time (changed data, changed machine): judge by the one just made.

@@ -31,6 +31,7 @@ __all__ = [
     "Started",
     "Stop",
     "Stopped",
+    "Unstoppable",
     "begin",
     "decide",
 ]
@@ -135,6 +136,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unstoppable:
+    """Processes of the attempt have been killed and do not go."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     message: str
 
@@ -154,7 +162,20 @@ class Interrupt:
     pass
 
 
-Event = Resume | Placed | PlacementFailed | Audited | Started | Death | Stopped | Hang | AgentLost | RunTimeout | Interrupt
+Event = (
+    Resume
+    | Placed
+    | PlacementFailed
+    | Audited
+    | Started
+    | Death
+    | Stopped
+    | Unstoppable
+    | Hang
+    | AgentLost
+    | RunTimeout
+    | Interrupt
+)
 
 # Actions
 
@@ -210,7 +231,10 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
             assert state.phase == "placing"
             return replace(state, phase="auditing", agent_lost=False), (Audit(),)
         case PlacementFailed():
-            return _finish(state, Finish(outcome="resources", message=event.message, hint=event.hint))
+            return _end(state, Finish(outcome="resources", message=event.message, hint=event.hint))
+        case Unstoppable():
+            hint = "a process in uninterruptible sleep: look at its storage or GPU driver, then `chaosrun resume`"
+            return _finish(state, state.ending or Finish(outcome="recovery_failed", message=event.message, hint=hint))
         case Audited():
             assert state.phase == "auditing"
             return _start(state, event)

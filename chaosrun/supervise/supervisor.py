@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import Journal
@@ -15,10 +15,11 @@ from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise import lifecycle
-from chaosrun.supervise.deaths import failure_of, fault_markers, read_end, withdraw_marker
+from chaosrun.supervise.deaths import failure_of, fault_markers, read_end, training_ended, withdraw_marker
 
 __all__ = ["LegResult", "Supervisor", "Workers"]
 
+STOP_LIMIT_S = 60.0
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
 
@@ -101,7 +102,7 @@ class Supervisor:
         self._pending: deque[lifecycle.Event] = deque()
         self._stopped_nodes: set[str] = set()
         self._killed: list[int] = []
-        self._stop_reason = ""
+        self._stop_reason, self._stop_began_s = "", 0.0
         self._attempt = 0
         self._placing = False
         self._attempt_started_s = 0.0
@@ -173,7 +174,9 @@ class Supervisor:
         self._stopped_nodes.add(node)
         self._killed += killed
         if self._stopped_nodes >= set(self._workers.nodes):
-            self._record("attempt.stopped", attempt=self._attempt, reason=self._stop_reason, killed=sorted(self._killed))
+            said = {"attempt": self._attempt, "reason": self._stop_reason, "killed": sorted(self._killed)}
+            # The start of the next attempt, or the end of the leg, is durable and takes it along.
+            self._record("attempt.stopped", durable=False, **said)
             yield lifecycle.Stopped()
 
     def _death(self, raw: dict[str, Any]) -> lifecycle.Death:
@@ -198,7 +201,7 @@ class Supervisor:
         self._observed.add(fault)
         if not requested:
             said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
-            self._record("fault.requested", fault=fault, requested_s=marker["time_s"], **said)
+            self._record("fault.requested", durable=False, fault=fault, requested_s=marker["time_s"], **said)
         seen = {key: exited[key] for key in ("attempt", "rank", "pid", "exit_code", "signal", "died_s")}
         self._record("fault.observed", fault=fault, **seen)
 
@@ -217,10 +220,15 @@ class Supervisor:
         if self._deadline_s is not None and now > self._deadline_s:
             self._deadline_s = None
             self._pending.append(lifecycle.RunTimeout("the run's timeout has passed"))
-        if state.phase == "running":
+        if state.phase == "stopping" and now > self._stop_began_s + STOP_LIMIT_S:
+            missing = sorted(set(self._workers.nodes) - self._stopped_nodes)
+            nodes = ", ".join(node[:8] for node in missing)
+            message = f"processes of attempt {self._attempt} on node {nodes} did not go within {STOP_LIMIT_S:.0f} s of SIGKILL"
+            self._pending.append(lifecycle.Unstoppable(message=message))
+        if state.phase == "running" and not training_ended(self._leg, self._attempt, self._template.world_size):
             silent_s = now - max(self._attempt_started_s, self._workers.last_progress_s(self._leg, self._attempt))
             if silent_s > self._hang_timeout_s:
-                message = f"attempt {self._attempt} made no progress for {silent_s:.0f} s"
+                message = f"attempt {self._attempt} hangs: no progress for {silent_s:.0f} s"
                 self._pending.append(lifecycle.Hang(message=message))
 
     def _take_over(self) -> lifecycle.Resume:
@@ -241,6 +249,10 @@ class Supervisor:
             exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
             if exited is None:
                 withdraw_marker(self._leg, fault)
+                # The checkpoint of that very step, from which the fault could not be reached again.
+                beyond = marker.get("phase") in ("step", "checkpoint.postcommit")
+                if beyond and (aside := self._store.set_aside(marker["step"], f"{fault} fired after it, and nobody saw it")):
+                    self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
                 self._record_fault(fault, marker, exited, requested=fault in requested)
@@ -258,14 +270,14 @@ class Supervisor:
             case lifecycle.Start():
                 self._start(action)
             case lifecycle.Stop():
-                self._stop_reason = action.reason
+                self._stop_reason, self._stop_began_s = action.reason, self._clock()
                 self._workers.stop(action.attempt)
 
     def _place(self) -> None:
         self._placing = True
         try:
             placed = self._workers.acquire()
-        except ResourcesError as error:
+        except (ResourcesError, RecoveryError) as error:
             self._pending.append(lifecycle.PlacementFailed(message=error.message, hint=error.hint))
             return
         except KeyboardInterrupt:
@@ -280,10 +292,12 @@ class Supervisor:
         self._store.clear_staging()
         selection = self._store.newest_valid()
         for bad in selection.quarantined:
-            said = {"name": bad.name, "step": bad.step, "reason": bad.reason, "moved_to": str(bad.moved_to)}
-            self._record("checkpoint.quarantined", **said)
+            self._record_quarantined(bad)
         step = selection.manifest.step if selection.manifest else 0
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
+
+    def _record_quarantined(self, bad: Quarantined) -> None:
+        self._record("checkpoint.quarantined", name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to)
 
     def _start(self, action: lifecycle.Start) -> None:
         fired = fault_markers(self._leg)

@@ -3,8 +3,8 @@
 Stock DDP reduces its first iteration in one layout (registration order) and all later ones in another (arrival order). From
 three ranks on, gloo's ring and NCCL's split a bucket by position, so the layout decides the order of summation and with it the
 bits: a resumed job's first step differs from the same step of an uninterrupted one (hazard C1, measured: no elements differ at
-2 ranks, 48% at 3, 67% at 4). The remedy: on the first synchronised step of every attempt, the reference's included, run the
-backward pass twice, rebuilding the buckets in between.
+2 ranks, 48% at 3, 67% at 4). The remedy: on the first synchronised step of every attempt, the reference's included, rebuild the
+buckets at once and send the gradients through them again.
 
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
@@ -60,8 +60,8 @@ class BucketPrimer:
 
     @property
     def primed(self) -> bool:
-        """At least one model is under DDP, and every one of them that rebuilds its buckets has done so."""
-        return bool(self._models) and not self._waiting
+        """At least one model is under DDP, and none of them can change its buckets after its first step any more."""
+        return bool(self._models) and not self._waiting and not any(model.static_graph for model in self._models)
 
     def layout(self) -> list[list[int]] | None:
         """The layouts of all DDP models, one after the other; None without DDP."""
@@ -70,34 +70,54 @@ class BucketPrimer:
         return [bucket for model in self._models for bucket in bucket_layout(model)]
 
     def prime(self, backward: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
-        """`backward(loss)`, twice: once to learn the order of arrival, once in the rebuilt layout.
+        """`backward(loss)`, then its gradients once more through the rebuilt buckets.
 
-        Gradients accumulated before (in micro-batches without synchronisation) are put back in between, so the result is
-        that of one backward pass. Raises ChaosrunError when this torch does not rebuild on request: going on would make
-        every restart at three or more ranks differ.
+        The script's backward pass runs once, as it is: it tells the order of arrival, and its local gradients are kept before
+        anything is reduced. What had been accumulated before (in micro-batches without synchronisation) is put back, and
+        the kept gradients go through DDP again. The result is that of one backward pass in the final layout. Raises
+        ChaosrunError when this torch does not rebuild on request: every restart at three or more ranks would differ.
         """
         parameters = [p for model in self._waiting for p in model.parameters() if p.requires_grad]
         before = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-        backward(loss, **{**kwargs, "retain_graph": True})
-        involved = [model for model in self._waiting if _got_gradients(model, parameters, before)]
+        local: dict[int, torch.Tensor] = {}
+        hooks = [_keep_gradient(parameter, number, local) for number, parameter in enumerate(parameters)]
+        try:
+            backward(loss, **kwargs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        arrived = {id(parameters[number]) for number in local}
+        # A model that this loss does not reach waits; one that it reaches in part is DDP's to complain about.
+        complete = [m for m in self._waiting if all(id(p) in arrived for p in m.parameters() if p.requires_grad)]
+        own = {id(p) for model in complete for p in model.parameters()}
         for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
-        for model in involved:
+            if id(parameter) in own:
+                parameter.grad = gradient
+        for model in complete:
             if not model.reducer._rebuild_buckets():
                 raise ChaosrunError(
                     f"torch {torch.__version__} did not rebuild DDP's gradient buckets on request: no restart would be exact",
                     hint="pass DistributedDataParallelKwargs(find_unused_parameters=True), which never rebuilds",
                 )
             model.reducer.prepare_for_backward([])
-        backward(loss, **kwargs)
-        self._waiting = [model for model in self._waiting if model not in involved]
+        again = [number for number in local if id(parameters[number]) in own]
+        if again:
+            torch.autograd.backward([parameters[number] for number in again], [local[number] for number in again])
+        self._waiting = [model for model in self._waiting if model not in complete]
 
 
-def _got_gradients(
-    model: DistributedDataParallel, parameters: Sequence[torch.nn.Parameter], before: Sequence[torch.Tensor | None]
-) -> bool:
-    own = {id(parameter) for parameter in model.parameters()}
-    return any(
-        id(parameter) in own and parameter.grad is not None and (gradient is None or not torch.equal(parameter.grad, gradient))
-        for parameter, gradient in zip(parameters, before, strict=True)
-    )
+def _keep_gradient(
+    parameter: torch.nn.Parameter, number: int, kept: dict[int, torch.Tensor]
+) -> torch.utils.hooks.RemovableHandle:
+    """Copy a parameter's local gradient as it arrives: before hooks of the script's own, which will see it a second time."""
+
+    def keep(gradient: torch.Tensor) -> None:
+        # A copy: DDP writes the reduced gradient into the very same memory.
+        kept[number] = gradient.detach().clone()
+
+    handle = parameter.register_hook(keep)
+    hooks = parameter._backward_hooks
+    assert hooks is not None
+    for other in [key for key in hooks if key != handle.id]:
+        hooks[other] = hooks.pop(other)
+    return handle

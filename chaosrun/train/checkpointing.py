@@ -99,9 +99,10 @@ class Checkpointer:
     def restore(self, name: str, job: dict[str, Any]) -> Position:
         """Load a checkpoint into the prepared objects and prove that it is what was saved.
 
-        The manifest and this rank's file are validated before the model is touched; afterwards the digests of the live
-        state are compared with those taken at the save. Raises InvalidCheckpointError, MisuseError (another job's
-        checkpoint) or RestoreMismatchError naming the component and the tensor.
+        The supervisor has validated every file; this rank validates the manifest, all sizes and its own file once more
+        before the model is touched. Afterwards the digests of the live state are compared with those taken at the save.
+        Raises InvalidCheckpointError, MisuseError (another job's checkpoint) or RestoreMismatchError naming the component
+        and the tensor.
         """
         directory = self._leg.checkpoints / name
         rank = self._order.rank
@@ -149,8 +150,8 @@ def _full_disk(staging: Path) -> Iterator[None]:
 
 def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, Any]) -> None:
     """Refuse a checkpoint whose continuation would be another training (hazards D14, G4, C4)."""
-    saved = {**manifest.digests["job"], "world size": manifest.world_size}
-    now = {**job, "world size": order.world_size}
+    saved = {**manifest.digests["job"], "world size": manifest.world_size, "spec": manifest.job_fingerprint}
+    now = {**job, "world size": order.world_size, "spec": order.job_fingerprint}
     changed = [
         f"{key}: {saved.get(key)} then, {now.get(key)} now"
         for key in sorted(saved.keys() | now.keys())

@@ -39,7 +39,7 @@ class Fingerprint:
 
 
 def tensor_digest(tensor: Tensor) -> int:
-    """64-bit digest of raw bits, dtype and shape. Raises TypeError for tensors without plain dense memory (sparse, meta, …)."""
+    """64-bit digest of raw bits, dtype and shape. Raises TypeError for tensors without memory of their own (meta, …)."""
     return _tensor_digests([tensor])[0]
 
 
@@ -129,8 +129,13 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     owners: dict[torch.device, list[tuple[int, int]]] = {}
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
-            dense = _dense(tensor)
             seed = _seed(tensor.dtype, tensor.shape)
+            if tensor.layout is torch.sparse_coo:
+                whole = tensor.detach().coalesce()
+                parts = np.array(_tensor_digests([whole.indices(), whole.values()]), dtype="<u8")
+                results[index] = xxhash.xxh3_64_intdigest(parts.tobytes(), seed=seed)
+                continue
+            dense = _dense(tensor)
             if dense.device.type == "cpu":
                 results[index] = xxhash.xxh3_64_intdigest(_memory(dense), seed=seed)
                 continue

@@ -1,18 +1,24 @@
 """Writes what one rank does to its trace, checkpoints it, and reaches its fault points. Exists only under chaosrun."""
 
+import json
 import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import xxhash
 from accelerate import Accelerator
 
 from chaosrun.plan.faults import Fault
+from chaosrun.records.journal import write_durably
 from chaosrun.records.trace import TRACE_VERSION, TraceWriter
 from chaosrun.train.buckets import BucketPrimer
 from chaosrun.train.checkpointing import Checkpointer
 from chaosrun.train.context import WorkerContext
+from chaosrun.train.determinism import environment_facts
 from chaosrun.train.faultpoints import FaultPoints
 from chaosrun.train.fingerprint import Fingerprint, fingerprint, tensor_digest
 from chaosrun.train.position import Position
@@ -30,6 +36,7 @@ class Recorder:
         self._accelerator = accelerator
         self._state = state
         self._order = order
+        self._leg = context.leg
         self._faults = FaultPoints(
             [Fault.from_json(fault) for fault in order.faults],
             markers=context.leg.faults,
@@ -41,6 +48,7 @@ class Recorder:
         self._job: dict[str, Any] = {}
         self._parameters: list[torch.nn.Parameter] = []
         self._layout_known = False
+        self._unsettled: Position | None = None
         self.ended = False
         self._clear_window()
 
@@ -50,6 +58,9 @@ class Recorder:
         position = Position()
         if self._order.resume:
             position = self._checkpointer.restore(self._order.resume, job)
+        if self._order.rank == 0:
+            # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
+            _record_environment(self._leg.environment)
         named = self._state.parameters()
         self._parameters = [parameter for _, parameter in named]
         at_start = fingerprint(self._parameters)
@@ -91,7 +102,7 @@ class Recorder:
         self._rates = self._state.learning_rates()
 
     def step(self, position: Position, primer: BucketPrimer) -> None:
-        """An optimizer step is complete: record it, checkpoint when due, and let step faults strike."""
+        """An optimizer step is complete: record it. It settles when the script asks for more."""
         if not self._layout_known:
             self._layout_known = True
             self._trace.write("buckets", step=position.step, layout=primer.layout(), primed=primer.primed)
@@ -113,6 +124,13 @@ class Recorder:
             params=parameters.each,
         )
         self._clear_window()
+        self._unsettled = position
+
+    def settle(self) -> None:
+        """The script is done with the step it last recorded: checkpoint when one is due, and let step faults strike."""
+        position, self._unsettled = self._unsettled, None
+        if position is None:
+            return
         if position.step % self._order.every_steps == 0:
             self._checkpoint(position)
         self._faults.reach("step", position.step)
@@ -121,6 +139,7 @@ class Recorder:
         """The training is complete: a final checkpoint, and the digests of everything. Idempotent."""
         if self.ended:
             return
+        self.settle()
         if self._checkpointer.newest_step != position.step:
             self._checkpoint(position)
         self._trace.write(
@@ -153,23 +172,40 @@ class Recorder:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._accelerator.device).values()).encode())
 
 
+def _record_environment(path: Path) -> None:
+    facts = json.dumps(environment_facts(), indent=1).encode()
+    # The attempts before this one have mostly said the same: a recovery need not wait for the disk then.
+    if not path.exists() or path.read_bytes() != facts:
+        write_durably(path, facts)
+
+
 def _batch_digest(batch: Any) -> str:
-    """A digest of all bytes of a batch: tensors by content, dtype and shape, everything else by its repr."""
+    """A digest of all bytes of a batch: tensors and arrays by content, dtype and shape, plain values by their text.
+
+    Objects are looked into; of one without attributes only its type counts (its repr may hold an address).
+    """
     hasher = xxhash.xxh3_64()
 
     def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            hasher.update(tensor_digest(value).to_bytes(8, "little"))
-        elif isinstance(value, dict):
-            for key in value:
-                hasher.update(repr(key).encode())
-                visit(value[key])
-        elif isinstance(value, (list, tuple)):
-            hasher.update(f"[{len(value)}".encode())
-            for item in value:
-                visit(item)
-        else:
-            hasher.update(repr(value).encode())
+        match value:
+            case torch.Tensor():
+                hasher.update(tensor_digest(value).to_bytes(8, "little"))
+            case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
+                hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
+            case str() | bytes() | int() | float() | complex() | None:
+                hasher.update(repr(value).encode())
+            case Mapping():
+                hasher.update(f"{{{len(value)}".encode())
+                for key in value:
+                    visit(key)
+                    visit(value[key])
+            case list() | tuple():
+                hasher.update(f"[{len(value)}".encode())
+                for item in value:
+                    visit(item)
+            case _:
+                hasher.update(type(value).__qualname__.encode())
+                visit(getattr(value, "__dict__", {}))
 
     visit(batch)
     return hasher.hexdigest()

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, get_sampler
-from torch.utils.data import IterableDataset, RandomSampler
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SeedableRandomSampler, get_sampler
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from chaosrun.errors import MisuseError
 from chaosrun.train.randomness import enter_epoch, loader_generator
 
 __all__ = ["SampleLedger", "check_loader", "open_epoch"]
+
+UNSEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+SHARE_SETTINGS = ("batch_size", "num_processes", "split_batches")
 
 
 class SampleLedger:
@@ -59,7 +62,7 @@ class _Overheard:
 
     def __iter__(self) -> Iterator[Any]:
         for indices in self._inner:
-            self.ledger.heard(list(indices) if isinstance(indices, Iterable) else [indices])
+            self.ledger.heard(_plain(indices if isinstance(indices, Iterable) else [indices]))
             yield indices
 
     def __len__(self) -> int:
@@ -67,6 +70,12 @@ class _Overheard:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _plain(ids: Iterable[Any]) -> list[Any]:
+    """Sample ids as JSON values: numbers out of numpy and torch, anything that is no number or text by its repr."""
+    values = (value.item() if hasattr(value, "item") else value for value in ids)
+    return [value if isinstance(value, int | float | str) else repr(value) for value in values]
 
 
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
@@ -90,9 +99,10 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
         raise MisuseError(
             f"run.batches() cannot resume a {type(loader).__name__}", hint="pass the loader that accelerator.prepare() returned"
         )
-    if type(get_sampler(loader)) is RandomSampler:
+    sampler = get_sampler(loader)
+    if isinstance(sampler, UNSEEDABLE) and not isinstance(sampler, SeedableRandomSampler):
         raise MisuseError(
-            "the loader shuffles with a RandomSampler, whose order cannot be restored after a restart",
+            f"the loader draws with a {type(sampler).__name__}, whose order cannot be restored after a restart",
             hint="Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=...))",
         )
 
@@ -106,9 +116,12 @@ def open_epoch(
     if batches_done:
         current = accelerator.skip_first_batches(loader, batches_done)
         current.set_epoch(epoch)
-        # accelerate's skipped loader forgets these two (hazard D11).
+        # accelerate's skipped loader forgets these (hazard D11), and with them how much of the last batch is padding (D12).
         current._drop_last = loader._drop_last
         current._non_blocking = loader._non_blocking
+        for name in SHARE_SETTINGS:
+            if hasattr(loader.batch_sampler, name):
+                setattr(current.batch_sampler, name, getattr(loader.batch_sampler, name))
     enter_epoch(seed, epoch)
     current.base_dataloader.generator = loader_generator(seed, epoch, accelerator.process_index)
     ledger.watch(current)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from chaosrun.errors import MisuseError
 from chaosrun.train.buckets import BucketPrimer
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "attach"]
 
+UNSUPPORTED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
+
 
 def attach(accelerator: Accelerator) -> "Session":
     """Bind chaosrun to a prepared training: call it once, after the last `accelerator.prepare()`.
@@ -31,6 +34,11 @@ def attach(accelerator: Accelerator) -> "Session":
     Raises MisuseError when nothing is prepared yet, or when called twice. Outside chaosrun the session neither writes nor
     kills anything, and computes the same numbers.
     """
+    if accelerator.distributed_type in UNSUPPORTED:
+        raise MisuseError(
+            f"chaosrun cannot yet restore sharded training ({accelerator.distributed_type.value}) exactly",
+            hint="use distributed data parallelism (DDP)",
+        )
     if not accelerator._models or not accelerator._optimizers:
         raise MisuseError(
             "chaosrun.attach() came before accelerator.prepare(): there is no prepared model and optimizer to watch",
@@ -52,6 +60,8 @@ class Session:
         self._primer = BucketPrimer(accelerator._models)
         self._backward = accelerator.backward
         accelerator.backward = self._primed_backward  # type: ignore[method-assign]
+        self._accelerator_end_training = accelerator.end_training
+        accelerator.end_training = self._end_training  # type: ignore[method-assign]
         context = current()
         if context:
             context.adopt(self)
@@ -110,7 +120,7 @@ class Session:
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
         self._begun = True
-        per_epoch = len(loader) if hasattr(type(loader.dataset), "__len__") else None
+        per_epoch = _length(loader)
         if self._recorder:
             self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch))
         position = self._position.normalised(per_epoch)
@@ -119,8 +129,7 @@ class Session:
             with contextlib.closing(self._epoch(loader, position)) as epoch:
                 yield from epoch
             position = Position(epoch=position.epoch + 1, step=self._position.step)
-        if self._recorder:
-            self._recorder.finish(self._position)
+        self.finish()
 
     def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
         rest = open_epoch(
@@ -131,6 +140,8 @@ class Session:
             if self._recorder:
                 self._recorder.batch(batch, self._ledger.next_ids())
             yield batch
+            if self._recorder:
+                self._recorder.settle()
             if self._batch_open:
                 raise MisuseError(
                     f"the loop went on without run.step(loss) after batch {self._position.batches} of epoch {start.epoch}",
@@ -140,8 +151,9 @@ class Session:
                 return
 
     def step(self, loss: torch.Tensor) -> None:
-        """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it, checkpoints when
-        one is due, and is where step faults strike. `loss` is this batch's scalar, before any division.
+        """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it; the checkpoint, if
+        one is due, is taken and step faults strike when the loop asks for the next batch, so whatever the loop does after
+        `step` (a validation pass, a moving average) belongs to the step. `loss` is this batch's scalar, before any division.
 
         Raises MisuseError outside the loop, for a loss that is no scalar, and when the optimizer was not stepped.
         """
@@ -162,17 +174,24 @@ class Session:
         if self._optimizer_steps == self._seen_optimizer_steps and not skipped:
             raise MisuseError(
                 f"run.step(loss) came before optimizer.step() (step {at.step + 1})",
-                hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step",
+                hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step; "
+                "accumulate gradients with accelerator.accumulate(model)",
             )
         self._seen_optimizer_steps = self._optimizer_steps
         self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + 1)
         if self._recorder:
             self._recorder.step(self._position, self._primer)
 
-    def close(self) -> None:
-        """The script has returned. A loop that was left by `break` ends here."""
+    def finish(self) -> None:
+        """End the training here, after leaving the loop by `break`. A collective; called by itself when the loop runs to its
+        end, when the script returns, and by `accelerator.end_training()`."""
         if self._recorder and self._begun:
             self._recorder.finish(self._position)
+
+    def _end_training(self) -> None:
+        # The last checkpoint needs the process group that this destroys.
+        self.finish()
+        self._accelerator_end_training()
 
     def _reached_max_steps(self) -> bool:
         return self._max_steps is not None and self._position.step >= self._max_steps
@@ -190,6 +209,14 @@ class Session:
         self._optimizer_steps += 1
         if self._recorder:
             self._recorder.before_optimizer_step()
+
+
+def _length(loader: Any) -> int | None:
+    """Batches in an epoch on this rank; None for a stream."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":

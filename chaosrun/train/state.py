@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from accelerate import Accelerator
 
@@ -16,6 +17,15 @@ from chaosrun.train.fingerprint import digests
 from chaosrun.train.rng import capture_rng, digest_rng, restore_rng
 
 __all__ = ["TrainingState"]
+
+NUMPY_VALUES: list[Any] = [
+    numpy.ndarray,
+    numpy.dtype,
+    numpy._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
+    numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
+    *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"),
+]
+"""What numpy numbers and arrays in a state dict are pickled with: plain values, so loading them runs no code of anybody's."""
 
 
 class TrainingState:
@@ -69,7 +79,7 @@ class TrainingState:
             "optimizer": digests(self._optimizer_states()),
             "scheduler": digests(self._scheduler_states()),
             "rng": digest_rng(self._accelerator.device),
-            "registered": digests({name: item.state_dict() for name, item in self.registered.items()}),
+            "registered": digests({name: item.state_dict() for name, item in self._all_registered().items()}),
         }
 
     def rank_payload(self) -> bytes:
@@ -81,7 +91,7 @@ class TrainingState:
                 "micro_step": self._accelerator.step,
                 "rng": capture_rng(self._accelerator.device),
                 "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
-                "registered": {name: item.state_dict() for name, item in self.registered.items()},
+                "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
             },
             buffer,
         )
@@ -92,8 +102,10 @@ class TrainingState:
 
         Executes no code from the files (`weights_only`). Raises RestoreMismatchError when the rank file lacks a part.
         """
-        self._accelerator.load_state(str(directory), load_kwargs={"weights_only": True})
-        saved = torch.load(rank_file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(NUMPY_VALUES):
+            # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
+            self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+            saved = torch.load(rank_file, map_location=self._own_device, weights_only=True)
         missing = {"micro_step", "rng", "buffers", "registered"} - saved.keys()
         if missing:
             raise RestoreMismatchError(
@@ -107,15 +119,26 @@ class TrainingState:
                         f"{rank_file}: buffer {name!r} missing", hint="the model has changed since the save"
                     )
                 buffer.copy_(saved["buffers"][name])
-        if saved["registered"].keys() != self.registered.keys():
+        registered = self._all_registered()
+        if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
-                f"{rank_file} holds registered state {sorted(saved['registered'])}, "
-                f"the script registered {sorted(self.registered)}",
+                f"{rank_file} holds registered state {sorted(saved['registered'])}, the script registered {sorted(registered)}",
                 hint="register the same objects in every attempt, before the first batch",
             )
-        for name, item in self.registered.items():
+        for name, item in registered.items():
             item.load_state_dict(saved["registered"][name])
         restore_rng(saved["rng"], self._accelerator.device)
+
+    def _all_registered(self) -> dict[str, Any]:
+        """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
+        others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        return {**self.registered, **others}
+
+    def _own_device(self, storage: Any, location: str) -> Any:
+        """What lay on a GPU when it was saved goes to this rank's GPU, the rest stays on the CPU."""
+        if location == "cpu":
+            return storage
+        return torch.serialization.default_restore_location(storage, str(self._accelerator.device))
 
     def _named(self, method: str) -> Iterator[tuple[str, torch.Tensor]]:
         models = self._accelerator._models

@@ -24,7 +24,7 @@ from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.order import WorkerOrder
 from chaosrun.train.context import WorkerContext, enter
-from chaosrun.train.determinism import environment_facts, pin
+from chaosrun.train.determinism import pin
 from chaosrun.train.randomness import own_epoch
 
 __all__ = ["main"]
@@ -48,11 +48,9 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         store = _host_store(order, listen_fd)
         _announce(order)
-        if order.rank == 0:
-            _record_environment(context.leg.environment)
         _run_script(order)
         if context.session is not None:
-            context.session.close()
+            context.session.finish()
         if context.session is None or not context.session.finished:
             raise UserScriptError(
                 "the script returned without training under chaosrun"
@@ -112,13 +110,6 @@ def _announce(order: WorkerOrder) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
-def _record_environment(path: Path) -> None:
-    facts = json.dumps(environment_facts(), indent=1).encode()
-    # The attempts before this one have mostly said the same: a recovery need not wait for the disk then.
-    if not path.exists() or path.read_bytes() != facts:
-        write_durably(path, facts)
-
-
 def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
     """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
     if listen_fd is None:
@@ -151,7 +142,7 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> dict[str, An
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
     error = UserScriptError(
         f"the script left with sys.exit({code}) at step {step}, before its training was done{said}",
-        hint="the loop over run.batches() has to run to its end",
+        hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
     )
     return {"status": "exited", "exit_code": code or error.exit_code, "error": _describe(error, context.order)}
 

@@ -106,6 +106,8 @@ def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: boo
         return f"unplanned death{whose}: {death['reason']}"
     if last and chaos.outcome is not None:
         return chaos.outcome
+    if attempt.stopped is None and chaos.events("supervisor.resumed"):
+        return "the death of its supervisor"
     return attempt.stopped or "unknown"
 
 

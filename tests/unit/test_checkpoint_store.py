@@ -467,3 +467,14 @@ def test_choosing_a_small_checkpoint_is_quick(store):
         durations.append(time.perf_counter() - started)
     # Typically 0.3 ms; the bound leaves room for a busy machine.
     assert sorted(durations)[10] < 0.01
+
+
+def test_a_checkpoint_that_is_not_wanted_is_set_aside_and_the_older_one_used(store, layout):
+    save(store, 10)
+    save(store, 20)
+    aside = store.set_aside(20, "nobody saw it")
+    assert aside is not None
+    assert (aside.name, aside.reason) == ("step-00000020", "nobody saw it")
+    assert store.newest_valid().name == "step-00000010"
+    assert names(layout.quarantine) == ["step-00000020.unwanted-1"]
+    assert store.set_aside(20, "again") is None

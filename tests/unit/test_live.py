@@ -19,7 +19,7 @@ from chaosrun.report.status import read_status, status_lines
 
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
-    {"event": "placement.acquired", "nodes": {"a": [0, 1, 2]}, "oversubscribed": True},
+    {"event": "placement.acquired", "nodes": {"a": {"ranks": [0, 1, 2]}}, "oversubscribed": True},
     {"event": "attempt.starting", "attempt": 1, "resume": None, "resume_step": 0, "armed": ["F1"]},
     {"event": "attempt.started", "attempt": 1, "pids": {"0": 11, "1": 12, "2": 13}, "address": "127.0.0.1"},
     {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 17, "phase": "step"},

@@ -154,12 +154,21 @@ def without_memory():
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), without_memory()],
-    ids=["sparse", "meta", "freed"],
+    [torch.eye(3).to_sparse_csr(), torch.empty(3, device="meta"), without_memory()],
+    ids=["sparse rows", "meta", "freed"],
 )
 def test_tensors_without_dense_memory_are_refused(tensor):
     with pytest.raises(TypeError, match="cannot fingerprint"):
         tensor_digest(tensor)
+
+
+def test_a_sparse_gradient_counts_by_what_it_adds_up_to():
+    indices = torch.tensor([[2, 0, 2]])
+    split = torch.sparse_coo_tensor(indices, torch.tensor([1.0, 5.0, 2.0]), (4,))
+    whole = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([5.0, 3.0]), (4,))
+    other = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([5.0, 4.0]), (4,))
+    assert tensor_digest(split) == tensor_digest(whole) != tensor_digest(other)
+    assert tensor_digest(whole) != tensor_digest(whole.to_dense())
 
 
 def test_fingerprint_names_the_tensor_that_differs():

@@ -1,0 +1,156 @@
+"""Connecting this process to a Ray: joining one that runs, or starting a private one that leaves nothing behind.
+
+Knows Ray's settings, signal handlers, folder and reaper; nothing of workers or placement.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+
+from chaosrun.cluster.processes import shared_memory_entries
+from chaosrun.cluster.reaper import Reaper, clean_up
+from chaosrun.errors import ResourcesError, UsageError
+
+__all__ = ["PrivateRay", "join_ray"]
+
+# Ray's minimum is 75 MiB; no training data goes through it.
+OBJECT_STORE_BYTES = 80 << 20
+# Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
+LONGEST_FOLDER = 40
+PROBE_TIMEOUT_S = 5.0
+# One per driver process: Ray reads the token once and keeps it.
+AUTH_TOKEN = secrets.token_hex(32)
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Keeps Ray from writing a token into the user's home directory, and others on this machine out of this Ray.
+    "RAY_AUTH_TOKEN": AUTH_TOKEN,
+    # Leaves CUDA_VISIBLE_DEVICES alone in processes that ask Ray for no GPU.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray's workers, and so everything that the agents start, would run at niceness 15.
+    "RAY_worker_niceness": "0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateRay:
+    """A Ray of this process's own. Start it in the main thread: Ray's processes die with the thread that starts them."""
+
+    folder: Path
+    reaper: Reaper
+    shared_memory_before: frozenset[str]
+    environment_before: Mapping[str, str | None]
+
+    @classmethod
+    def start(cls, *, cpus: int) -> Self:
+        shared_memory_before = shared_memory_entries()
+        folder = _make_folder()
+        private = cls(
+            folder=folder,
+            reaper=Reaper(folder, shared_memory_before),
+            shared_memory_before=shared_memory_before,
+            # RAY_AUTH_MODE is set by Ray itself.
+            environment_before={name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")},
+        )
+        started = False
+        try:
+            os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+            with _own_signal_handlers():
+                ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(folder),
+                )
+            started = True
+        finally:
+            if not started:
+                private.stop()
+        return private
+
+    def stop(self) -> None:
+        """End Ray and remove its processes, its folder, what it left in /dev/shm, and its settings."""
+        ray.shutdown()
+        clean_up(self.folder, self.shared_memory_before)
+        _restore_environment(self.environment_before)
+        self.reaper.goodbye()
+
+
+def join_ray(address: str) -> None:
+    """Raises ResourcesError when no Ray answers there."""
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
+        )
+    try:
+        _probe(address)
+        with _own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (OSError, RuntimeError, ValueError) as error:
+        ray.shutdown()
+        raise ResourcesError(
+            f"no Ray cluster at {address}: {error}",
+            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
+        ) from error
+
+
+def _probe(address: str) -> None:
+    """Raise OSError at once when nobody listens at host:port: Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not separator:
+        # A word that Ray resolves, like "auto".
+        return
+    if host == "localhost" or host.startswith("127."):
+        # As Ray does: its processes listen at the node's own address.
+        host = ray.util.get_node_ip_address()
+    socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep the caller's SIGTERM handler, which ray.init replaces: a SIGTERM while Ray starts would end in sys.exit(15), or in
+    an abort because Ray's processes are killed under the driver."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    install, ours = signal.signal, signal.getsignal(signal.SIGTERM)
+
+    def install_others(number: int, handler: Any) -> Any:
+        return ours if number == signal.SIGTERM else install(number, handler)
+
+    signal.signal = install_others
+    try:
+        yield
+    finally:
+        signal.signal = install
+        # Ray's C++ side may have put a handler of its own below Python's.
+        signal.signal(signal.SIGTERM, ours)
+
+
+def _restore_environment(before: Mapping[str, str | None]) -> None:
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _make_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
+    if len(str(folder)) > LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
+    return folder
