@@ -1,0 +1,241 @@
+"""What a user can get wrong, and what a machine can do to a run: each ends with its exit code, a sentence, and nothing left."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.records.layout import LegLayout
+from tests.conftest import Submit
+from tests.e2e.drills import STEPS, Shell, events, finish, kills, write_job
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 4 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"file systems cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+# Refused before anything starts
+
+
+def test_wrong_yaml_is_shown_with_its_place_and_the_nearest_name(shell: Shell) -> None:
+    (shell.folder / "job.yaml").write_text("name: x\nscript: train.py\nworkers: two\nseeed: 3\n")
+    (shell.folder / "train.py").touch()
+    done = shell.run("submit", "job.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "job.yaml:3:10" in done.stderr
+    assert "job.yaml:4:1" in done.stderr
+    assert "workers: two" in done.stderr
+    assert "^" in done.stderr
+    assert "'seed'" in done.stderr
+    assert not shell.root.exists()
+
+
+def test_a_script_that_does_not_exist_is_refused(shell: Shell) -> None:
+    (shell.folder / "job.yaml").write_text("name: x\nscript: train.py\nworkers: 2\n")
+    done = shell.run("submit", "job.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert str(shell.folder / "train.py") in done.stderr
+    assert not shell.root.exists()
+
+
+@pytest.mark.parametrize(("storage", "why"), [("a-file/below", "Not a directory"), ("/proc/below", "No such file")])
+def test_a_storage_that_cannot_be_written_is_refused(shell: Shell, storage: str, why: str) -> None:
+    (shell.folder / "a-file").touch()
+    job = write_job(shell.folder, "")
+    done = shell.run("submit", job, f"checkpoint.storage={storage}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"checkpoint.storage {shell.folder / storage} cannot be written: {why}" in done.stderr
+    assert list((shell.root / "runs").iterdir()) == [], "a run that never began leaves no run"
+
+
+def test_a_root_that_cannot_be_written_is_refused(shell: Shell) -> None:
+    (shell.folder / "a-file").touch()
+    done = shell.run("submit", write_job(shell.folder, ""), "--root", "a-file/root")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a-file/root/runs: Not a directory" in done.stderr
+
+
+# The script's own errors
+
+
+def test_an_error_at_step_7_shows_the_first_failing_ranks_traceback_and_stops(shell: Shell) -> None:
+    trouble = "if rank == 1 and step == 7:\n    raise ValueError('no such label')"
+    done = shell.run("submit", write_job(shell.folder, trouble, kills(9)))
+    assert done.returncode == 4, done.stderr
+    assert "Traceback of rank 1" in done.stdout
+    assert f'File "{shell.folder / "train.py"}", line' in done.stdout
+    assert "raise ValueError('no such label')" in done.stdout
+    assert "ValueError: no such label" in done.stdout
+    assert "worker.py" not in done.stdout, "the traceback begins in the script"
+    assert "rank 1 raised ValueError at step 7" in done.stdout
+    run = shell.only_run()
+    assert [record["attempt"] for record in events(run.reference, "attempt.starting")] == [1, 2]
+    assert not run.leg("chaos").journal.exists(), "a job that fails undisturbed is not disturbed"
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("if step == 7: sys.exit(0)", "sys.exit(0) at step 7"),
+        ("if step == 7: os._exit(0)", "exit code 0 at step 7"),
+        (None, "chaosrun.attach() was never called"),
+    ],
+    ids=["sys.exit(0)", "os._exit(0)", "never attaches"],
+)
+def test_a_script_that_ends_before_its_training_is_the_users_error(
+    submit: Submit, tmp_path: Path, trouble: str | None, said: str
+) -> None:
+    job = write_job(tmp_path, trouble or "", kills(9))
+    if trouble is None:
+        (tmp_path / "train.py").write_text("print('nothing to train')\n")
+    result = submit(job)
+    assert result.verdict.exit_code == 4
+    assert said in result.verdict.cause
+    assert len(events(result.run.reference, "attempt.starting")) == 2, "once more to be sure, and no restart loop"
+
+
+@pytest.mark.ray
+def test_a_script_that_hangs_spends_the_budget(submit: Submit, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 3s}")
+    result = submit(job)
+    assert result.verdict.exit_code == 5
+    assert "attempt 1 hangs: no progress for" in result.verdict.cause
+    (death,) = events(result.run.reference, "death.unplanned")
+    assert "hangs" in death["reason"]
+
+
+@pytest.mark.ray
+def test_the_timeout_ends_a_run(submit: Submit, tmp_path: Path) -> None:
+    result = submit(write_job(tmp_path, "time.sleep(1)", kills(9), "timeout: 2s"))
+    assert result.verdict.exit_code == 124
+    assert "timeout" in result.verdict.cause
+    assert result.run.verdict_json.is_file()
+
+
+# Resources
+
+
+def test_more_workers_than_the_joined_cluster_holds_are_told_in_time(shell: Shell) -> None:
+    code = (
+        "import logging, os, sys, ray\n"
+        "os.environ['RAY_AUTH_MODE'] = 'disabled'\n"
+        "context = ray.init(address='local', num_cpus=1, include_dashboard=False, logging_level=logging.CRITICAL,"
+        " object_store_memory=80 << 20, _temp_dir=sys.argv[1])\n"
+        "print(context.address_info['gcs_address'], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="e2e-ray-", dir="/tmp") as folder:
+        command = [sys.executable, "-c", code, folder]
+        cluster = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert cluster.stdout is not None
+        try:
+            address = cluster.stdout.readline().strip()
+            assert address
+            job = write_job(shell.folder, "", kills(9), "recovery: {acquire_timeout: 2s}")
+            done = shell.run("submit", job, "workers=3", "--address", address, timeout_s=60)
+        finally:
+            cluster.communicate(timeout=60)
+    assert done.returncode == 7, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "no place for 3 workers with CPU 1 each within 2 s: the cluster has CPU 1 (1 free) on 1 node" in said
+    assert "--address" in said
+
+
+@pytest.mark.ray
+def test_a_full_disk_ends_the_run_and_older_checkpoints_stay_valid(submit: Submit, tmp_path: Path, small_disk: Path) -> None:
+    # Three of these checkpoints do not fit, and two are kept.
+    job = write_job(tmp_path, "", kills(9), width=10_000)
+    result = submit(job, "checkpoint.keep=2", f"checkpoint.storage={small_disk}")
+    assert result.verdict.exit_code == 7
+    assert "No space left on device" in result.verdict.cause
+    assert str(small_disk) in result.verdict.cause
+    assert result.verdict.hint is not None
+    assert len(events(result.run.reference, "attempt.starting")) == 1, "another attempt would not make room"
+    leg = LegLayout(result.run.reference.path, small_disk / result.run.run_id / "reference")
+    names = sorted(os.listdir(leg.checkpoints))
+    assert names == ["step-00000003", "step-00000006"]
+    store = CheckpointStore(leg, keep=2)
+    assert [store.audit(name).step for name in names] == [3, 6]
+
+
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(shell: Shell, small_disk: Path) -> None:
+    """Traces, logs and the journal share the disk with the checkpoints, as they do by default."""
+    job = write_job(shell.folder, "", kills(7), width=10_000)
+    full = shell.run("submit", job, "--root", small_disk)
+    assert full.returncode == 7, full.stdout + full.stderr
+    assert "No space left on device" in full.stdout + full.stderr
+    assert "bug in chaosrun" not in full.stderr
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
+    done = shell.run("resume", "latest", "--root", small_disk, "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)["verdict"]
+    assert verdict["status"] == "PASS"
+    assert [fault["landed"] for fault in verdict["faults"]] == [True]
+
+
+# Two at once, and damage
+
+
+def test_two_submits_at_the_same_time_both_reach_their_verdict(shell: Shell) -> None:
+    job = write_job(shell.folder, "", kills(7), loader_workers=2)
+    running = [shell.start("submit", job, "-o", "json") for _ in range(2)]
+    done = [finish(process) for process in running]
+    assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
+    said = [json.loads(each.stdout) for each in done]
+    assert len({value["run"] for value in said}) == 2
+    assert [value["verdict"]["status"] for value in said] == ["PASS", "PASS"]
+
+
+DAMAGE = """\
+at = {1: 5, 2: 7, 3: 9}.get(order.attempt)
+if order.leg == "chaos" and rank == 0 and step == at:
+    checkpoints = sorted((Path(order.leg_path) / "checkpoints").iterdir())
+    if order.attempt == 1:  # truncated
+        file = checkpoints[-1] / "model.safetensors"
+        os.truncate(file, file.stat().st_size - 1)
+    if order.attempt == 2:  # one bit
+        with (checkpoints[-1] / "optimizer.bin").open("r+b") as file:
+            file.seek(1000)
+            (byte,) = file.read(1)
+            file.seek(1000)
+            file.write(bytes([byte ^ 1]))
+    if order.attempt == 3:  # all of them
+        for checkpoint in checkpoints:
+            (checkpoint / "MANIFEST.json").unlink()
+"""
+
+
+@pytest.mark.ray
+def test_damaged_checkpoints_are_quarantined_and_older_ones_or_none_are_as_exact(submit: Submit, tmp_path: Path) -> None:
+    result = submit(write_job(tmp_path, DAMAGE, kills(5, 7, 9)), "checkpoint.every_steps=2")
+    verdict = result.verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert [fault.landed for fault in verdict.faults] == [True] * 3
+    assert verdict.steps == STEPS
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 2, 4, 0]
+    chaos = result.run.leg("chaos")
+    quarantined = events(chaos, "checkpoint.quarantined")
+    assert [record["name"] for record in quarantined] == [f"step-{step:08}" for step in (4, 6, 8, 6, 4)]
+    assert all(Path(record["moved_to"]).is_dir() for record in quarantined)
+    reasons = [record["reason"] for record in quarantined]
+    assert "model.safetensors has" in reasons[0] and "bytes instead of" in reasons[0]
+    assert "optimizer.bin has the right size but other contents" in reasons[1]
+    assert all("MANIFEST.json is missing" in reason for reason in reasons[2:])

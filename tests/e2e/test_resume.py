@@ -1,0 +1,123 @@
+"""The supervisor is SIGKILLed, or the agent between it and the ranks: nothing is left, and the drill still ends with PASS."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive
+from chaosrun.records.layout import RunLayout
+from tests.conftest import Submit
+from tests.e2e.drills import STEPS, Shell, events, eventually, finish, journal, kills, reached, write_job
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ranks_and_loader_workers(run: RunLayout) -> list[ProcessIdentity]:
+    ranks = events(run.leg("chaos"), "attempt.started")[-1]["pids"].values()
+    pids = [*ranks, *(child for rank in ranks for child in children(rank))]
+    return [identity for pid in pids if (identity := identify(pid))]
+
+
+def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal(shell: Shell) -> None:
+    process = shell.start("submit", write_job(shell.folder, "time.sleep(0.15)", kills(5, 11), loader_workers=2))
+    try:
+        run = eventually(lambda: shell.root.exists() and shell.only_run())
+        eventually(lambda: reached(run.reference, 1, 1), what=lambda: process.poll())
+        refused = shell.run("resume", "latest")
+        assert refused.returncode == 2
+        assert f"is being supervised by process {process.pid}" in refused.stderr
+        eventually(lambda: reached(run.leg("chaos"), 2, 4), what=lambda: process.poll())
+        # Two ranks with two loader workers each, but for the moment between two epochs.
+        everybody = eventually(lambda: len(found := ranks_and_loader_workers(run)) == 6 and found)
+        process.kill()
+        finish(process)
+        eventually(lambda: not any(map(is_alive, everybody)), timeout_s=10)
+        eventually(lambda: not shell.left_behind(), timeout_s=10, what=shell.left_behind)
+    finally:
+        process.kill()
+    assert f"{run.run_id}  small  interrupted" in shell.run("list").stdout
+    before = journal(run.leg("chaos"))
+    done = shell.run("resume", run.run_id, "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)["verdict"]
+    assert verdict["status"] == "PASS"
+    assert [fault["landed"] for fault in verdict["faults"]] == [True, True]
+    assert [attempt["attempt"] for attempt in verdict["attempts"]] == [1, 2, 3, 4]
+    assert journal(run.leg("chaos"))[: len(before)] == before, "the journal is continued, not rewritten"
+    assert len(events(run.leg("chaos"), "supervisor.resumed")) == 1
+    again = shell.run("resume", run.run_id)
+    assert again.returncode == 0
+    assert again.stderr == "", "a run that has ended is judged again, nothing is started"
+
+
+# Rank 0 kills the supervisor where it likes: in the reference leg, then in the chaos leg just before the second fault, which
+# then fires with nobody there to see it.
+KILL_THE_SUPERVISOR = """\
+if rank == 0 and (order.leg, order.attempt, step) in {("reference", 1, 7), ("chaos", 2, 9)}:
+    once = Path(order.leg_path).parent / f"killed-in-{order.leg}"
+    if not once.exists():
+        once.touch()
+        os.kill(int((Path(order.leg_path).parent / "lock").read_text()), signal.SIGKILL)
+"""
+
+
+def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Shell) -> None:
+    job = write_job(shell.folder, KILL_THE_SUPERVISOR, kills(5, 9, rank=0))
+    assert shell.run("submit", job).returncode == -signal.SIGKILL
+    run = shell.only_run()
+    assert reached(run.reference, 1, 7)
+    assert not run.leg("chaos").journal.exists()
+    # At once: what is left of the first one may still be dying.
+    assert shell.run("resume", "latest").returncode == -signal.SIGKILL
+    reference = events(run.reference, "attempt.starting")
+    assert [record["attempt"] for record in reference] == [1], "a reference is undisturbed: it was run anew, not resumed"
+    assert len(events(run.leg("chaos"), "fault.observed")) == 1
+    done = shell.run("resume", "latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Faults: 2 of 2 landed" in done.stdout
+    assert "PASS" in done.stdout
+    assert "the death of its supervisor" in done.stdout
+
+
+@pytest.mark.ray
+def test_a_killed_agent_is_replaced_and_the_drill_passes(submit: Submit, tmp_path: Path) -> None:
+    victims: list[ProcessIdentity] = []
+
+    def kill_the_agent(run: RunLayout, rank_pid: int) -> None:
+        eventually(lambda: reached(run.leg("chaos"), 1, 4))
+        server = parent_of(rank_pid)
+        agent = parent_of(server)
+        assert "NodeAgent" in Path(f"/proc/{agent}/cmdline").read_text()
+        victims.extend(identity for pid in (agent, server, rank_pid) if (identity := identify(pid)))
+        os.kill(agent, signal.SIGKILL)
+
+    created: list[RunLayout] = []
+    killers: list[threading.Thread] = []
+
+    def on_event(record: dict[str, Any]) -> None:
+        if record["event"] == "run.created":
+            created.append(RunLayout(Path(record["path"])))
+        elif (record["leg"], record["event"], record.get("attempt")) == ("chaos", "attempt.started", 1):
+            killers.append(threading.Thread(target=kill_the_agent, args=(created[0], record["pids"]["0"])))
+            killers[0].start()
+
+    result = submit(write_job(tmp_path, "time.sleep(0.1)", kills(8), loader_workers=2), on_event=on_event)
+    killers[0].join()
+    assert len(victims) == 3
+    assert not any(map(is_alive, victims))
+    verdict = result.verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert verdict.steps == STEPS
+    assert [fault.landed for fault in verdict.faults] == [True]
+    chaos = result.run.leg("chaos")
+    (death,) = events(chaos, "death.unplanned")
+    assert "agent" in death["reason"]
+    assert len(events(chaos, "placement.acquired")) == 2, "a new agent was put in its place"
+    assert [attempt.attempt for attempt in verdict.attempts] == [1, 2, 3]

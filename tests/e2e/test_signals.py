@@ -1,0 +1,90 @@
+"""Ctrl-C and SIGTERM at any moment: exit code 130, nothing left behind, and `chaosrun resume latest` ends the drill in PASS."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaosrun.records.layout import RunLayout
+from tests.e2e.drills import Shell, events, eventually, finish, kills, reached, write_job
+
+# Slow enough to be caught in the middle, and with loader workers to be left behind.
+SLOW = "time.sleep(0.15)"
+
+
+def ctrl_c(process: subprocess.Popen[str]) -> None:
+    """As a terminal does: to the whole foreground process group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def sigterm(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+def has_a_run(shell: Shell) -> bool:
+    return (shell.root / "runs").is_dir() and any(RunLayout(path).lock.exists() for path in (shell.root / "runs").iterdir())
+
+
+def starts_ray(shell: Shell) -> bool:
+    return has_a_run(shell) and any(shell.temporary.glob("chaosrun-ray-*/session_*"))
+
+
+def imports_torch(shell: Shell) -> bool:
+    return has_a_run(shell) and events(shell.only_run().reference, "leg.started") != []
+
+
+def trains(shell: Shell) -> bool:
+    return has_a_run(shell) and reached(shell.only_run().reference, 1, 4)
+
+
+def trains_again(shell: Shell) -> bool:
+    """In the chaos leg, after the first kill and before the second."""
+    return has_a_run(shell) and reached(shell.only_run().leg("chaos"), 2, 4)
+
+
+def interrupt(
+    shell: Shell, when: Callable[[Shell], bool], send: Callable[[subprocess.Popen[str]], None], *arguments: str | Path
+) -> str:
+    """Run a command, interrupt it, and return what it said; nothing of it is left then."""
+    process = shell.start(*arguments)
+    try:
+        eventually(lambda: when(shell), what=lambda: f"{when.__name__}; exit code {process.poll()}")
+        send(process)
+        done = finish(process)
+    finally:
+        process.kill()
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error: interrupted" in done.stderr
+    assert shell.left_behind() == [], "nothing is left when the command returns, not only some time later"
+    run = shell.only_run()
+    assert f"chaosrun resume {run.run_id}" in done.stderr
+    assert not run.verdict_json.exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("when", "send"),
+    [(starts_ray, sigterm), (imports_torch, ctrl_c)],
+    ids=["SIGTERM while Ray starts", "Ctrl-C while torch loads"],
+)
+def test_an_interrupt_during_start_up_leaves_nothing(
+    shell: Shell, when: Callable[[Shell], bool], send: Callable[..., None]
+) -> None:
+    interrupt(shell, when, send, "submit", write_job(shell.folder, "", kills(5)))
+
+
+def test_a_run_that_is_interrupted_in_both_legs_ends_in_pass(shell: Shell) -> None:
+    job = write_job(shell.folder, SLOW, kills(5, 9), loader_workers=2)
+    assert "interrupted in the reference leg" in interrupt(shell, trains, ctrl_c, "submit", job)
+    assert "interrupted in the chaos leg" in interrupt(shell, trains_again, sigterm, "resume", "latest")
+    run = shell.only_run()
+    assert f"{run.run_id}  small  interrupted" in shell.run("list").stdout
+    done = shell.run("resume", "latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASS" in done.stdout
+    assert "Faults: 2 of 2 landed" in done.stdout
+    assert [record["attempt"] for record in events(run.leg("chaos"), "attempt.starting")] == [1, 2, 3, 4]
