@@ -209,22 +209,25 @@ def test_a_fault_that_never_fires(drills: Drills, sound: RunLayout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "killed_at", "cached", "step"),
+    ("mutant", "killed_at", "named", "step"),
     [
         # Its first attempt shows it already.
         ("random", 1, False, 1),
         # Its first attempt, killed before, shows nothing: only a second undisturbed run tells this from a bad recovery,
         # even where the difference begins with the very first step after a restore.
         ("random-later", 4, False, 5),
-        # The reference is of another time: it is replaced before the job is called irreproducible.
+        # The reference that was asked for is another job's: a run of this one undisturbed tells.
         ("random-later", 2, True, 5),
     ],
 )
 def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
-    drills: Drills, sound: RunLayout, mutant: str, killed_at: int, cached: bool, step: int
+    drills: Drills, sound: RunLayout, mutant: str, killed_at: int, named: bool, step: int
 ) -> None:
-    verdict = drills("--mutant", mutant, at_step=killed_at, reference=sound if cached else None).verdict
-    assert_inconclusive(verdict, f"^two undisturbed runs of this job already differ: rng at step {step}")
+    verdict = drills("--mutant", mutant, at_step=killed_at, reference=sound if named else None).verdict
+    what = (
+        f"the reference of run {sound.run_id} is not this job's" if named else "two undisturbed runs of this job already differ"
+    )
+    assert_inconclusive(verdict, f"^{what}.*: rng at step {step}")
     assert verdict.hint is not None and "same numbers twice" in verdict.hint
     assert verdict.divergence is not None
     assert "not restored" not in f"{verdict.divergence.cause} {verdict.divergence.hint}"

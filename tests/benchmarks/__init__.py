@@ -1,0 +1,1 @@
+"""Benchmarks, run by `make bench`; see `__main__`. Not collected by pytest."""

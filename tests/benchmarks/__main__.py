@@ -1,0 +1,128 @@
+"""`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine.
+
+Tables on stdout, progress on stderr, everything measured in `--json FILE`. Ends with 1 when a run of chaosrun failed; a target
+that was missed is shown, and no failure: times depend on what else the machine does.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks import recovery, startup, step_time
+from tests.benchmarks.samples import Samples
+
+PARTS = ("recovery", "steps", "startup")
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    parts = arguments.only or list(PARTS)
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    report: dict[str, Any] = {"v": 1, "time_s": time.time(), "repeats": arguments.repeats, "machine": machine_facts()}
+    failures: list[str] = []
+    if "startup" in parts:
+        help_time = startup.measure_startup(arguments.repeats, progress)
+        report["startup"] = {"target_s": startup.TARGET_S, **help_time.to_json()}
+        console.print(startup_table(help_time))
+    if "recovery" in parts:
+        times = recovery.measure_recovery(arguments.repeats, progress)
+        failures += times["chaosrun"].failures
+        report["recovery"] = {"target_s": recovery.TARGET_S, **{name: samples.to_json() for name, samples in times.items()}}
+        console.print(recovery_table(times))
+        if missing := recovery.why_no_ray_train():
+            report["recovery"]["Ray Train"] = None
+            console.print(missing)
+    if "steps" in parts:
+        steps = step_time.measure_steps(arguments.repeats, progress)
+        failures += steps.wall["chaosrun"].failures
+        report["steps"] = {"target_ratio": step_time.TARGET_RATIO, **steps.to_json()}
+        console.print(steps_table(steps))
+    report["machine"]["load_after"] = os.getloadavg()
+    before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
+    console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+def recovery_table(times: dict[str, Samples]) -> Table:
+    table = new_table("SIGKILL of one rank → first new optimizer step", "failed", "target")
+    for name, samples in times.items():
+        target = met(samples.median, recovery.TARGET_S, "s") if name == "chaosrun" else ""
+        table.add_row(name, *columns(samples, 1, "s", 3), f"{len(samples.failures)}", target)
+    return table
+
+
+def steps_table(steps: step_time.StepTimes) -> Table:
+    table = new_table(f"Time per step (jobs/bytelm, {steps.workers} workers)", "of torchrun's", "target")
+    for kind, times in (("", steps.wall), (", CPU time", steps.cpu)):
+        ratio = steps.ratio(times)
+        for name, samples in times.items():
+            ours = name == "chaosrun"
+            target = met(ratio, step_time.TARGET_RATIO, "×") if ours and not kind else ""
+            shown = f"{ratio:.3f} ×" if ours and ratio is not None else ""
+            table.add_row(name + kind, *columns(samples, 1000, "ms", 2), shown, target)
+    return table
+
+
+def startup_table(samples: Samples) -> Table:
+    table = new_table("Start-up", "target")
+    table.add_row("chaosrun --help", *columns(samples, 1, "s", 3), met(samples.median, startup.TARGET_S, "s"))
+    return table
+
+
+def new_table(title: str, *more: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in ("median", "min", "max", *more):
+        table.add_column(name, justify="right")
+    return table
+
+
+def columns(samples: Samples, scale: float, unit: str, digits: int) -> list[str]:
+    if not samples.values:
+        return ["–", "–", "–"]
+    assert samples.median is not None
+    return [f"{scale * value:.{digits}f} {unit}" for value in (samples.median, min(samples.values), max(samples.values))]
+
+
+def met(value: float | None, target: float, unit: str) -> str:
+    if value is None:
+        return f"≤ {target} {unit}: not measured"
+    return f"≤ {target} {unit}: {'met' if value <= target else 'missed'}"
+
+
+def machine_facts() -> dict[str, Any]:
+    names = ("chaosrun", "torch", "accelerate", "ray")
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load_before": os.getloadavg(),
+        **{name: version(name) for name in names},
+    }
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure chaosrun beside its peers.")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of everything (default: 5)")
+    parser.add_argument("--only", action="append", choices=PARTS, help="measure this part; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

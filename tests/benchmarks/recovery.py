@@ -1,0 +1,97 @@
+"""From the SIGKILL of one rank to the first optimizer step that any rank of the restarted job completes.
+
+The same training everywhere (jobs/probe), 2 workers, a checkpoint every 10 steps, one kill after step 21. Times are the
+wall clock's, noted by the processes themselves: by the one that is about to be killed (chaosrun's before it has brought its
+fault marker to the disk, which counts as recovery here), and by the new ones after the step.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.trace import read_lines
+from tests.benchmarks.launch import LIMIT_S, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
+from tests.benchmarks.peer_probe import KILL_AFTER_STEP, STEP_S, STEPS
+from tests.benchmarks.samples import Samples
+
+__all__ = ["TARGET_S", "measure_recovery", "why_no_ray_train"]
+
+TARGET_S = 0.3
+HERE = Path(__file__).parent
+JOB = REPOSITORY / "jobs" / "probe" / "job.yaml"
+
+
+def measure_recovery(repeats: int, progress: Callable[[str], None]) -> dict[str, Samples]:
+    """Kill to first step in seconds for each launcher that can be had, one run of each at a time, in turn."""
+    launchers: dict[str, Callable[[Path], float]] = {"chaosrun": _chaosrun, "torchrun": _torchrun}
+    if why_no_ray_train() is None:
+        launchers["Ray Train"] = _ray_train
+    found = {name: Samples(limit_s=LIMIT_S) for name in launchers}
+    for repeat in range(1, repeats + 1):
+        for name, once in launchers.items():
+            with scratch() as folder:
+                try:
+                    seconds = once(folder)
+                except LaunchError as error:
+                    found[name].failures.append(str(error))
+                    progress(f"recovery {repeat}/{repeats}: {name} failed: {str(error).splitlines()[0]}")
+                else:
+                    found[name].values.append(seconds)
+                    progress(f"recovery {repeat}/{repeats}: {name} {seconds:.3f} s")
+    return found
+
+
+def why_no_ray_train() -> str | None:
+    """Why there is no row for Ray Train; None when there is one."""
+    missing = [name for name in ("pandas", "pyarrow") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    return f"Ray Train is not measured: {' and '.join(missing)} not installed (pip install 'ray[train]', or make bench)"
+
+
+def _chaosrun(folder: Path) -> float:
+    command = [
+        *(chaosrun_command(), "submit", str(JOB), "--root", str(folder), "--quiet", "-o", "json"),
+        f"args=[--steps, {STEPS}, --seed, 1, --step-seconds, {STEP_S}, --cpu]",
+        "per_worker.gpu=0",
+        "checkpoint.every_steps=10",
+        f"faults.schedule=[{{rank: 1, at_step: {KILL_AFTER_STEP}}}]",
+    ]
+    # Exit code 0: the recovery was exact as well.
+    account = json.loads(launch(command, folder))
+    leg = RunLayout(Path(account["path"])).leg("chaos")
+    killed_s = json.loads((leg.faults / "F1.json").read_text())["time_s"]
+    traces = [leg.attempt(2).trace(rank) for rank in (0, 1)]
+    return min(line["time_s"] for trace in traces for line in read_lines(trace) if line["kind"] == "step") - killed_s
+
+
+def _torchrun(folder: Path) -> float:
+    launch(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"),
+            *(str(HERE / "peer_probe.py"), str(folder)),
+        ],
+        folder,
+    )
+    return _peer_recovery_s(folder)
+
+
+def _ray_train(folder: Path) -> float:
+    launch([sys.executable, str(HERE / "ray_train_probe.py"), str(folder)], folder)
+    return _peer_recovery_s(folder)
+
+
+def _peer_recovery_s(folder: Path) -> float:
+    processes = [[json.loads(line) for line in path.open()] for path in folder.glob("events-*.jsonl")]
+    kills = [event["time_s"] for events in processes for event in events if event["event"] == "kill"]
+    if len(kills) != 1:
+        raise LaunchError(f"{len(kills)} kills were noted instead of one")
+    # A survivor of the first start may do a step after the kill; it is not of the restarted job.
+    restarted = [events for events in processes if events[0]["time_s"] > kills[0]]
+    steps = [event["time_s"] for events in restarted for event in events if event["event"] == "step"]
+    if not steps:
+        raise LaunchError("the job ended without a new step")
+    return min(steps) - kills[0]
