@@ -9,7 +9,9 @@ from pathlib import Path
 
 from chaosrun.errors import ResourcesError
 
-__all__ = ["storage_errors"]
+__all__ = ["is_full", "storage_errors"]
+
+FULL_BELOW_BYTES = 1 << 20
 
 _FULL = "free some space there, or put checkpoints elsewhere with checkpoint.storage"
 _NOT_WRITABLE = "make the directory writable for this user, or point checkpoint.storage to one that is"
@@ -31,6 +33,12 @@ _HINTS = {
     errno.ESTALE: _DEVICE,
     errno.EXDEV: "checkpoints, staging and quarantine must lie on one file system: do not mount or link them elsewhere",
 }
+
+
+def is_full(folder: Path) -> bool:
+    """Nothing worth writing fits any more into the file system of `folder`."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
+from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import read_lines
@@ -13,7 +13,6 @@ from chaosrun.supervise.lifecycle import Failure
 
 __all__ = ["failure_of", "fault_markers", "last_step", "read_end", "training_ended", "withdraw_marker"]
 
-FULL_BELOW_BYTES = 1 << 20
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
@@ -99,7 +98,7 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return Failure(message=message, hint=f"see {log}", rank=rank, step=step)
-    if exit_code == ResourcesError.exit_code and _is_full(leg.path):
+    if exit_code == ResourcesError.exit_code and is_full(leg.path):
         message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
         hint = "free some space there, or put the run elsewhere with --root"
         return Failure(message=message, hint=hint, outcome="resources", rank=rank, step=step)
@@ -112,11 +111,6 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
         step=step,
         error=("exit", str(exit_code)),
     )
-
-
-def _is_full(folder: Path) -> bool:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
 
 
 def _last_line(path: Path) -> bytes:

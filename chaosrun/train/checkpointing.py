@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.manifest import Manifest
 from chaosrun.checkpoint.manifest import Position as StoredPosition
-from chaosrun.checkpoint.storage import storage_errors
+from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.records.layout import LegLayout, checkpoint_name
@@ -29,8 +29,6 @@ from chaosrun.train.position import Position
 from chaosrun.train.state import TrainingState
 
 __all__ = ["Checkpointer"]
-
-FULL_BELOW_BYTES = 1 << 20
 
 
 def rank_file(rank: int) -> str:
@@ -142,8 +140,7 @@ def _full_disk(staging: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        status = os.statvfs(staging)
-        if status.f_bavail * status.f_frsize > FULL_BELOW_BYTES:
+        if not is_full(staging):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error
 

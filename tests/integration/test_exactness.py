@@ -42,7 +42,7 @@ def job(name: str, workers: int, loader_workers: int) -> str:
     args = [*sizes, "--epochs", EPOCHS, "--seed", 3, "--loader-workers", loader_workers]
     return (
         f"name: {name}\nscript: {REPOSITORY / 'jobs' / name / 'train.py'}\nargs: [{', '.join(map(str, args))}]\n"
-        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}]}}\n"
+        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}], hang_timeout: 30s}}\n"
         + "faults:\n  schedule:\n"
         + schedule.format(*(rank % workers for rank in range(4)))
     )
@@ -55,10 +55,12 @@ def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> N
     faults = 10 if workers > 1 else 9
     assert verdict.steps == EPOCHS * STEPS_AN_EPOCH
     assert [fault.landed for fault in verdict.faults] == [True] * faults
-    assert len(verdict.attempts) == faults + 1
-    skipped = {check.name for check in verdict.checks if check.status == "skip"}
-    # Nothing that can be compared in these jobs was left out.
-    assert skipped <= {"final_registered", "rank_agreement", "bucket_layout"}, skipped
+    # More when a worker hung or died of something else: that is recovered from as well, and told as unplanned.
+    assert len(verdict.attempts) >= faults + 1
+    # Nothing that can be compared was left out: one rank has no peer and no buckets, bytelm registers nothing.
+    incomparable = {"rank_agreement", "bucket_layout"} if workers == 1 else set()
+    incomparable |= {"final_registered"} if "bytelm" in text else set()
+    assert {check.name for check in verdict.checks if check.status == "skip"} == incomparable
 
 
 CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "digits")]
