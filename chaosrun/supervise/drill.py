@@ -22,14 +22,13 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, job_fingerprint, reference_key
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, job_fingerprint, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
-from chaosrun.verify.confirm import undisturbed_difference, worth_confirming
+from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
 __all__ = ["Drill", "create_run", "has_ended", "is_supervised", "lock_run", "read_run"]
 
-EMPTY_PLAN = FaultPlan(seed=0, faults=())
 RUN_VERSION = 1
 LOCK_TRIES = 5
 RESUMABLE = (None, "interrupted", "resources")
@@ -187,10 +186,10 @@ class Drill:
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: dict[str, Any]) -> LegResult:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
-        result = self._run_leg(name, spec, info, EMPTY_PLAN)
+        result = self._run_leg(name, spec, info, UNDISTURBED)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
             _remove(self._leg(name))
-            result = self._run_leg(name, spec, info, EMPTY_PLAN)
+            result = self._run_leg(name, spec, info, UNDISTURBED)
         return result
 
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
@@ -348,11 +347,5 @@ def _completed(leg: LegLayout) -> bool:
 
 
 def _outcome(leg: LegLayout) -> str | None:
-    """How the leg ended; None while it runs, also after it was taken up again."""
-    from chaosrun.records.trace import read_lines
-
-    outcome = None
-    if leg.journal.is_file():
-        for record in read_lines(leg.journal):
-            outcome = record["outcome"] if record["event"] == "leg.finished" else None
-    return outcome
+    end = leg_end(leg)
+    return None if end is None else end["outcome"]

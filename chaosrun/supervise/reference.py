@@ -20,6 +20,7 @@ from typing import Any
 import chaosrun
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.trace import read_lines
 from chaosrun.spec.model import JobSpec
 
 __all__ = ["ReferenceCache", "job_fingerprint", "reference_key"]
@@ -99,13 +100,17 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
         shutil.copy2(file, target.path / file.name)
 
 
+def leg_end(leg: LegLayout) -> dict[str, Any] | None:
+    """The journal's leg.finished; None while the leg runs, also after it was taken up again."""
+    records = list(read_lines(leg.journal)) if leg.journal.is_file() else []
+    return records[-1] if records and records[-1]["event"] == "leg.finished" else None
+
+
 def final_step(leg: LegLayout) -> int:
     """The step that a completed leg ended at, from its journal. Raises UsageError for a leg that did not complete."""
-    from chaosrun.records.trace import read_lines
-
-    for record in read_lines(leg.journal) if leg.journal.is_file() else ():
-        if record["event"] == "leg.finished" and record["outcome"] == "completed":
-            return int(record["final_step"])
+    end = leg_end(leg)
+    if end is not None and end["outcome"] == "completed":
+        return int(end["final_step"])
     raise UsageError(f"{leg.path} holds no completed leg", hint="name a run that ended with PASS or FAIL")
 
 

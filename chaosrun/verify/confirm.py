@@ -9,7 +9,7 @@ from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["undisturbed_difference", "worth_confirming"]
+__all__ = ["UNDISTURBED", "undisturbed_difference", "worth_confirming"]
 
 UNDISTURBED = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
