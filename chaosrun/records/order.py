@@ -7,7 +7,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["WorkerOrder"]
+__all__ = ["DataResume", "WorkerOrder"]
+
+DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
+"""How a restarted attempt finds its place in the data; see `train.protocols`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class WorkerOrder:
     max_steps: int | None = None
     every_steps: int
     keep: int
+    data_resume: DataResume = "seedable"
     resume: str | None = None
     """Checkpoint name to restore, None to start from the beginning."""
     faults: tuple[dict[str, Any], ...] = ()

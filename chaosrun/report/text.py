@@ -56,6 +56,7 @@ def render_verdict(verdict: "Verdict", run: RunLayout, *, root: Path | None = No
         parts += _section(f"Traceback of {who}, attempt {death.attempt}", None)
         parts.append(_unwrapped(indent(death.traceback.rstrip(), "  ")))
     parts += ["", _labelled(verdict.status, verdict.cause, style=STYLES[verdict.status])]
+    parts += [_labelled("warning", sentence) for sentence in verdict.warnings]
     if verdict.hint and (verdict.divergence is None or verdict.hint != verdict.divergence.hint):
         parts.append(_labelled("hint", verdict.hint))
     parts += [_labelled(label, shlex.join(command), wrap=False) for label, command in _next(verdict, run, facts, root)]

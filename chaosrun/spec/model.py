@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from chaosrun.plan.faults import FaultKind, Phase
+from chaosrun.records.order import DataResume
 
 __all__ = [
     "VERBATIM",
@@ -141,7 +142,10 @@ class CheckpointSpec(Section):
 
 
 class DataSpec(Section):
-    resume: Literal["seedable"] = Field(default="seedable", description="how the data order is found again after a restart")
+    resume: DataResume = Field(
+        default="seedable",
+        description="how the data order is found again after a restart; only seedable is exact, the others are what scripts do",
+    )
 
 
 class ScheduledFault(Section):

@@ -312,6 +312,7 @@ def _template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) ->
         max_steps=spec.max_steps,
         every_steps=spec.checkpoint.every_steps,
         keep=spec.checkpoint.keep,
+        data_resume=spec.data.resume,
         job_fingerprint=job_fingerprint(spec),
     )
 

@@ -16,8 +16,9 @@ from accelerate.utils import DistributedType
 from chaosrun.errors import MisuseError
 from chaosrun.train.buckets import BucketPrimer
 from chaosrun.train.context import WorkerContext, current
+from chaosrun.train.ledger import SampleLedger
 from chaosrun.train.position import Position
-from chaosrun.train.resume import SampleLedger, check_loader, open_epoch
+from chaosrun.train.resume import check_loader, open_epoch
 from chaosrun.train.state import TrainingState
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
+from chaosrun.verify.advice import warnings
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, required, run_checks
 from chaosrun.verify.divergence import Divergence, first_divergence
@@ -58,6 +59,8 @@ class Verdict:
     steps: int
     """Last step of the chaos leg."""
     lost_steps: int
+    warnings: tuple[str, ...] = ()
+    """What is no question of exactness; see `verify.advice`."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,6 +76,7 @@ class Verdict:
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "steps": self.steps,
             "lost_steps": self.lost_steps,
+            "warnings": list(self.warnings),
         }
 
 
@@ -128,6 +132,7 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
         attempts=attempts,
         steps=drill.chaos_lineage.final_step,
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
+        warnings=warnings(drill),
     )
 
 

@@ -90,7 +90,7 @@ def test_what_is_not_a_duration(written):
         ({"checkpoint": {"keep": 1}}, ("checkpoint", "keep")),
         ({"checkpoint": {"every_steps": 0}}, ("checkpoint", "every_steps")),
         ({"checkpoint": None}, ("checkpoint",)),
-        ({"data": {"resume": "plain"}}, ("data", "resume")),
+        ({"data": {"resume": "sometimes"}}, ("data", "resume")),
         ({"verify": {"losses": {"atol": -1e-9}}}, ("verify", "losses", "atol")),
         ({"verify": {"losses": {"rtol": float("nan")}}}, ("verify", "losses", "rtol")),
         ({"verify": {"confirm": 1}}, ("verify", "confirm")),

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
 from chaosrun.errors import MisuseError
+from chaosrun.train.ledger import SampleLedger
 from chaosrun.train.position import Position
-from chaosrun.train.resume import SampleLedger, open_epoch
+from chaosrun.train.resume import open_epoch
 
 
 @pytest.fixture(autouse=True)
