@@ -1,19 +1,28 @@
 """chaosrun: kill a training job on purpose and prove, bit for bit, that it comes back.
 
-A training script needs two names from here: `attach` and `sample_rng`.
+What a training script needs: `dataloader_configuration` and `attach`; in a dataset, `sample_rng` or `reproducible`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaosrun.train.randomness import sample_rng
+    from chaosrun.train.loaders import dataloader_configuration
+    from chaosrun.train.randomness import sample_rng, sample_streams
+    from chaosrun.train.reproducible import reproducible
     from chaosrun.train.session import Session, attach
 
-__all__ = ["Session", "__version__", "attach", "sample_rng"]
+__all__ = ["Session", "__version__", "attach", "dataloader_configuration", "reproducible", "sample_rng", "sample_streams"]
 
 __version__ = "0.1.0"
 
-_HOMES = {"attach": "chaosrun.train.session", "Session": "chaosrun.train.session", "sample_rng": "chaosrun.train.randomness"}
+_HOMES = {
+    "Session": "chaosrun.train.session",
+    "attach": "chaosrun.train.session",
+    "dataloader_configuration": "chaosrun.train.loaders",
+    "reproducible": "chaosrun.train.reproducible",
+    "sample_rng": "chaosrun.train.randomness",
+    "sample_streams": "chaosrun.train.randomness",
+}
 
 
 def __getattr__(name: str) -> Any:

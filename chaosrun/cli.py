@@ -138,6 +138,73 @@ def verify(run: Run, /, *, root: Root = None, output: Format = "text") -> int:
     return verdict.exit_code
 
 
+@app.command(usage="Usage: chaosrun compare [OPTIONS] RUN RUN...")
+def compare(
+    run: Run,
+    /,
+    *others: Annotated[str, Parameter(name="RUN", help="The runs to compare with the first.")],
+    atol: Annotated[float, Parameter(help="Largest absolute difference of a step's loss.")] = 1e-5,
+    leg: Annotated[Literal["reference", "chaos"], Parameter(help="reference: undisturbed; chaos: under faults.")] = "reference",
+    root: Root = None,
+    output: Format = "text",
+) -> int:
+    """Compare the losses of runs, step by step: exit code 0 when all are within --atol of the first run's, else 3."""
+    from chaosrun import api
+
+    found = api.compare([api.find_run(name, root) for name in (run, *others)], atol=atol, leg=leg)
+    if output == "json":
+        write_json(found.to_json())
+    else:
+        from chaosrun.report.compare import render_comparison
+
+        write_out(_page(render_comparison(found)))
+    return found.exit_code
+
+
+@app.command(usage="Usage: chaosrun suite [OPTIONS] SUITE")
+def suite(
+    path: Annotated[Path, Parameter(name="SUITE", help="The suite file (YAML): drills and what is expected of each.")],
+    /,
+    *,
+    only: Annotated[list[str] | None, Parameter(help="Run this drill alone; may be given several times.")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Run several drills and compare each verdict with the expected one: exit code 0 when all are as expected, else 3."""
+    from chaosrun import api
+
+    with _progress(quiet=quiet) as live:
+        on_event = None if live is None else live.on_event
+        result = api.suite(path, only=only or (), root=root, address=address, on_event=on_event)
+    if output == "json":
+        write_json(result.to_json())
+    else:
+        from chaosrun.report.suite import render_suite
+
+        write_out(_page(render_suite(result, root=root)))
+    return result.exit_code
+
+
+@app.command
+def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
+    """Run a FAIL again around its first difference and name the quantity, rank, tensor and ULP: exit code 0, or 6 when the
+    difference does not show again."""
+    from chaosrun import api
+
+    layout = api.find_run(run, root)
+    with _progress(quiet=quiet, run=layout) as live:
+        diagnosis = api.diagnose(layout, address=address, on_event=None if live is None else live.on_event)
+    if output == "json":
+        write_json(diagnosis.to_json())
+    else:
+        from chaosrun.report.diagnosis import render_diagnosis
+
+        write_out(_page(render_diagnosis(diagnosis, layout, root=root)))
+    return diagnosis.exit_code
+
+
 @app.command(name="list")
 def list_(*, root: Root = None, output: Format = "text") -> int:
     """List the runs, newest first."""

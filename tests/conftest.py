@@ -10,6 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from chaosrun.api import RunResult
     from chaosrun.cluster.ray_cluster import RayCluster
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.verify.diagnosis import Diagnosis
 
 REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
@@ -89,6 +91,15 @@ class WarmDrills:
         # Whatever it is, the files alone say the same.
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)
+
+    def diagnose(self, run: "RunLayout", on_event: Callable[[dict[str, Any]], None] = lambda record: None) -> "Diagnosis":
+        """What `api.diagnose` does, from connecting to the cluster on."""
+        from chaosrun.cluster.workers import ClusterWorkers
+        from chaosrun.supervise.diagnosis import diagnose, open_case
+
+        case = open_case(run)
+        workers = ClusterWorkers(self._cluster(case.drill.spec.workers), case.drill.spec)
+        return diagnose(case, workers=lambda: workers, on_record=on_event, on_supervisor=lambda _: None)
 
     def _cluster(self, workers: int) -> "RayCluster":
         from chaosrun.cluster.ray_cluster import RayCluster

@@ -223,22 +223,27 @@ def remove_shared_memory_leftovers(before: frozenset[str]) -> list[str]:
     used = _shared_memory_in_use()
     removed: list[str] = []
     for name in sorted(new):
-        if name not in used:
-            with suppress(FileNotFoundError):
-                (SHARED_MEMORY / name).unlink()
+        with suppress(FileNotFoundError):
+            path = SHARED_MEMORY / name
+            if path.stat(follow_symlinks=False).st_ino not in used:
+                path.unlink()
                 removed.append(name)
     return removed
 
 
-def _shared_memory_in_use() -> set[str]:
+def _shared_memory_in_use() -> set[int]:
+    """Inodes of /dev/shm that some process maps or holds open. Not names: glibc makes a semaphore under another one, which is
+    what its maps go on to show."""
     root = f"{SHARED_MEMORY}/".encode()
-    used: set[str] = set()
+    used: set[int] = set()
     for pid in _pids():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             with open(f"/proc/{pid}/maps", "rb") as file:
-                paths = [line[line.index(root) :].rstrip(b"\n") for line in file if root in line]
+                # address, permissions, offset, device, inode, path
+                used.update(int(line.split(maxsplit=5)[4]) for line in file if root in line)
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(FileNotFoundError):
-                    paths.append(os.readlink(f"/proc/{pid}/fd/{descriptor}".encode()))
-            used.update(path[len(root) :].decode(errors="surrogateescape") for path in paths if path.startswith(root))
+                    link = f"/proc/{pid}/fd/{descriptor}".encode()
+                    if os.readlink(link).startswith(root):
+                        used.add(os.stat(link).st_ino)
     return used

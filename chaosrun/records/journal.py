@@ -6,7 +6,8 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
 - supervisor.resumed  supervisor_pid                          (`chaosrun resume` took over)
 - placement.acquired  nodes {node id: {address, ranks, gpus}}, ray, oversubscribed (bool)
 - checkpoint.quarantined  name, step, reason, moved_to
-- attempt.starting    attempt, resume (checkpoint name or null), resume_step (0 when null), armed [fault ids]
+- attempt.starting    attempt, resume (checkpoint name or null), resume_step (0 when null), armed [fault ids],
+                      distributed_debug (with TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer)
 - attempt.started     attempt, pids {rank: pid}, address
 - worker.exited       attempt, rank, pid, exit_code, signal, time_s of the death as its agent saw it (died_s)
 - fault.requested     fault, attempt, rank, step, phase       (copied from the durable marker the worker wrote before firing)

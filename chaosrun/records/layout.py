@@ -8,6 +8,7 @@ __all__ = ["CHECKPOINT_NAME", "AttemptLayout", "LegLayout", "RunLayout", "checkp
 
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 ATTEMPT_NAME = re.compile(r"\d{3,}")
+DIAGNOSIS = "diagnosis"
 
 
 def checkpoint_name(step: int) -> str:
@@ -34,6 +35,10 @@ class AttemptLayout:
 
     def end(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.end.json"
+
+    def inspection(self, rank: int) -> Path:
+        """Directory of the moments that a replay wrote down; see `records.inspection`."""
+        return self.path / f"rank-{rank}.inspection"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,11 @@ class LegLayout:
     @property
     def quarantine(self) -> Path:
         return (self.storage or self.path) / "quarantine"
+
+    @property
+    def tensors(self) -> Path:
+        """Raw bytes of inspected tensors by their digest."""
+        return self.path / "tensors"
 
     def attempt(self, number: int) -> AttemptLayout:
         return AttemptLayout(self.path / "attempts" / f"{number:03d}")
@@ -108,6 +118,18 @@ class RunLayout:
     @property
     def verdict_json(self) -> Path:
         return self.path / "verdict.json"
+
+    @property
+    def diagnosis(self) -> Path:
+        """Directory of the replays of the latest `chaosrun diagnose`; they are legs like the run's own."""
+        return self.path / DIAGNOSIS
+
+    @property
+    def diagnosis_json(self) -> Path:
+        return self.path / "diagnosis.json"
+
+    def replay(self, name: str, storage: Path | None = None) -> LegLayout:
+        return self.leg(f"{DIAGNOSIS}/{name}", storage)
 
     @property
     def lock(self) -> Path:

@@ -40,10 +40,16 @@ class WorkerOrder:
     every_steps: int
     keep: int
     data_resume: DataResume = "seedable"
+    probe: bool = True
+    """Whether samples are fetched to see what they depend on (train.probe)."""
     resume: str | None = None
     """Checkpoint name to restore, None to start from the beginning."""
     faults: tuple[dict[str, Any], ...] = ()
     """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
+    distributed_debug: bool = False
+    """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
+    inspect: tuple[int, ...] = ()
+    """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
     job_fingerprint: str = ""
     """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
 
@@ -56,5 +62,5 @@ class WorkerOrder:
         unknown = value.keys() - known
         if unknown:
             raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
-        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "faults") if name in value}
+        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "faults", "inspect") if name in value}
         return cls(**{**value, **tuples})

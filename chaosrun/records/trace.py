@@ -3,13 +3,19 @@
 Line kinds (key `kind`), written by a rank in this order:
 
 - `start`      v, attempt, rank, world_size, pid, time_s, position {epoch, batches, step}, restored (checkpoint name or
-               null), rng (digest), param (fingerprint), params (base64), tensors (names, the order of `params` and `grads`)
+               null), rng (digest), canary (digest of kernels' results on fixed inputs, of this process), param
+               (fingerprint), params (base64), tensors (names, the order of `params` and `grads`),
+               digests (of the restored state, as in `end`; null without a restore)
+- `probe`      items (independent, global_rng, draws, never_repeats or unknown: train.probe), detail; rank 0, first attempt only
+- `loader_workers`  epoch, workers (by loader worker: {python, numpy, torch}, a digest of where each stream stands after
+               worker_init_fn; null for one that did not say); once an epoch, for persistent workers once
 - `buckets`    step, layout (list of lists of parameter indices, or null without DDP), primed (bool)
 - `step`       step, epoch, batches (done in this epoch, this step's included), time_s, ids (per micro-batch a list of sample
                ids, or null), batch (per micro-batch a digest), rng (digest before the step's first micro-batch), loss (per
                micro-batch, float.hex()), lr (per parameter group, float.hex(), as the optimizer used it), grad, grads (as
-               the optimizer saw them: reduced and clipped), param, params (after the step)
-- `checkpoint` step, name, time_s, duration_s
+               the optimizer saw them: reduced and clipped), param, params (after the step); of an accumulation window also
+               items (over all ranks): each loss is then the micro-batch's sum / items, and they add up over the ranks
+- `checkpoint` step, name, time_s, duration_s, digests (of this rank's state, as in `end`)
 - `end`        step, position, time_s, digests {model {tensor: hex}, buffers {tensor: hex}, optimizer {tensor: hex},
                scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one)
 

@@ -79,7 +79,11 @@ def remaining_s(display: Display) -> float | None:
 
 def plain_line(record: Mapping[str, Any], *, elapsed_s: float) -> str:
     minutes, seconds = divmod(int(elapsed_s), 60)
-    return f"[{minutes}:{seconds:02}] {record.get('leg') or 'run'}: {sentence(dict(record))}"
+    return f"[{minutes}:{seconds:02}] {_subject(record)}: {sentence(dict(record))}"
+
+
+def _subject(record: Mapping[str, Any]) -> str:
+    return record.get("leg") or ("suite" if record.get("event") == "drill.starting" else "run")
 
 
 def is_live_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -152,6 +156,11 @@ class LiveProgress:
 
     def _take_in(self, record: dict[str, Any]) -> None:
         event = record.get("event")
+        if event == "drill.starting":
+            self._run, self._display = None, Display()
+            self._draw("")
+            self._write(plain_line(record, elapsed_s=self._elapsed_s()) + "\n")
+            return
         if event == "run.created":
             self._run = RunLayout(Path(record["path"]))
             self._display = _known_from(self._run, self._display)

@@ -135,6 +135,8 @@ def sentence(record: dict[str, Any]) -> str:
         return record.get(key)
 
     match record.get("event"):
+        case "drill.starting":
+            return f"drill {get('number')} of {get('of')}: {get('name')}"
         case "run.created":
             return f"created in {get('path')}"
         case "reference.cached":
@@ -151,7 +153,8 @@ def sentence(record: dict[str, Any]) -> str:
         case "checkpoint.quarantined":
             return f"checkpoint {get('name')} quarantined: {get('reason')}"
         case "attempt.starting":
-            return f"attempt {get('attempt')} starts from {get('resume') or 'the beginning'}"
+            how = ", with TORCH_DISTRIBUTED_DEBUG=DETAIL" if get("distributed_debug") else ""
+            return f"attempt {get('attempt')} starts from {get('resume') or 'the beginning'}{how}"
         case "attempt.started":
             return f"attempt {get('attempt')} runs, {count(len(get('pids') or {}), 'process', 'processes')}"
         case "worker.exited":

@@ -7,15 +7,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.facts import RunFacts, read_facts
+from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
 from chaosrun.report.progress import LegProgress, UnplannedDeath, count, read_progress, signal_name, span
 
 if TYPE_CHECKING:
@@ -32,45 +31,43 @@ __all__ = ["job_sentence", "render_plan", "render_runs", "render_verdict"]
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
 """In the order of interest."""
-LONGEST_VALUE = 160
-"""Characters of an expected or seen value; verdict.json holds the whole."""
 
 
 def render_verdict(verdict: "Verdict", run: RunLayout, *, root: Path | None = None) -> RenderableType:
     """`root`: the --root that the user gave, to be repeated in the commands shown."""
     facts, chaos = read_facts(run), read_progress("chaos", run.leg("chaos"))
-    parts: list[RenderableType] = [_unwrapped(f"run {run.run_id}  {facts.sentence}".rstrip(), style="bold")]
+    parts: list[RenderableType] = [unwrapped(f"run {run.run_id}  {facts.sentence}".rstrip(), style="bold")]
     if facts.reference_source is not None:
         parts.append(Text("reference taken from the cache"))
     if verdict.attempts:
-        parts += _section(f"Faults: {_faults_sentence(verdict)}", _faults(verdict, chaos))
-        parts += _section(f"Attempts: {_attempts_sentence(verdict)}", _attempts(verdict))
+        parts += section(f"Faults: {_faults_sentence(verdict)}", _faults(verdict, chaos))
+        parts += section(f"Attempts: {_attempts_sentence(verdict)}", _attempts(verdict))
     if verdict.outcome in ("completed", "inexact_restore"):
-        parts += _section(f"Checks: {_checks_sentence(verdict.checks)}", _checks(verdict.checks))
+        parts += section(f"Checks: {_checks_sentence(verdict.checks)}", _checks(verdict.checks))
     if verdict.divergence is not None:
-        parts += _section("First divergence", _divergence(verdict.divergence))
+        parts += section("First divergence", _divergence(verdict.divergence))
     death = _fatal_death(verdict, run, chaos)
     if death is not None and death.traceback:
         who = "the attempt" if death.rank is None else f"rank {death.rank}"
         # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
-        parts += _section(f"Traceback of {who}, attempt {death.attempt}", None)
-        parts.append(_unwrapped(indent(death.traceback.rstrip(), "  ")))
-    parts += ["", _labelled(verdict.status, verdict.cause, style=STYLES[verdict.status])]
-    parts += [_labelled("warning", sentence) for sentence in verdict.warnings]
+        parts += section(f"Traceback of {who}, attempt {death.attempt}", None)
+        parts.append(unwrapped(indent(death.traceback.rstrip(), "  ")))
+    parts += ["", labelled(verdict.status, verdict.cause, style=STYLES[verdict.status])]
+    parts += [labelled("warning", sentence) for sentence in verdict.warnings]
     if verdict.hint and (verdict.divergence is None or verdict.hint != verdict.divergence.hint):
-        parts.append(_labelled("hint", verdict.hint))
-    parts += [_labelled(label, shlex.join(command), wrap=False) for label, command in _next(verdict, run, facts, root)]
+        parts.append(labelled("hint", verdict.hint))
+    parts += [labelled(label, shlex.join(command), wrap=False) for label, command in _next(verdict, run, facts, root)]
     return Group(*parts)
 
 
 def render_plan(spec: "JobSpec", plan: "FaultPlan") -> RenderableType:
-    head = _unwrapped(job_sentence(spec, plan))
+    head = unwrapped(job_sentence(spec, plan))
     if not plan.faults:
         return head
-    table = _table("fault", "what", "from")
+    table = columns("fault", "what", "from")
     for fault in plan.faults:
         table.add_row(fault.id, fault.describe(), fault.source)
-    return Group(head, "", _indented(table))
+    return Group(head, "", indented(table))
 
 
 def job_sentence(spec: "JobSpec", plan: "FaultPlan") -> str:
@@ -83,7 +80,7 @@ def job_sentence(spec: "JobSpec", plan: "FaultPlan") -> str:
 def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType:
     if not runs:
         return Text("no runs yet")
-    table = _table("run", "job", "status", "age")
+    table = columns("run", "job", "status", "age")
     for run in runs:
         age = span(max(0.0, now_s - run.created_s))
         table.add_row(run.run_id, run.name, Text(run.status, style=STYLES.get(run.status, "")), age)
@@ -98,7 +95,7 @@ def _faults_sentence(verdict: "Verdict") -> str:
 def _faults(verdict: "Verdict", chaos: LegProgress) -> RenderableType | None:
     if not verdict.faults:
         return None
-    table = _table("fault", "what", "where", "evidence")
+    table = columns("fault", "what", "where", "evidence")
     for fault in verdict.faults:
         table.add_row(fault.id, fault.description, _where(fault), _evidence(fault, chaos))
     return table
@@ -127,7 +124,7 @@ def _attempts_sentence(verdict: "Verdict") -> str:
 
 def _attempts(verdict: "Verdict") -> RenderableType:
     faults = {fault.id for fault in verdict.faults}
-    table = _table("#", "went on from", "steps", "ended by", "lost", "recovery", right=("#", "lost", "recovery"))
+    table = columns("#", "went on from", "steps", "ended by", "lost", "recovery", right=("#", "lost", "recovery"))
     for attempt in verdict.attempts:
         table.add_row(
             str(attempt.attempt),
@@ -153,7 +150,7 @@ def _checks_sentence(checks: "Sequence[Check]") -> str:
 
 
 def _checks(checks: "Sequence[Check]") -> RenderableType:
-    table = _table("", "", "")
+    table = columns("", "", "")
     table.show_header = False
     order = list(CHECK_STYLES)
     for check in sorted(checks, key=lambda check: order.index(check.status)):
@@ -164,32 +161,18 @@ def _checks(checks: "Sequence[Check]") -> RenderableType:
 def _divergence(found: "Divergence") -> RenderableType:
     ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
     micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
-    table = _table("", "")
+    table = columns("", "")
     table.show_header = False
     table.add_row("where", f"step {found.step}, {ranks}, attempt {found.attempt}{micro}")
     table.add_row("kind", found.kind)
     if found.tensor is not None:
         table.add_row("tensor", found.tensor)
     if (found.expected, found.seen) != (None, None):
-        table.add_row("expected", _value(found.expected))
-        table.add_row("seen", _value(found.seen))
+        table.add_row("expected", shown(found.expected))
+        table.add_row("seen", shown(found.seen))
     table.add_row("cause", Text(found.cause, style="bold"))
     table.add_row("", found.hint)
     return table
-
-
-def _value(value: Any) -> str:
-    text = _plain_value(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"
-
-
-def _plain_value(value: Any) -> str:
-    """Floats are recorded as float.hex(): exact, and unreadable alone."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_plain_value, value))}]"
-    if isinstance(value, str) and value.lstrip("-").startswith("0x") and "p" in value:
-        return f"{float.fromhex(value):.9g} ({value})"
-    return str(value)
 
 
 def _fatal_death(verdict: "Verdict", run: RunLayout, chaos: LegProgress) -> UnplannedDeath | None:
@@ -212,6 +195,8 @@ def _next(verdict: "Verdict", run: RunLayout, facts: RunFacts, root: Path | None
     elif verdict.outcome not in (None, "completed", "inexact_restore"):
         inspect = ["chaosrun", "logs", run.run_id]
     commands = [("inspect", [*inspect, *where])]
+    if verdict.status == "FAIL" and (verdict.divergence is not None or verdict.outcome == "inexact_restore"):
+        commands.append(("diagnose", ["chaosrun", "diagnose", run.run_id, *where]))
     if facts.job is not None:
         commands.append(("repeat", ["chaosrun", "submit", _shortest(Path(facts.job)), *facts.overrides, *where]))
     return commands
@@ -220,33 +205,3 @@ def _next(verdict: "Verdict", run: RunLayout, facts: RunFacts, root: Path | None
 def _shortest(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _section(title: str, body: RenderableType | None) -> list[RenderableType]:
-    return ["", Text(title, style="bold"), *([] if body is None else [_indented(body)])]
-
-
-def _labelled(label: str, text: str, *, style: str = "", wrap: bool = True) -> RenderableType:
-    if not wrap:
-        return _unwrapped(f"{label:<8}  {text}")
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, min_width=8)
-    table.add_column(overflow="fold")
-    table.add_row(Text(label, style=style), Text(text))
-    return table
-
-
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def _indented(body: RenderableType) -> RenderableType:
-    return Padding(body, (0, 0, 0, 2))
-
-
-def _unwrapped(text: str, *, style: str = "") -> Text:
-    """For what people copy: paths and commands stay whole, however narrow the terminal."""
-    return Text(text, style=style, no_wrap=True, overflow="ignore")

@@ -1,6 +1,6 @@
 """From a failed validation to problems with a place, a plain sentence and the nearest valid name.
 
-Reads JobSpec's own fields for names and descriptions, so that a new field needs no words here.
+Reads the model's own fields for names and descriptions, so that a new field needs no words here.
 """
 
 import difflib
@@ -39,20 +39,21 @@ EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
 """Pydantic's error types that this spec can raise, as what completes "<name> must be …"."""
 
 
-def problems_of(error: ValidationError, root: Mapping) -> list[Problem]:
-    """Every error of a validation of `root` as a problem. A missing key whose misspelling is there is told once, as that."""
+def problems_of(error: ValidationError, root: Mapping, model: type[BaseModel] = JobSpec) -> list[Problem]:
+    """Every error of a validation of `root` by `model` as a problem. A missing key whose misspelling is there is told once, as
+    that."""
     details = error.errors(include_url=False)
     missing = {entry["loc"] for entry in details if entry["type"] == "missing"}
     problems: list[Problem] = []
     for entry in details:
         if entry["type"] == "extra_forbidden":
-            problem, meant = _unknown_key(entry["loc"], root)
+            problem, meant = _unknown_key(entry["loc"], root, model)
             missing.discard(meant)
             problems.append(problem)
     for entry in details:
         if entry["type"] not in ("extra_forbidden", "missing"):
-            problems.append(_wrong_value(entry, root))
-    problems += [_missing_key(location, root) for location in sorted(missing, key=str)]
+            problems.append(_wrong_value(entry, root, model))
+    problems += [_missing_key(location, root, model) for location in sorted(missing, key=str)]
     return problems
 
 
@@ -68,11 +69,11 @@ def dotted(location: Location) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
 
 
-def _unknown_key(location: Location, root: Mapping) -> tuple[Problem, Location]:
+def _unknown_key(location: Location, root: Mapping, model: type[BaseModel]) -> tuple[Problem, Location]:
     key, node = find(root, location)
     parent, name = location[:-1], str(location[-1])
-    names = list(_section(parent).model_fields)
-    elsewhere = [path for path in _all_paths(JobSpec) if path.rpartition(".")[2] == name]
+    names = list(_section(parent, model).model_fields)
+    elsewhere = [path for path in _all_paths(model) if path.rpartition(".")[2] == name]
     guess = nearest(name, names)
     where = f" in {dotted(parent)}" if parent else ""
     message = f"unknown key {name!r}{where}"
@@ -84,15 +85,15 @@ def _unknown_key(location: Location, root: Mapping) -> tuple[Problem, Location]:
     return Problem(place=key or node.place, message=message, hint=hint), (*parent, guess or "")
 
 
-def _missing_key(location: Location, root: Mapping) -> Problem:
+def _missing_key(location: Location, root: Mapping, model: type[BaseModel]) -> Problem:
     parent, name = location[:-1], str(location[-1])
     key, node = find(root, parent)
-    description = _section(parent).model_fields[name].description
+    description = _section(parent, model).model_fields[name].description
     where = f" in {dotted(parent)}" if parent else ""
     return Problem(place=key or _opening(node.place), message=f"missing key {name!r}{where}", hint=f"{name}: {description}")
 
 
-def _wrong_value(entry: ErrorDetails, root: Mapping) -> Problem:
+def _wrong_value(entry: ErrorDetails, root: Mapping, model: type[BaseModel]) -> Problem:
     location = entry["loc"]
     of_key = location[-1:] == ("[key]",)
     location = location[:-1] if of_key else location
@@ -108,10 +109,10 @@ def _wrong_value(entry: ErrorDetails, root: Mapping) -> Problem:
     if entry["type"] == "literal_error" and isinstance(seen, str):
         guess = nearest(seen, _choices(context))
         message += f"; did you mean {guess!r}?" if guess else ""
-    return Problem(place=place, message=message, hint=_hint(entry["type"], location, seen))
+    return Problem(place=place, message=message, hint=_hint(entry["type"], location, seen, model))
 
 
-def _hint(kind: str, location: Location, seen: Any) -> str | None:
+def _hint(kind: str, location: Location, seen: Any, model: type[BaseModel]) -> str | None:
     if kind == "string_type" and isinstance(seen, int | float):
         return f'quote it: "{str(seen).lower() if isinstance(seen, bool) else seen}"'
     if kind in ("int_type", "float_type", "bool_type") and isinstance(seen, str) and _reads_as(kind, seen):
@@ -121,7 +122,7 @@ def _hint(kind: str, location: Location, seen: Any) -> str | None:
     if seen is None:
         return f"give {dotted(location)} a value, or remove the key"
     names = [part for part in location if isinstance(part, str)]
-    field = _section(location[:-1]).model_fields.get(names[-1]) if names else None
+    field = _section(location[:-1], model).model_fields.get(names[-1]) if names else None
     return f"{names[-1]}: {field.description}" if field and field.description else None
 
 
@@ -154,9 +155,9 @@ def _opening(place: Place) -> Place:
     return Place(source=place.source, line=place.line, column=place.column, end=place.column + 1)
 
 
-def _section(location: Location) -> type[BaseModel]:
+def _section(location: Location, model: type[BaseModel]) -> type[BaseModel]:
     """The model of the mapping at `location`, or of the nearest one around it."""
-    section: type[BaseModel] = JobSpec
+    section = model
     for part in location:
         field = section.model_fields.get(part) if isinstance(part, str) else None
         section = (_submodel(field.annotation) if field else None) or section

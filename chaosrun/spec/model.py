@@ -16,15 +16,23 @@ from chaosrun.records.order import DataResume
 __all__ = [
     "VERBATIM",
     "CheckpointSpec",
+    "Count",
     "DataSpec",
     "FaultsSpec",
+    "JobName",
     "JobSpec",
+    "Number",
     "PerWorker",
     "RandomFaults",
     "RecoverySpec",
     "ScheduledFault",
+    "Section",
+    "Text",
     "Tolerance",
     "VerifySpec",
+    "conflict",
+    "raise_conflicts",
+    "wrong",
 ]
 
 VERBATIM = frozenset({"args", "env"})
@@ -112,6 +120,7 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # numpy takes no larg
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul)]
+JobName = Annotated[str, Field(strict=True), AfterValidator(_job_name)]
 Argument = Annotated[str, Field(strict=True), AfterValidator(_no_nul)]
 Duration = Annotated[float, BeforeValidator(_seconds)]
 """Seconds. A job file may also write 500ms, 90s, 10m, 2h, 1d."""
@@ -145,6 +154,11 @@ class DataSpec(Section):
     resume: DataResume = Field(
         default="seedable",
         description="how the data order is found again after a restart; only seedable is exact, the others are what scripts do",
+    )
+    probe: Flag = Field(
+        default=True,
+        description="fetch a few samples in a child process before the first batch, to see whether they depend on global "
+        "random streams; false where fetching a sample changes something outside the process",
     )
 
 
@@ -260,7 +274,7 @@ class VerifySpec(Section):
 class JobSpec(Section):
     """One job file, complete. Only `name`, `script` and `workers` are required."""
 
-    name: Annotated[str, Field(strict=True), AfterValidator(_job_name)] = Field(description="the job's name, part of run ids")
+    name: JobName = Field(description="the job's name, part of run ids")
     script: Text = Field(description="the training script, relative to the job file")
     args: tuple[Argument, ...] = Field(default=(), description="a list of command line arguments for the script")
     env: dict[Annotated[str, AfterValidator(_variable_name)], Argument] = Field(

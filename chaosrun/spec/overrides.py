@@ -1,16 +1,18 @@
-"""Overrides of the command line, `faults.seed=7`: put into the tree of a job file as if they had been written there.
+"""Overrides of the command line, `faults.seed=7`, and of a suite, `set: {faults.seed: 7}`: put into the tree of a job file as
+if they had been written there.
 
 Must not know which keys exist: an unknown one is found, and placed in the override, like one in the file.
 """
 
 import re
+from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 
 from chaosrun.spec.problems import Place, Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
 
-__all__ = ["apply_overrides"]
+__all__ = ["apply_changes", "apply_overrides"]
 
 PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>\d+)\]")
 EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
@@ -22,6 +24,8 @@ class _Step:
 
     part: str | int
     place: Place
+    path: str
+    """The path up to and including it."""
 
 
 class _Rejected(Exception):
@@ -36,8 +40,12 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
     for order, override in enumerate(overrides, start=1):
         source = Source(label=f"override {override!r}", text=override, is_file=False, order=order)
         try:
-            steps = _parse_path(source)
-            padding = override.index("=") + 1
+            path, equals, _ = override.partition("=")
+            if not equals or not path.strip():
+                whole = Place(source=source, line=0, column=0, end=len(override))
+                raise _Rejected(Problem(place=whole, message="not of the form key=value", hint=EXAMPLE))
+            steps = _parse_path(path, Place(source=source, line=0, column=0, end=len(path)))
+            padding = len(path) + 1
             value, found = read_tree(source, padding=padding)
             problems += found
             if not found:
@@ -48,26 +56,38 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
     return root, problems
 
 
-def _parse_path(source: Source) -> list[_Step]:
-    path, equals, _ = source.text.partition("=")
-    if not equals or not path.strip():
-        whole = Place(source=source, line=0, column=0, end=len(source.text))
-        raise _Rejected(Problem(place=whole, message="not of the form key=value", hint=EXAMPLE))
+def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mapping, list[Problem]]:
+    """As `apply_overrides`, for keys and values that stand in another file: `{"faults.seed": …}`."""
+    problems: list[Problem] = []
+    for path, entry in changes.items():
+        try:
+            root = _put_key(root, _parse_path(path, entry.key), entry.value)
+        except _Rejected as rejected:
+            problems.append(rejected.problem)
+    return root, problems
+
+
+def _parse_path(path: str, written_at: Place) -> list[_Step]:
     steps: list[_Step] = []
     position = 0
+
+    def place(start: int, end: int) -> Place:
+        first = written_at.column
+        return Place(source=written_at.source, line=written_at.line, column=first + start, end=first + end)
+
     while position < len(path):
         match = PART.match(path, position)
         if match is None or (match["index"] and not steps):
-            place = Place(source=source, line=0, column=position, end=position + 1)
-            raise _Rejected(Problem(place=place, message=f"{path!r} does not name a key", hint=EXAMPLE))
+            message = f"{path!r} does not name a key"
+            raise _Rejected(Problem(place=place(position, position + 1), message=message, hint=EXAMPLE))
         part = match["name"] if match["name"] is not None else int(match["index"])
-        steps.append(_Step(part=part, place=Place(source=source, line=0, column=match.start(), end=match.end())))
+        steps.append(_Step(part=part, place=place(match.start(), match.end()), path=path[: match.end()]))
         position = match.end()
         if path[position : position + 1] == "." and position + 1 < len(path):
             position += 1
         elif position < len(path) and path[position] != "[":
-            place = Place(source=source, line=0, column=position, end=position + 1)
-            raise _Rejected(Problem(place=place, message=f"{path!r} does not name a key", hint=EXAMPLE))
+            message = f"{path!r} does not name a key"
+            raise _Rejected(Problem(place=place(position, position + 1), message=message, hint=EXAMPLE))
     return steps
 
 
@@ -87,7 +107,7 @@ def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
     here, rest = steps[0], steps[1:]
     if not rest:
         return value
-    path = here.place.source.text[: here.place.end]
+    path = here.path
     if isinstance(rest[0].part, int):
         if not isinstance(node, Sequence):
             hint = f"set the whole list: {path}=[…]"

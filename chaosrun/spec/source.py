@@ -1,6 +1,7 @@
 """Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
 
 import difflib
+from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,11 @@ from pydantic import ValidationError
 from chaosrun.errors import UsageError
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.model import VERBATIM, JobSpec
-from chaosrun.spec.overrides import apply_overrides
+from chaosrun.spec.overrides import apply_changes, apply_overrides
 from chaosrun.spec.problems import Place, Problem, Source, spec_error
-from chaosrun.spec.tree import Mapping, Scalar, find, place_at, plain, read_tree
+from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
-__all__ = ["Job", "load_job"]
+__all__ = ["Job", "load_job", "read_source"]
 
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 
@@ -33,16 +34,18 @@ class Job:
     """The file as it was, without overrides."""
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Read `path` and put `overrides` ("workers=4", "faults.schedule[0].rank=1") over it.
+def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
+    """Read `path` and put `changes` of a suite and `overrides` ("workers=4", "faults.schedule[0].rank=1") over it.
 
     Raises SpecError with every wrong place of the file and the overrides, UsageError when the file cannot be read.
     """
-    source = _read(path)
+    source = read_source(path, "job file")
     file_root, problems = read_tree(source)
     if not isinstance(file_root, Mapping):
         raise spec_error(problems or [_no_mapping(source, file_root)])
-    root, rejected = apply_overrides(file_root, overrides)
+    changed_root, not_changed = apply_changes(file_root, changes or {})
+    root, rejected = apply_overrides(changed_root, overrides)
+    rejected = [*not_changed, *rejected]
     directory = path.parent.resolve()
     spec, invalid = _validate(root)
     told = {problem.place for problem in problems}
@@ -53,15 +56,16 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return Job(spec=spec, path=path, directory=directory, script_path=(directory / spec.script).resolve(), text=source.text)
 
 
-def _read(path: Path) -> Source:
+def read_source(path: Path, what: str) -> Source:
+    """The text of a file, `what` in words. Raises UsageError, or SpecError for one that is not UTF-8."""
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise UsageError(f"no such job file: {path}", hint=_files_like(path)) from error
+        raise UsageError(f"no such {what}: {path}", hint=_files_like(path)) from error
     except IsADirectoryError as error:
         inside = path / "job.yaml"
         hint = f"did you mean {inside}?" if inside.is_file() else "name the YAML file itself"
-        raise UsageError(f"{path} is a directory, not a job file", hint=hint) from error
+        raise UsageError(f"{path} is a directory, not a {what}", hint=hint) from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
     try:

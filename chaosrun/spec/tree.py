@@ -4,6 +4,7 @@ Owns syntax: what is not YAML, or is YAML that a job file may not use (duplicate
 Must not know which keys exist.
 """
 
+import json
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from ruamel.yaml.reader import ReaderError
 
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 
-__all__ = ["Entry", "Mapping", "Node", "Scalar", "Sequence", "find", "plain", "read_tree"]
+__all__ = ["Entry", "Mapping", "Node", "Scalar", "Sequence", "find", "flow", "plain", "read_tree"]
 
 MAX_DEPTH = 24
 MAX_VALUES = 20_000  # an alias can make a few lines expand to billions of values
@@ -87,6 +88,18 @@ def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
     if isinstance(node, Mapping):
         return {key: _plain(entry.value, as_text=key in verbatim, inside=False) for key, entry in node.entries.items()}
     return _plain(node, as_text=False, inside=False)
+
+
+def flow(node: Node) -> str:
+    """The node as YAML on one line: what an override of the command line would say."""
+    match node:
+        case Scalar():
+            return json.dumps(node.text, ensure_ascii=False) if isinstance(node.value, str) else node.text or "null"
+        case Sequence():
+            return f"[{', '.join(map(flow, node.items))}]"
+        case Mapping():
+            pairs = (f"{json.dumps(key, ensure_ascii=False)}: {flow(entry.value)}" for key, entry in node.entries.items())
+            return f"{{{', '.join(pairs)}}}"
 
 
 def find(root: Node, path: tuple[str | int, ...]) -> tuple[Place | None, Node]:

@@ -10,6 +10,7 @@ from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, U
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise.lifecycle import Failure
+from chaosrun.supervise.reducer import reducer_error
 
 __all__ = ["failure_of", "fault_markers", "last_step", "read_end", "training_ended", "withdraw_marker"]
 
@@ -121,6 +122,7 @@ def _last_line(path: Path) -> bytes:
 
 def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
     error, step = end["error"], end["step"]
+    of_reducer = reducer_error(error["message"])
     if error["exit_code"] == RestoreMismatchError.exit_code:
         outcome, message = "inexact_restore", error["message"]
     elif error["exit_code"] == ResourcesError.exit_code:
@@ -128,13 +130,14 @@ def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
     else:
         outcome = "user_error" if error["exit_code"] == UserScriptError.exit_code else "recovery_failed"
         raised = f" raised {error['type']} at step {step}" if error["type"] not in OWN_TYPES else ""
-        message = f"rank {rank}{raised}: {error['message']}"
+        message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error['message']}"
     return Failure(
         message=message,
-        hint=error["hint"] or f"the traceback is in {log}",
+        hint=of_reducer.hint if of_reducer else error["hint"] or f"the traceback is in {log}",
         outcome=outcome,
         rank=rank,
         step=step,
         error=(error["type"], error["message"]),
+        reducer=of_reducer is not None,
         raised_s=end["time_s"],
     )

@@ -27,7 +27,17 @@ from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
-__all__ = ["Drill", "create_run", "has_ended", "is_supervised", "lock_run", "read_run"]
+__all__ = [
+    "Drill",
+    "create_run",
+    "has_ended",
+    "is_supervised",
+    "leg_of",
+    "lock_run",
+    "order_template",
+    "read_run",
+    "run_files",
+]
 
 RUN_VERSION = 1
 LOCK_TRIES = 5
@@ -138,7 +148,7 @@ class Drill:
 
         Raises InterruptedRunError when a leg was interrupted, ResourcesError when the run's own files cannot be written.
         """
-        with _run_files(self.run):
+        with run_files(self.run, "resume"):
             return self._execute()
 
     def _execute(self) -> Verdict:
@@ -167,7 +177,7 @@ class Drill:
         with cache.locked():
             source = cache.find(key) if mode == "auto" else None
             if mode not in ("auto", "fresh"):
-                source = _leg_of(RunLayout(Path(mode)), "reference")
+                source = leg_of(RunLayout(Path(mode)), "reference")
             if source is not None:
                 step = final_step(source)
                 info["reference"]["source"] = str(source.path)
@@ -231,7 +241,7 @@ class Drill:
         supervisor = Supervisor(
             name=name,
             leg=leg,
-            template=_template(name, leg, spec, info),
+            template=order_template(name, leg, spec, info),
             plan=plan,
             workers=self.workers(),
             max_restarts=spec.recovery.max_restarts,
@@ -250,7 +260,7 @@ class Drill:
         return result
 
     def _leg(self, name: str) -> LegLayout:
-        return _leg_of(self.run, name)
+        return leg_of(self.run, name)
 
 
 def has_ended(run: RunLayout) -> bool:
@@ -266,7 +276,8 @@ def read_run(run: RunLayout) -> dict[str, Any]:
         raise UsageError(f"{run.path} is not a run of chaosrun ({error})", hint="chaosrun list shows the runs") from error
 
 
-def _leg_of(run: RunLayout, name: str) -> LegLayout:
+def leg_of(run: RunLayout, name: str) -> LegLayout:
+    """One of the run's own legs, with its checkpoints where run.json says they are."""
     storage = read_run(run)["storage"][name]
     return run.leg(name, Path(storage) if storage else None)
 
@@ -290,7 +301,8 @@ def _storage(spec: JobSpec, directory: Path, run_id: str) -> Path | None:
     return storage.resolve()
 
 
-def _template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
+def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
+    """What every worker of a leg is told; attempt and rank are filled in later."""
     return WorkerOrder(
         leg=name,
         leg_path=str(leg.path.resolve()),
@@ -313,13 +325,15 @@ def _template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) ->
         every_steps=spec.checkpoint.every_steps,
         keep=spec.checkpoint.keep,
         data_resume=spec.data.resume,
+        probe=spec.data.probe,
         job_fingerprint=job_fingerprint(spec),
     )
 
 
 @contextmanager
-def _run_files(run: RunLayout) -> Iterator[None]:
-    """A disk that takes no more of the supervisor's own records ends the run with a ResourcesError; it can be resumed."""
+def run_files(run: RunLayout, command: str) -> Iterator[None]:
+    """A disk that takes no more of the supervisor's own records ends the run with a ResourcesError; `chaosrun <command>` can
+    be tried again."""
     try:
         yield
     except OSError as error:
@@ -328,7 +342,7 @@ def _run_files(run: RunLayout) -> Iterator[None]:
         place = run.path if error.filename is None else os.fsdecode(error.filename)
         raise ResourcesError(
             f"the run's own files cannot be written: {place}: {error.strerror}",
-            hint=f"free some space and `chaosrun resume {run.run_id}`, or start again with --root elsewhere",
+            hint=f"free some space and `chaosrun {command} {run.run_id}`, or start again with --root elsewhere",
         ) from error
 
 

@@ -51,6 +51,8 @@ class Failure:
     step: int | None = None
     error: tuple[str, str] | None = None
     """Type and message of an exception; None for a death that named no error."""
+    reducer: bool = False
+    """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
     raised_s: float | None = None
     """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
 
@@ -80,6 +82,8 @@ class LegState:
     """The first unplanned death of this attempt."""
     previous: Failure | None = None
     """The unplanned failure before this attempt."""
+    distributed_debug: bool = False
+    """This attempt runs with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     agent_lost: bool = False
     """A node's agent died: before the next attempt the places have to be acquired again."""
     ending: "Finish | None" = None
@@ -195,6 +199,8 @@ class Start:
     attempt: int
     resume: str | None
     resume_step: int
+    distributed_debug: bool = False
+    """The attempt before ended with an error of DDP's reducer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,8 +276,10 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
         planned=None,
         previous=state.failure,
         failure=None,
+        distributed_debug=state.failure is not None and state.failure.reducer,
     )
-    return state, (Start(attempt=state.attempt, resume=event.resume, resume_step=event.step),)
+    start = Start(attempt=state.attempt, resume=event.resume, resume_step=event.step, distributed_debug=state.distributed_debug)
+    return state, (start,)
 
 
 def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]:
@@ -328,7 +336,10 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     assert failure is not None, "an attempt stopped without a cause"
     if failure.outcome in ("inexact_restore", "resources"):
         return _finish(state, _ended_by(failure))
-    if failure.repeats(state.previous):
+    if failure.reducer and state.distributed_debug:
+        # At whatever step: a checkpoint taken since would only move the error on, attempt after attempt.
+        return _finish(state, _ended_by(failure))
+    if failure.repeats(state.previous) and not failure.reducer:
         return _finish(state, Finish(outcome="user_error", message=failure.message, hint=failure.hint or REPEATED))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":

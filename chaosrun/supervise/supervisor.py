@@ -312,6 +312,7 @@ class Supervisor:
             resume=action.resume,
             resume_step=action.resume_step,
             armed=[fault.id for fault in armed],
+            distributed_debug=action.distributed_debug,
         )
         orders = [
             self._order(action, rank, [f.to_json() for f in armed if f.rank == rank])
@@ -342,6 +343,7 @@ class Supervisor:
             "rank": rank,
             "resume": action.resume,
             "faults": faults,
+            "distributed_debug": action.distributed_debug,
         }
         return self._workers.place(WorkerOrder.from_json(values))
 

@@ -4,18 +4,20 @@ Stock DDP reduces its first iteration in one layout (registration order) and all
 three ranks on, gloo's ring and NCCL's split a bucket by position, so the layout decides the order of summation and with it the
 bits: a resumed job's first step differs from the same step of an uninterrupted one (hazard C1, measured: no elements differ at
 2 ranks, 48% at 3, 67% at 4). The remedy: on the first synchronised step of every attempt, the reference's included, rebuild the
-buckets at once and send the gradients through them again.
+buckets at once and send the gradients through them again. A static graph (hazard C2) counts hooks in the first iteration and
+learns the order of arrival in the second: it gets the gradients three times.
 
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from chaosrun.errors import ChaosrunError
+from chaosrun.errors import ChaosrunError, MisuseError
 
 __all__ = ["BucketPrimer", "bucket_layout"]
 
@@ -48,9 +50,10 @@ class BucketPrimer:
         if wrapper is None or wrapper.module is not bare:
             return  # a forward pass outside DDP, an evaluation for instance
         self._hooks.pop(id(bare)).remove()
+        _refuse_state_outside_checkpoints(wrapper)
         self._models.append(wrapper)
-        # A model that looks for unused parameters never rebuilds; a static graph rebuilds by rules of its own.
-        if not wrapper.find_unused_parameters and not wrapper.static_graph:
+        # A model that looks for unused parameters never rebuilds, unless its graph is static: then it finds them only once.
+        if wrapper.static_graph or not wrapper.find_unused_parameters:
             self._waiting.append(wrapper)
 
     @property
@@ -61,7 +64,12 @@ class BucketPrimer:
     @property
     def primed(self) -> bool:
         """At least one model is under DDP, and none of them can change its buckets after its first step any more."""
-        return bool(self._models) and not self._waiting and not any(model.static_graph for model in self._models)
+        return bool(self._models) and not self._waiting
+
+    @property
+    def settled(self) -> int:
+        """How many models have been met and do not wait: the layout stays as it is until this changes."""
+        return len(self._models) - len(self._waiting)
 
     def layout(self) -> list[list[int]] | None:
         """The layouts of all DDP models, one after the other; None without DDP."""
@@ -78,42 +86,72 @@ class BucketPrimer:
         ChaosrunError when this torch does not rebuild on request: every restart at three or more ranks would differ.
         """
         parameters = [p for model in self._waiting for p in model.parameters() if p.requires_grad]
-        before = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-        local: dict[int, torch.Tensor] = {}
-        hooks = [_keep_gradient(parameter, number, local) for number, parameter in enumerate(parameters)]
+        before = {id(p): None if p.grad is None else p.grad.detach().clone() for p in parameters}
+        arrivals: list[_Arrival] = []
+        hooks = [_keep_gradients(parameter, arrivals) for parameter in parameters]
         try:
             backward(loss, **kwargs)
         finally:
             for hook in hooks:
                 hook.remove()
-        arrived = {id(parameters[number]) for number in local}
-        # A model that this loss does not reach waits; one that it reaches in part is DDP's to complain about.
-        complete = [m for m in self._waiting if all(id(p) in arrived for p in m.parameters() if p.requires_grad)]
-        own = {id(p) for model in complete for p in model.parameters()}
-        for parameter, gradient in zip(parameters, before, strict=True):
-            if id(parameter) in own:
-                parameter.grad = gradient
+        reached = {id(arrival.parameter) for arrival in arrivals}
+        complete = [model for model in self._waiting if _is_complete(model, reached)]
         for model in complete:
+            own = {id(p) for p in model.parameters()}
+            replay = [arrival for arrival in arrivals if id(arrival.parameter) in own]
+            if model.static_graph:
+                _send_again(model, replay, before)
+            _put_back(model, before)
             if not model.reducer._rebuild_buckets():
                 raise ChaosrunError(
                     f"torch {torch.__version__} did not rebuild DDP's gradient buckets on request: no restart would be exact",
                     hint="pass DistributedDataParallelKwargs(find_unused_parameters=True), which never rebuilds",
                 )
-            model.reducer.prepare_for_backward([])
-        again = [number for number in local if id(parameters[number]) in own]
-        if again:
-            torch.autograd.backward([parameters[number] for number in again], [local[number] for number in again])
+            _send_again(model, replay, before)
         self._waiting = [model for model in self._waiting if model not in complete]
 
 
-def _keep_gradient(
-    parameter: torch.nn.Parameter, number: int, kept: dict[int, torch.Tensor]
-) -> torch.utils.hooks.RemovableHandle:
-    """Copy a parameter's local gradient as it arrives: before hooks of the script's own, which will see it a second time."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+    """A local gradient, as a backward pass brought it to a parameter; several for one that reentrant checkpoints share."""
+
+    parameter: torch.nn.Parameter
+    gradient: torch.Tensor
+
+
+_Before = Mapping[int, torch.Tensor | None]
+"""What parameters had accumulated before the backward pass, by id."""
+
+
+def _is_complete(model: DistributedDataParallel, reached: set[int]) -> bool:
+    """DDP has reduced this model in the backward pass. One that a loss does not reach waits for another; one that it reaches in
+    part is DDP's to complain about, unless its graph is static, which may leave parameters unused."""
+    needed = [id(p) in reached for p in model.parameters() if p.requires_grad]
+    return any(needed) if model.static_graph else all(needed)
+
+
+def _put_back(model: DistributedDataParallel, before: _Before) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            accumulated = before[id(parameter)]
+            # A copy: the replay accumulates and reduces in this very memory.
+            parameter.grad = None if accumulated is None else accumulated.clone()
+
+
+def _send_again(model: DistributedDataParallel, arrivals: Sequence[_Arrival], before: _Before) -> None:
+    """The kept gradients through DDP, in the order in which they came: a static graph takes its layout from it."""
+    _put_back(model, before)
+    model.reducer.prepare_for_backward([])
+    for arrival in arrivals:
+        torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
+
+
+def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> torch.utils.hooks.RemovableHandle:
+    """Copy a parameter's local gradients as they arrive: before hooks of the script's own, which will see them again."""
 
     def keep(gradient: torch.Tensor) -> None:
         # A copy: DDP writes the reduced gradient into the very same memory.
-        kept[number] = gradient.detach().clone()
+        arrivals.append(_Arrival(parameter, gradient.detach().clone()))
 
     handle = parameter.register_hook(keep)
     hooks = parameter._backward_hooks
@@ -121,3 +159,22 @@ def _keep_gradient(
     for other in [key for key in hooks if key != handle.id]:
         hooks[other] = hooks.pop(other)
     return handle
+
+
+def _refuse_state_outside_checkpoints(model: DistributedDataParallel) -> None:
+    """Raise MisuseError for a communication hook whose state no checkpoint holds (hazard C6), and for hooks that priming, which
+    sends the first gradients through DDP more than once, would set off more than once."""
+    for hook, state in model._comm_hooks:
+        if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
+            raise MisuseError(
+                f"DDP's communication hook {hook.__qualname__} keeps a state of its own ({type(state).__name__}), which no "
+                "checkpoint holds: no restart would be exact",
+                hint="use a hook without a state (fp16 or bf16 compression), or none",
+            )
+    for name, parameter in model.module.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise MisuseError(
+                f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook): it would "
+                "run more than once in the first step",
+                hint="step the optimizer after backward, not inside it; hooks of register_hook are welcome",
+            )

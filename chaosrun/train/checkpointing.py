@@ -49,6 +49,8 @@ class Checkpointer:
         self._store = CheckpointStore(leg, order.keep)
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this attempt restored or committed."""
+        self.digests: dict[str, dict[str, str]] | None = None
+        """Of this rank's state as the latest save or restore left it."""
 
     def save(self, position: Position, job: dict[str, Any]) -> str:
         """Commit a checkpoint of this position and return its name. A collective: every rank calls it at the same step.
@@ -57,7 +59,7 @@ class Checkpointer:
         """
         rank, step = self._order.rank, position.step
         staging = self._store.stage(step, self._order.attempt)
-        with storage_errors(staging), _full_disk(staging):
+        with storage_errors(staging), _full_disk(staging), self._loaders_on_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
             self._write_rank_file(staging / rank_file(rank), step)
         own = {rank_file(rank), f"random_states_{rank}.pkl"}
@@ -91,7 +93,7 @@ class Checkpointer:
         self._faults.reach("checkpoint.postcommit", step)
         if rank == 0:
             self._store.retain()
-        self.newest_step = step
+        self.newest_step, self.digests = step, digests
         return checkpoint_name(step)
 
     def restore(self, name: str, job: dict[str, Any]) -> Position:
@@ -110,9 +112,10 @@ class Checkpointer:
         live = self._state.digests()
         saved = manifest.digests
         expected = {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
-        for component, values in expected.items():
+        # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
+        for component, values in expected.items() if not self._order.inspect else ():
             _compare(component, values, live[component], name, rank)
-        self.newest_step = manifest.step
+        self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
 
     def _write_rank_file(self, path: Path, step: int) -> None:
@@ -125,6 +128,18 @@ class Checkpointer:
             file.write(payload[half:])
             file.flush()
             os.fsync(file.fileno())
+
+    @contextmanager
+    def _loaders_on_rank_zero(self) -> Iterator[None]:
+        """Of a stateful dataloader accelerate has every rank write the same file, the last one wins (hazard D18): let it be
+        rank 0's, or its hash might be taken while another rank still writes."""
+        loaders = self._accelerator._dataloaders
+        if self._order.rank:
+            self._accelerator._dataloaders = []
+        try:
+            yield
+        finally:
+            self._accelerator._dataloaders = loaders
 
     def _gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         if self._order.world_size == 1:

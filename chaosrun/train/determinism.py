@@ -7,15 +7,26 @@ fork server (`process_environment`).
 import os
 import platform
 import random
+import re
 from typing import Any, Literal
 
 import numpy
 import torch
 
-__all__ = ["environment_facts", "pin", "seed_everything"]
+from chaosrun.errors import UserScriptError
+
+__all__ = ["Determinism", "environment_facts", "pin", "refused_operation", "seed_everything", "seed_streams"]
+
+Determinism = Literal["strict", "warn", "off"]
+
+_REFUSALS = (
+    re.compile(r"(?P<operation>\S+) does not have a deterministic implementation"),
+    re.compile(r"this operation is not deterministic because it uses (?P<operation>CuBLAS)"),
+)
+"""How torch refuses an operation: `alertNotDeterministic` and `alertCuBLASConfigNotDeterministic` of ATen's Context.cpp."""
 
 
-def pin(*, seed: int, deterministic: Literal["strict", "warn", "off"], threads: int) -> None:
+def pin(*, seed: int, deterministic: Determinism, threads: int) -> None:
     """Fix algorithms, thread count and seeds. Call before CUDA starts: cuBLAS reads its workspace setting then.
 
     Source: the torch notes on reproducibility; NCCL's algorithm choice (nccl#457) is fixed unless the job's env sets it.
@@ -37,11 +48,46 @@ def pin(*, seed: int, deterministic: Literal["strict", "warn", "off"], threads: 
     seed_everything(seed)
 
 
+def refused_operation(error: BaseException, deterministic: Determinism) -> UserScriptError | None:
+    """What to do about an operation that torch refused because it cannot be deterministic; None for any other error.
+
+    Not by the type: torch raises a RuntimeError, and the loader raises its workers' errors again as longer ones.
+    """
+    found = next((match for refusal in _REFUSALS if (match := refusal.search(str(error)))), None)
+    if not isinstance(error, RuntimeError) or found is None:
+        return None
+    operation = found["operation"]
+    if operation == "CuBLAS":
+        return UserScriptError(
+            "a matrix product on the GPU is not deterministic: CUBLAS_WORKSPACE_CONFIG is "
+            f"{os.environ.get('CUBLAS_WORKSPACE_CONFIG', 'not set')!r}",
+            hint="leave CUBLAS_WORKSPACE_CONFIG out of the job's env, or set it to :4096:8",
+        )
+    if deterministic != "strict":
+        return UserScriptError(
+            f"{operation} has no deterministic implementation, and the script calls torch.use_deterministic_algorithms(True)",
+            hint="use another operation, or leave the setting to `deterministic` in the job file",
+        )
+    return UserScriptError(
+        f"{operation} has no deterministic implementation, and the job is deterministic: strict",
+        hint="use another operation (torch.use_deterministic_algorithms lists those that have one), or set deterministic: "
+        "warn; the operation then runs, its name stands in the worker's log, and the verdict shows whether its results differ",
+    )
+
+
 def seed_everything(seed: int) -> None:
     """Seed python, numpy (legacy global stream) and torch on all devices."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_streams(sequence: numpy.random.SeedSequence) -> None:
+    """Seed them from one sequence, each with as many bits as it takes: python and numpy 128, torch 64, none related."""
+    for_torch, for_python = sequence.spawn(2)
+    numpy.random.seed(sequence.generate_state(4))
+    torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))
+    random.seed(int.from_bytes(for_python.generate_state(4).tobytes(), "little"))
 
 
 def environment_facts() -> dict[str, Any]:
@@ -56,15 +102,37 @@ def environment_facts() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "deterministic": ("off", "warn", "strict")[torch.get_deterministic_debug_mode()],
         "python_hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        **_float32_precision(),
     }
     if torch.cuda.is_available():
         facts |= {
             "gpu": torch.cuda.get_device_name(),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
-            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
     return facts
+
+
+def _float32_precision() -> dict[str, str]:
+    """How float32 is multiplied: "ieee", "tf32", …, "none" for torch's default.
+
+    Newer torch has a setting for each backend. There the older ones raise once a script has used both kinds, so they are not
+    asked; `pin` sets the older ones, which any torch passes on to the newer.
+    """
+    backends: Any = torch.backends
+    if hasattr(backends, "fp32_precision"):
+        read = {
+            "fp32_cuda_matmul": backends.cuda.matmul,
+            "fp32_cudnn_conv": backends.cudnn.conv,
+            "fp32_cudnn_rnn": backends.cudnn.rnn,
+            "fp32_cpu_matmul": backends.mkldnn.matmul,
+        }
+        return {name: setting.fp32_precision for name, setting in read.items()}
+    tf32 = {"fp32_cuda_matmul": backends.cuda.matmul.allow_tf32, "fp32_cudnn_conv": backends.cudnn.allow_tf32}
+    return {name: "tf32" if allowed else "ieee" for name, allowed in tf32.items()}

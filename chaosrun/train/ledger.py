@@ -1,64 +1,85 @@
-"""The ledger of sample ids: what a loader's sampler names, told batch by batch as the loader hands them out."""
+"""The ledger of sample ids: what a loader's sampler names, told batch by batch as the loader hands them out.
+
+It listens where every iterator of torch, and of torchdata, takes its next indices, so it hears what is fetched and not what a
+restored loader passes over, and changes neither loader nor sampler.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from accelerate.data_loader import DataLoaderDispatcher
 from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-__all__ = ["SampleLedger"]
+__all__ = ["SampleLedger", "listen"]
+
+_drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
+"""By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
+_next_index = _BaseDataLoaderIter._next_index
 
 
 class SampleLedger:
-    """Sample ids of the batches handed out, in order, as the batch sampler named them; None for a dataset without indices."""
+    """Sample ids of the batches handed out, in order, as the batch sampler named them; None where nobody can tell: for a
+    dataset without indices, and for loader workers that may overtake each other."""
 
     def __init__(self) -> None:
-        self._pending: deque[list[Any]] = deque()
+        listen()
+        self._handed_out: deque[list[Any] | None] = deque()
         self._watching = False
 
     def watch(self, loader: Any) -> None:
-        """Listen to the sampler that feeds `loader` from its next iterator on."""
+        """Listen to `loader` from its next iterator on."""
         base = loader.base_dataloader
-        self._pending.clear()
-        self._watching = not isinstance(base.dataset, IterableDataset)
-        if not self._watching:
-            return
-        # DataLoader forbids assigning its samplers after construction; its iterator reads this very attribute.
-        place = "batch_sampler" if base._auto_collation else "sampler"
-        source = base.__dict__[place]
-        if isinstance(source, _Overheard):
-            source.ledger = self
-        else:
-            base.__dict__[place] = _Overheard(source, self)
-
-    def heard(self, ids: list[Any]) -> None:
-        self._pending.append(ids)
+        self._handed_out.clear()
+        in_order = base.num_workers == 0 or getattr(base, "in_order", True)
+        # A dispatcher reads on rank 0 alone and cuts what it read into shares.
+        dispatched = issubclass(type(loader), DataLoaderDispatcher)
+        self._watching = in_order and not dispatched and not isinstance(base.dataset, IterableDataset)
+        if self._watching:
+            # accelerate asks the loader for its iterator by this very name.
+            base.__dict__["__iter__"] = lambda: self._follow(type(base).__iter__(base))
 
     def next_ids(self) -> list[Any] | None:
         """The ids of the batch that the loader has just handed out."""
-        return self._pending.popleft() if self._watching else None
+        return self._handed_out.popleft() if self._watching else None
+
+    def _follow(self, iterator: Any) -> Iterator[Any]:
+        on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
+        drawn = _drawn.setdefault(iterator, _room_for(iterator))
+        # What is older than the batches on their way was thrown away: by a restored loader, or with an unfinished pass.
+        while len(drawn) > on_their_way:
+            drawn.popleft()
+        # What is missing was drawn before anybody listened.
+        drawn.extendleft([None] * (on_their_way - len(drawn)))
+        for batch in iterator:
+            indices = drawn.popleft() if drawn else None
+            self._handed_out.append(None if indices is None else _plain(indices))
+            yield batch
 
 
-class _Overheard:
-    """A sampler, telling the ledger what it yields; otherwise the sampler itself."""
-
-    def __init__(self, inner: Any, ledger: SampleLedger) -> None:
-        self._inner = inner
-        self.ledger = ledger
-
-    def __iter__(self) -> Iterator[Any]:
-        for indices in self._inner:
-            self.ledger.heard(_plain(indices if isinstance(indices, Iterable) else [indices]))
-            yield indices
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+def listen() -> None:
+    """Have the loaders of this process remember what they draw. A stateful loader with workers draws its first batches as soon
+    as it is prepared: to know those, call this before."""
+    _BaseDataLoaderIter._next_index = _remembering
 
 
-def _plain(ids: Iterable[Any]) -> list[Any]:
+def _remembering(self: _BaseDataLoaderIter) -> Any:
+    indices = _next_index(self)
+    if self._dataset_kind == _DatasetKind.Map:
+        _drawn.setdefault(self, _room_for(self)).append(indices)
+    return indices
+
+
+def _room_for(iterator: Any) -> "deque[Any]":
+    # So many batches are on their way to the loader at most, and one more is drawn before the oldest of them is returned.
+    ahead = iterator._prefetch_factor * iterator._num_workers if iterator._num_workers else 0
+    return deque(maxlen=ahead + 1)
+
+
+def _plain(indices: Any) -> list[Any]:
     """Sample ids as JSON values: numbers out of numpy and torch, anything that is no number or text by its repr."""
+    ids = indices if isinstance(indices, Iterable) else [indices]
     values = (value.item() if hasattr(value, "item") else value for value in ids)
     return [value if isinstance(value, int | float | str) else repr(value) for value in values]

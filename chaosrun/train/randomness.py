@@ -1,40 +1,130 @@
 """Random streams that survive a restart because they are computed, not carried: per-sample generators and loader seeds.
 
 A sample's augmentation keyed on (seed, epoch, index) is the same whichever worker process draws it, and whenever (hazards R5,
-R6). The pair (seed, epoch) lies in anonymous shared memory, so that loader workers, persistent ones too, see the current epoch.
+R6). The pair (seed, epoch) lies in anonymous shared memory, so that loader workers, persistent ones too, see the current epoch;
+`enter_epoch` comes before the loader's iterator is made or reset, so nothing of the epoch is fetched before its pair is there.
 """
 
 import mmap
+import multiprocessing.reduction
+import operator
+import os
+import random
 import struct
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
+import xxhash
 
-__all__ = ["derive_seed", "enter_epoch", "loader_generator", "own_epoch", "sample_rng"]
+__all__ = [
+    "SharedMemory",
+    "derive_seed",
+    "enter_epoch",
+    "loader_generator",
+    "own_epoch",
+    "sample_rng",
+    "sample_streams",
+    "share_epoch",
+    "shared_epoch",
+]
 
 _PAIR = struct.Struct("<QQ")
-_shared = mmap.mmap(-1, _PAIR.size)
+_GLOBAL_STREAMS = (1,)
+"""Keeps the seeds of the global streams apart from those of `sample_rng`."""
+
+
+class SharedMemory:
+    """Zeroed memory that a process shares with the children it forks, and with those it spawns with this object as argument."""
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        self.size = size
+        self._descriptor = os.memfd_create("chaosrun") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self._descriptor, size)
+        self.bytes = mmap.mmap(self._descriptor, size)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __reduce__(self) -> tuple[Callable[..., "SharedMemory"], tuple[Any, ...]]:
+        return _attach, (self.size, multiprocessing.reduction.DupFd(self._descriptor))
+
+
+def _attach(size: int, descriptor: Any) -> SharedMemory:
+    return SharedMemory(size, descriptor.detach())
+
+
+_shared = SharedMemory(_PAIR.size)
 
 
 def own_epoch() -> None:
     """Share the epoch with nobody but children from here on. For a rank: ranks forked from one server would share it."""
+    share_epoch(SharedMemory(_PAIR.size))
+
+
+def share_epoch(memory: SharedMemory) -> None:
+    """Read the epoch from here from now on: the memory of the rank whose loader worker this process is."""
     global _shared
-    _shared = mmap.mmap(-1, _PAIR.size)
+    _shared = memory
+
+
+def shared_epoch() -> SharedMemory:
+    """Where this process reads the epoch."""
+    return _shared
 
 
 def enter_epoch(seed: int, epoch: int) -> None:
     """Make `sample_rng` in this process and in its present and future children draw for (seed, epoch)."""
-    _PAIR.pack_into(_shared, 0, seed % 2**64, epoch)
+    _PAIR.pack_into(_shared.bytes, 0, seed % 2**64, epoch)
 
 
-def sample_rng(index: int) -> numpy.random.Generator:
+def sample_rng(index: Any) -> numpy.random.Generator:
     """The random generator of one sample in the current epoch, for augmentation inside `Dataset.__getitem__(index)`.
 
-    Equal in every process, with any number of loader workers, before and after a restart. The seed is the loader's
-    `data_seed` (else torch's initial seed), the epoch is that of `run.batches`; before the first batch both are 0.
+    Equal in every process, with any number of loader workers, before and after a restart. `index` is whatever the sampler
+    names a sample by: a number, a text, or a tuple of these. The seed is the loader's `data_seed` (else torch's initial seed),
+    the epoch is that of `run.batches`; before the first batch both are 0. An iterator of another loader with workers that is
+    kept across epochs fetches ahead, so which epoch it sees is a matter of time.
     """
-    seed, epoch = _PAIR.unpack_from(_shared, 0)
-    return numpy.random.Generator(numpy.random.PCG64(numpy.random.SeedSequence([seed, epoch, index])))
+    return numpy.random.Generator(numpy.random.PCG64(_sample_seed(index, ())))
+
+
+@contextmanager
+def sample_streams(index: Any) -> Iterator[None]:
+    """`sample_rng` for code that draws from the global streams: inside the block those of python, numpy and torch (CPU) are
+    keyed on (seed, epoch, index); after it they stand where they stood before it.
+    """
+    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    words = _sample_seed(index, _GLOBAL_STREAMS).generate_state(10)
+    random.seed(int.from_bytes(words[:4].tobytes(), "little"))
+    numpy.random.seed(words[4:8])
+    # Not torch.manual_seed: where CUDA has not started, that queues a call for its start, one a sample.
+    torch.default_generator.manual_seed(int.from_bytes(words[8:].tobytes(), "little"))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def _sample_seed(index: Any, spawn_key: tuple[int, ...]) -> numpy.random.SeedSequence:
+    seed, epoch = _PAIR.unpack_from(_shared.bytes, 0)
+    return numpy.random.SeedSequence([seed, epoch, *_words(index)], spawn_key=spawn_key)
+
+
+def _words(index: Any) -> Iterator[int]:
+    match index:
+        case str() | bytes():
+            yield xxhash.xxh3_64_intdigest(index.encode() if isinstance(index, str) else index)
+        case tuple() | list():
+            for part in index:
+                yield from _words(part)
+        case _:
+            number = operator.index(index)
+            yield number if number >= 0 else number % 2**64
 
 
 def derive_seed(*words: int) -> int:

@@ -3,11 +3,10 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import xxhash
 from accelerate import Accelerator
@@ -16,12 +15,17 @@ from chaosrun.plan.faults import Fault
 from chaosrun.records.journal import write_durably
 from chaosrun.records.trace import TRACE_VERSION, TraceWriter
 from chaosrun.train.buckets import BucketPrimer
+from chaosrun.train.canary import canary
 from chaosrun.train.checkpointing import Checkpointer
+from chaosrun.train.contents import content_digest
 from chaosrun.train.context import WorkerContext
 from chaosrun.train.determinism import environment_facts
 from chaosrun.train.faultpoints import FaultPoints
-from chaosrun.train.fingerprint import Fingerprint, fingerprint, tensor_digest
+from chaosrun.train.fingerprint import Fingerprint, fingerprint
+from chaosrun.train.inspection import Inspector
+from chaosrun.train.loader_workers import LoaderWorkers, newest_workers
 from chaosrun.train.position import Position
+from chaosrun.train.probe import probe
 from chaosrun.train.rng import digest_rng
 from chaosrun.train.state import TrainingState
 
@@ -45,10 +49,13 @@ class Recorder:
         )
         self._checkpointer = Checkpointer(accelerator, state, order, context.leg, self._faults)
         self._trace = TraceWriter(context.leg.attempt(order.attempt).trace(order.rank))
+        self._inspector = Inspector(state, order, context.leg, accelerator.device) if order.inspect else None
         self._job: dict[str, Any] = {}
         self._parameters: list[torch.nn.Parameter] = []
-        self._layout_known = False
+        # How many DDP models were settled when the layout was last recorded.
+        self._layout_of = -1
         self._unsettled: Position | None = None
+        self._noted_workers: LoaderWorkers | None = None
         self.ended = False
         self._clear_window()
 
@@ -75,23 +82,37 @@ class Recorder:
             position=position.to_json(),
             restored=self._order.resume,
             rng=self._rng(),
+            canary=canary(self._accelerator.device),
             param=at_start.value,
             params=at_start.each,
             tensors=[name for name, _ in named],
+            digests=self._checkpointer.digests,
         )
+        if self._inspector:
+            self._inspector.begin(position, named)
         if self._order.resume:
             self._faults.reach("restore.end", position.step)
         return position
+
+    def probe(self, loader: Any) -> None:
+        """See whether the loader's samples can be had again after a restart. Once a leg: no recovery waits for it."""
+        if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
+            self._trace.write("probe", **probe(loader).to_json())
 
     def batch(self, batch: Any, ids: list[Any] | None) -> None:
         """A micro-batch has been handed to the script."""
         if not self._digests:
             self._rng_before = self._rng()
         self._ids.append(ids)
-        self._digests.append(_batch_digest(batch))
+        self._digests.append(content_digest(batch))
+        if self._inspector:
+            self._inspector.batch(batch, ids)
 
-    def loss(self, loss: torch.Tensor) -> None:
-        self._losses.append(loss.detach())
+    def losses(self, losses: Sequence[torch.Tensor]) -> None:
+        """Of the micro-batches that are done since the last call, one scalar each."""
+        self._losses.extend(loss.detach() for loss in losses)
+        if self._inspector:
+            self._inspector.losses(losses)
 
     def before_synchronised_backward(self, step: int) -> None:
         self._faults.fire_inside_reduce(self._parameters, step)
@@ -100,11 +121,16 @@ class Recorder:
         """The optimizer is about to apply these gradients at this learning rate."""
         self._gradients = fingerprint([parameter.grad for parameter in self._parameters])
         self._rates = self._state.learning_rates()
+        if self._inspector:
+            self._inspector.before_optimizer_step()
 
-    def step(self, position: Position, primer: BucketPrimer) -> None:
-        """An optimizer step is complete: record it. It settles when the script asks for more."""
-        if not self._layout_known:
-            self._layout_known = True
+    def step(self, position: Position, primer: BucketPrimer, *, items: int | None) -> None:
+        """An optimizer step is complete: record it. It settles when the script asks for more.
+
+        `items`: what its window counted over all ranks, None for a loop that counts nothing.
+        """
+        if self._layout_of != primer.settled:
+            self._layout_of = primer.settled
             self._trace.write("buckets", step=position.step, layout=primer.layout(), primed=primer.primed)
         parameters = fingerprint(self._parameters)
         self._trace.write(
@@ -122,12 +148,16 @@ class Recorder:
             grads=self._gradients.each,
             param=parameters.value,
             params=parameters.each,
+            **({} if items is None else {"items": items}),
         )
+        if self._inspector:
+            self._inspector.step()
         self._clear_window()
         self._unsettled = position
 
     def settle(self) -> None:
         """The script is done with the step it last recorded: checkpoint when one is due, and let step faults strike."""
+        self._note_loader_workers()
         position, self._unsettled = self._unsettled, None
         if position is None:
             return
@@ -140,8 +170,11 @@ class Recorder:
         if self.ended:
             return
         self.settle()
+        self._note_loader_workers(at_last=True)
         if self._checkpointer.newest_step != position.step:
             self._checkpoint(position)
+        if self._inspector:
+            self._inspector.end()
         self._trace.write(
             "end",
             step=position.step,
@@ -152,11 +185,26 @@ class Recorder:
         )
         self.ended = True
 
+    def _note_loader_workers(self, *, at_last: bool = False) -> None:
+        """When all workers of the epoch have said what they begin with: a batch may come before the last worker does."""
+        workers = newest_workers()
+        if workers is None or workers is self._noted_workers:
+            return
+        streams = workers.streams()
+        if None not in streams or (at_last and any(streams)):
+            self._noted_workers = workers
+            self._trace.write("loader_workers", epoch=workers.epoch, workers=streams)
+
     def _checkpoint(self, position: Position) -> None:
         started = time.monotonic()
         name = self._checkpointer.save(position, self._job)
         self._trace.write(
-            "checkpoint", step=position.step, name=name, time_s=time.time(), duration_s=round(time.monotonic() - started, 6)
+            "checkpoint",
+            step=position.step,
+            name=name,
+            time_s=time.time(),
+            duration_s=round(time.monotonic() - started, 6),
+            digests=self._checkpointer.digests,
         )
 
     def _clear_window(self) -> None:
@@ -177,35 +225,3 @@ def _record_environment(path: Path) -> None:
     # The attempts before this one have mostly said the same: a recovery need not wait for the disk then.
     if not path.exists() or path.read_bytes() != facts:
         write_durably(path, facts)
-
-
-def _batch_digest(batch: Any) -> str:
-    """A digest of all bytes of a batch: tensors and arrays by content, dtype and shape, plain values by their text.
-
-    Objects are looked into; of one without attributes only its type counts (its repr may hold an address).
-    """
-    hasher = xxhash.xxh3_64()
-
-    def visit(value: Any) -> None:
-        match value:
-            case torch.Tensor():
-                hasher.update(tensor_digest(value).to_bytes(8, "little"))
-            case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
-                hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
-            case str() | bytes() | int() | float() | complex() | None:
-                hasher.update(repr(value).encode())
-            case Mapping():
-                hasher.update(f"{{{len(value)}".encode())
-                for key in value:
-                    visit(key)
-                    visit(value[key])
-            case list() | tuple():
-                hasher.update(f"[{len(value)}".encode())
-                for item in value:
-                    visit(item)
-            case _:
-                hasher.update(type(value).__qualname__.encode())
-                visit(getattr(value, "__dict__", {}))
-
-    visit(batch)
-    return hasher.hexdigest()

@@ -6,20 +6,24 @@ inside.
 """
 
 import contextlib
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from torch.utils.data import IterableDataset
 
 from chaosrun.errors import MisuseError
+from chaosrun.records.order import DataResume
 from chaosrun.train.buckets import BucketPrimer
 from chaosrun.train.context import WorkerContext, current
 from chaosrun.train.ledger import SampleLedger
 from chaosrun.train.position import Position
-from chaosrun.train.resume import check_loader, open_epoch
+from chaosrun.train.protocols import check_loader, open_epoch, resumed_position
+from chaosrun.train.resume import total_batch_size
 from chaosrun.train.state import TrainingState
+from chaosrun.train.windows import Window, WindowCutter
 
 if TYPE_CHECKING:
     from chaosrun.train.recorder import Recorder
@@ -68,8 +72,11 @@ class Session:
             context.adopt(self)
         self._recorder = _recorder(accelerator, self._state, context) if context else None
         self._max_steps = context.order.max_steps if context else None
+        self._protocol: DataResume = context.order.data_resume if context else "seedable"
         self._position = Position()
         self._batch_open = False
+        self._cutter: WindowCutter | None = None
+        self._window: Window | None = None
         self._begun = False
         self._optimizer_steps = 0
         self._seen_optimizer_steps = 0
@@ -111,11 +118,30 @@ class Session:
         The first call restores the checkpoint of a restarted attempt. Call `run.step(loss)` once for every batch. Raises
         MisuseError for a loader whose order cannot be restored and for a loop that forgets `run.step`.
         """
+        yield from self._epochs(loader, epochs, self._epoch)
+
+    def windows(
+        self, loader: Any, *models: Any, epochs: int, accumulation_steps: int, count: Callable[[Any], SupportsIndex]
+    ) -> Iterator[Window]:
+        """Yield accumulation windows: the batches of one optimizer step each, and how many items they hold on all ranks.
+
+        Loop over a window's micro-batches, `window.backward(loss_sum)` in each; then optimizer.step(), scheduler.step(),
+        optimizer.zero_grad() and `run.step(window.loss)`. `models` are those that prepare() returned; `count(batch)` is the
+        number of items that `loss_sum` sums over. The last window of an epoch may be shorter. Restores, ends and raises as
+        `batches` does, and MisuseError as `Window` says.
+        """
+        self._cutter = WindowCutter(self._accelerator, models, steps=accumulation_steps, count=count)
+        yield from self._epochs(loader, epochs, self._windows)
+
+    def _epochs(
+        self, loader: Any, epochs: int, rest_of: Callable[[Any, Position], Generator[Any, None, None]]
+    ) -> Iterator[Any]:
         if self._begun:
             raise MisuseError(
-                "run.batches() was called twice", hint="give all epochs to one run.batches(loader, epochs=...) loop"
+                "run.batches() or run.windows() was called twice",
+                hint="give all epochs to one run.batches(loader, epochs=...) loop",
             )
-        check_loader(self._accelerator, loader)
+        check_loader(self._protocol, self._accelerator, loader)
         if (len(self._accelerator._models), len(self._accelerator._optimizers)) != self._prepared:
             raise MisuseError(
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
@@ -123,33 +149,58 @@ class Session:
         self._begun = True
         per_epoch = _length(loader)
         if self._recorder:
-            self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch))
-        position = self._position.normalised(per_epoch)
+            self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch, self._cutter))
+            self._recorder.probe(loader)
+        position = resumed_position(self._protocol, self._position.normalised(per_epoch))
         while position.epoch < epochs and not self._reached_max_steps():
             self._position = position
-            with contextlib.closing(self._epoch(loader, position)) as epoch:
-                yield from epoch
+            with contextlib.closing(rest_of(loader, position)) as rest:
+                yield from rest
             position = Position(epoch=position.epoch + 1, step=self._position.step)
         self.finish()
 
     def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
-        rest = open_epoch(
-            self._accelerator, loader, epoch=start.epoch, batches_done=start.batches, seed=self._seed, ledger=self._ledger
-        )
-        for batch in rest:
+        for batch in self._open(loader, start):
             self._batch_open = True
-            if self._recorder:
-                self._recorder.batch(batch, self._ledger.next_ids())
+            self._hand_out(batch)
             yield batch
-            if self._recorder:
-                self._recorder.settle()
-            if self._batch_open:
-                raise MisuseError(
-                    f"the loop went on without run.step(loss) after batch {self._position.batches} of epoch {start.epoch}",
-                    hint="call run.step(loss) once for every batch, after optimizer.step()",
-                )
+            self._settle(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}")
             if self._reached_max_steps():
                 return
+
+    def _windows(self, loader: Any, start: Position) -> Generator[Window, None, None]:
+        assert self._cutter
+        for window in self._cutter.cut(self._open(loader, start), self._hand_out):
+            self._batch_open, self._window = True, window
+            yield window
+            self._settle(f"run.step(window.loss) after the window at batch {self._position.batches} of epoch {start.epoch}")
+            if self._reached_max_steps():
+                return
+
+    def _open(self, loader: Any, start: Position) -> Iterable[Any]:
+        return open_epoch(
+            self._protocol,
+            self._accelerator,
+            loader,
+            epoch=start.epoch,
+            batches_done=start.batches,
+            seed=self._seed,
+            ledger=self._ledger,
+        )
+
+    def _hand_out(self, batch: Any) -> None:
+        if self._recorder:
+            self._recorder.batch(batch, self._ledger.next_ids())
+
+    def _settle(self, expected: str) -> None:
+        """The script asks for more: what it has done is complete, unless the `expected` call is missing."""
+        if self._recorder:
+            self._recorder.settle()
+        if self._batch_open:
+            raise MisuseError(
+                f"the loop went on without {expected}",
+                hint="call run.step once for every batch of run.batches() or window of run.windows(), after optimizer.step()",
+            )
 
     def step(self, loss: torch.Tensor) -> None:
         """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it; the checkpoint, if
@@ -159,16 +210,22 @@ class Session:
         Raises MisuseError outside the loop, for a loss that is no scalar, and when the optimizer was not stepped.
         """
         if not self._batch_open:
-            raise MisuseError("run.step() was called without a batch", hint="call it once for every batch of run.batches()")
+            raise MisuseError(
+                "run.step() was called without a batch",
+                hint="call it once for every batch of run.batches(), or window of run.windows()",
+            )
         if loss.numel() != 1:
             raise MisuseError(
                 f"run.step() got a loss of shape {tuple(loss.shape)}", hint="pass the scalar you called backward on"
             )
+        window = self._window
+        shares = [loss] if window is None else window.shares_of(loss)
         self._batch_open = False
         at = self._position
-        self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step)
+        batches_done = at.batches + len(shares)
+        self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step)
         if self._recorder:
-            self._recorder.loss(loss)
+            self._recorder.losses(shares)
         if not self._accelerator.sync_gradients:
             return
         skipped = any(optimizer.step_was_skipped for optimizer in self._accelerator._optimizers)
@@ -179,9 +236,9 @@ class Session:
                 "accumulate gradients with accelerator.accumulate(model)",
             )
         self._seen_optimizer_steps = self._optimizer_steps
-        self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + 1)
+        self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
-            self._recorder.step(self._position, self._primer)
+            self._recorder.step(self._position, self._primer, items=window.items if window else None)
 
     def finish(self) -> None:
         """End the training here, after leaving the loop by `break`. A collective; called by itself when the loop runs to its
@@ -213,7 +270,9 @@ class Session:
 
 
 def _length(loader: Any) -> int | None:
-    """Batches in an epoch on this rank; None for a stream."""
+    """Batches in an epoch on this rank; None for a stream, whose length is an estimate when loader workers read it."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
     try:
         return len(loader)
     except TypeError:
@@ -227,12 +286,12 @@ def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerCon
     return Recorder(accelerator, state, context)
 
 
-def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None) -> dict[str, Any]:
+def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None, cutter: WindowCutter | None) -> dict[str, Any]:
     """What a checkpoint must agree on, seen from inside the script."""
     return {
         "batches per epoch": per_epoch,
-        "total batch size": getattr(loader, "total_batch_size", None),
-        "gradient accumulation steps": accelerator.gradient_accumulation_steps,
+        "total batch size": total_batch_size(accelerator, loader),
+        "gradient accumulation steps": cutter.steps if cutter else accelerator.gradient_accumulation_steps,
         "split batches": accelerator.split_batches,
         "even batches": accelerator.even_batches,
         "mixed precision": accelerator.mixed_precision,

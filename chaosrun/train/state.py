@@ -59,6 +59,16 @@ class TrainingState:
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for optimizer in self.optimizers() for group in optimizer.param_groups]
 
+    def components(self) -> dict[str, dict[str, Any]]:
+        """The live state but for the random streams, by component: state dicts with parameters called by name."""
+        return {
+            "model": dict(self._named("named_parameters")),
+            "buffers": self._buffers(),
+            "optimizer": self._optimizer_states(),
+            "scheduler": self._scheduler_states(),
+            "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
+        }
+
     def digests(self) -> dict[str, dict[str, str]]:
         """Digests of everything, by component and by name inside it; see the `end` line in records.trace.
 
@@ -73,14 +83,8 @@ class TrainingState:
             ) from error
 
     def _digests(self) -> dict[str, dict[str, str]]:
-        return {
-            "model": digests(dict(self._named("named_parameters"))),
-            "buffers": digests(self._buffers()),
-            "optimizer": digests(self._optimizer_states()),
-            "scheduler": digests(self._scheduler_states()),
-            "rng": digest_rng(self._accelerator.device),
-            "registered": digests({name: item.state_dict() for name, item in self._all_registered().items()}),
-        }
+        components = {component: digests(values) for component, values in self.components().items()}
+        return {**components, "rng": digest_rng(self._accelerator.device)}
 
     def rank_payload(self) -> bytes:
         """What accelerate does not save, or not for every rank, as the bytes of a `torch.save` file."""

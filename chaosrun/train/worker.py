@@ -24,7 +24,9 @@ from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.order import WorkerOrder
 from chaosrun.train.context import WorkerContext, enter
-from chaosrun.train.determinism import pin
+from chaosrun.train.determinism import pin, refused_operation
+from chaosrun.train.distributed_debug import speak_in_detail
+from chaosrun.train.ledger import listen
 from chaosrun.train.randomness import own_epoch
 
 __all__ = ["main"]
@@ -45,9 +47,12 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     end: dict[str, Any] = {"status": "returned", "exit_code": 0, "error": None}
     try:
         os.chdir(order.cwd)
+        listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         store = _host_store(order, listen_fd)
         _announce(order)
+        if order.distributed_debug:
+            speak_in_detail()
         _run_script(order)
         if context.session is not None:
             context.session.finish()
@@ -148,7 +153,6 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> dict[str, An
 
 
 def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
-    ours = isinstance(error, ChaosrunError)
     if isinstance(error, OSError) and error.errno in FULL:
         place = order.leg_path if error.filename is None else os.fsdecode(error.filename)
         return {
@@ -158,11 +162,12 @@ def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
             "exit_code": ResourcesError.exit_code,
             "traceback": _script_traceback(error),
         }
+    told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
     return {
         "type": type(error).__name__,
-        "message": error.message if ours else str(error),
-        "hint": error.hint if ours else None,
-        "exit_code": error.exit_code if ours else UserScriptError.exit_code,
+        "message": told.message if told else str(error),
+        "hint": told.hint if told else None,
+        "exit_code": told.exit_code if told else UserScriptError.exit_code,
         "traceback": _script_traceback(error),
     }
 

@@ -5,12 +5,77 @@ and what to do. Pure.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from chaosrun.verify.check import Drill
+from chaosrun.verify.loading import irreproducible_samples, repeated_streams
 
 __all__ = ["WARNINGS", "warnings"]
 
-WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = ()
+TELLING = 8
+"""So many samples in the same order twice are no coincidence."""
+
+
+def overlapping_shares(drill: Drill) -> Iterator[str]:
+    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7)."""
+    for epoch, by_rank in _ids_by_epoch(drill).items():
+        if len(by_rank) < 2 or any(len(set(ids)) < len(ids) for ids in by_rank.values()):
+            continue  # a sampler that repeats samples by itself
+        everything = [sample for ids in by_rank.values() for sample in ids]
+        repeated = len(everything) - len(set(everything))
+        if repeated:
+            yield (
+                f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and none saw others: they shuffle "
+                "differently (give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare)"
+            )
+            return
+
+
+def repeated_order(drill: Drill) -> Iterator[str]:
+    """A shuffled order that two epochs share: the shuffle does not know of the epoch. It resumes exactly, and trains worse."""
+    for (before, first), (after, second) in pairwise(sorted(_ids_by_epoch(drill).items())):
+        samples = sum(map(len, first.values()))
+        if first == second and samples >= TELLING and any(map(_is_shuffled, first.values())):
+            yield (
+                f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is left out, or does not "
+                "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
+            )
+            return
+
+
+def _is_shuffled(ids: list[str]) -> bool:
+    """Of neighbours, many descend. Where a share wraps around to fill the last batches up, one or two do."""
+    numbers = [int(sample) if sample.lstrip("-").isdecimal() else 0 for sample in ids]
+    return sum(left > right for left, right in pairwise(numbers)) > len(numbers) / 5
+
+
+def _ids_by_epoch(drill: Drill) -> dict[int, dict[int, list[str]]]:
+    """Sample ids of the undisturbed leg by epoch and rank, but for each rank's last batch of an epoch, which padding fills up.
+
+    Without epochs of which some id is not known.
+    """
+    batches: dict[int, dict[int, list[list[str]]]] = {}
+    unknown: set[int] = set()
+    for rank, by_step in drill.reference_lineage.steps.items():
+        for _, record in sorted(by_step.items()):
+            for ids in record.ids or (None,):
+                if ids is None:
+                    unknown.add(record.epoch)
+                else:
+                    batches.setdefault(record.epoch, {}).setdefault(rank, []).append([repr(sample) for sample in ids])
+    return {
+        epoch: {rank: [sample for batch in found[:-1] for sample in batch] for rank, found in by_rank.items()}
+        for epoch, by_rank in batches.items()
+        if epoch not in unknown
+    }
+
+
+WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
+    overlapping_shares,
+    repeated_order,
+    irreproducible_samples,
+    repeated_streams,
+)
 
 
 def warnings(drill: Drill) -> tuple[str, ...]:

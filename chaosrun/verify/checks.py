@@ -6,7 +6,7 @@ Add a check here and nowhere else; PREMISES and REQUIRED say what its status doe
 from collections.abc import Callable
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import finals, premises, recovery, steps
+from chaosrun.verify import finals, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 
 __all__ = ["CHECKS", "PREMISES", "REQUIRED", "required", "run_checks"]
@@ -20,13 +20,14 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.faults_landed,
     recovery.lineage,
     recovery.resume_points,
+    restored.checkpointed_state,
     steps.data_order,
     steps.rng,
     steps.losses,
     steps.lr,
     steps.gradients,
     steps.parameters,
-    recovery.rank_agreement,
+    replicas.rank_agreement,
     recovery.replay_agreement,
     recovery.bucket_layout,
     finals.final_weights,

@@ -63,10 +63,11 @@ def _name(expected: _Entry, found: _Entry, shift: int) -> Displacement:
     same_epoch = expected.epoch == found.epoch
     if not same_epoch and (expected.index == found.index or abs(shift) > NEAR):
         where = "at the same place" if expected.index == found.index else f"from its batch {found.index} on"
+        ahead = found.epoch > expected.epoch
         return Displacement(
-            cause="sampler epoch not set",
+            cause="sampler epoch ahead" if ahead else "sampler epoch not set",
             hint=f"the samples are those of epoch {found.epoch} {where}, expected was epoch {expected.epoch}: "
-            "the sampler's epoch was not set (call set_epoch before and after skip_first_batches)",
+            + ("epochs were counted twice" if ahead else "the sampler's epoch was not set (call set_epoch in every epoch)"),
         )
     count = abs(found.index - expected.index) if same_epoch else abs(shift)
     batches = f"{count} batch{'es' if count != 1 else ''}"

@@ -10,6 +10,7 @@ from chaosrun.plan.faults import Fault
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields, differing_keys
 from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.restored import saved_difference
 from chaosrun.verify.traces import Position, StepRecord
 
 __all__ = ["SIGKILL", "completed", "environment", "fault_problem", "faults_landed", "records", "reference", "reproducible"]
@@ -101,7 +102,8 @@ def _reference_gap(drill: Drill) -> str | None:
 
 
 def environment(drill: Drill) -> Check:
-    """Both legs ran in the same environment: versions, devices, thread counts, settings."""
+    """Both legs ran in the same environment: versions, devices, thread counts, settings; and every process of both computes the
+    same bits from the same numbers (hazards K1, K2, K7)."""
     expected, seen = drill.reference.environment, drill.chaos.environment
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
@@ -111,7 +113,26 @@ def environment(drill: Drill) -> Check:
         differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
         return inconclusive("environment", f"the legs ran in different environments: {first}", differences=differences)
-    return passed("environment", f"{len(expected)} facts equal in both legs", facts=len(expected))
+    heard = list(_canaries(drill))
+    for where, value in heard[1:]:
+        if value != heard[0][1]:
+            message = (
+                f"{where} computes other bits than {heard[0][0]} from the same numbers: another processor or GPU, instruction "
+                "set or thread count"
+            )
+            return inconclusive("environment", message, canaries={place: digest for place, digest in heard})
+    summary = f"{len(expected)} facts equal in both legs"
+    if heard:
+        summary += f", {len(heard)} processes compute the same bits"
+    return passed("environment", summary, facts=len(expected), canaries=len(heard))
+
+
+def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
+    for leg in (drill.reference, drill.chaos):
+        for attempt in leg.attempts:
+            for rank, trace in sorted(attempt.traces.items()):
+                if trace.start and trace.start.canary is not None:
+                    yield f"rank {rank} of {leg.name} attempt {attempt.number}", trace.start.canary
 
 
 def reproducible(drill: Drill) -> Check:
@@ -139,6 +160,11 @@ def reproducible(drill: Drill) -> Check:
                     f"the job does not repeat itself: {field} differs at {found.place}, before the first fault",
                     first=found.to_json(),
                 )
+    for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
+        if difference := saved_difference(drill, first, step):
+            where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
+            message = f"the job does not repeat itself: before the first fault, {where} already differs from the reference"
+            return inconclusive("reproducible", message, where=where, step=step, ranks=list(difference.ranks))
     if not compared:
         return skipped("reproducible", "no step was recorded before the first fault", steps=0)
     return passed("reproducible", f"{compared} step records before the first fault equal the reference", records=compared)

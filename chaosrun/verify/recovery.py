@@ -1,6 +1,5 @@
-"""Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree, ranks that agree. Pure."""
+"""Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chaosrun.records.layout import checkpoint_step
@@ -9,7 +8,7 @@ from chaosrun.verify.compare import compare, compared_fields
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.traces import BucketsRecord, Position, RankTrace, StepRecord
 
-__all__ = ["bucket_layout", "layout_at", "lineage", "rank_agreement", "replay_agreement", "resume_points"]
+__all__ = ["bucket_layout", "layout_at", "lineage", "replay_agreement", "resume_points", "wrong_position"]
 
 
 def lineage(drill: Drill) -> Check:
@@ -90,14 +89,17 @@ def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
                 f"rank {rank} restored {start.restored} at step {start.position.step}, "
                 f"ordered was {attempt.resume} at step {attempt.resume_step}"
             )
-        problem = _wrong_position(start.position, rank, drill) or _wrong_first_step(trace)
+        problem = wrong_position(start.position, rank, drill) or _wrong_first_step(trace)
         if problem:
             return f"rank {rank} {problem}"
     return None
 
 
-def _wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
-    """Compare with where the reference stood; the end of an epoch may be written as the beginning of the next (hazard D13)."""
+def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
+    """How the position after a restore differs from where the reference stood, None where it does not.
+
+    The end of an epoch may be written as the beginning of the next (hazard D13).
+    """
     if position.step == 0:
         return (
             None
@@ -144,46 +146,6 @@ def replay_agreement(drill: Drill) -> Check:
     if not compared:
         return skipped("replay_agreement", "no step was computed twice", records=0)
     return passed("replay_agreement", f"{compared} step records computed twice, equal", records=compared)
-
-
-def rank_agreement(drill: Drill) -> Check:
-    """All ranks hold the same parameters after each step and after each restore, in both legs (hazard C8).
-
-    Ranks that drift apart in the reference are the job's own doing: inconclusive, not blamed on recovery.
-    """
-    if drill.spec.workers == 1:
-        return skipped("rank_agreement", "one worker has nobody to agree with")
-    compared = 0
-    for leg in (drill.reference, drill.chaos):
-        report = failed if leg is drill.chaos else inconclusive
-        for attempt in leg.attempts:
-            for step, by_rank in _parameters(attempt):
-                compared += len(by_rank) - 1
-                origin = min(by_rank)
-                for rank, parameters in by_rank.items():
-                    if parameters != by_rank[origin]:
-                        return report(
-                            "rank_agreement",
-                            f"{leg.name}: ranks {origin} and {rank} differ in weights, attempt {attempt.number} step {step}",
-                            leg=leg.name,
-                            attempt=attempt.number,
-                            step=step,
-                            fingerprints={str(number): value for number, value in by_rank.items()},
-                        )
-    if not compared:
-        return inconclusive("rank_agreement", "no two ranks recorded the same step")
-    return passed("rank_agreement", f"{compared} comparisons between ranks, equal", comparisons=compared)
-
-
-def _parameters(attempt: Attempt) -> Iterator[tuple[int, Mapping[int, str]]]:
-    """By step, fingerprints of the parameters by rank; the step gone on from is what was restored."""
-    found: dict[int, dict[int, str]] = {}
-    for rank, trace in sorted(attempt.traces.items()):
-        if trace.start:
-            found.setdefault(trace.start.position.step, {})[rank] = trace.start.param
-        for record in trace.steps:
-            found.setdefault(record.step, {})[rank] = record.param
-    yield from sorted(found.items())
 
 
 def bucket_layout(drill: Drill) -> Check:

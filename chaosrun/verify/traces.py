@@ -20,7 +20,9 @@ __all__ = [
     "BucketsRecord",
     "CheckpointRecord",
     "EndRecord",
+    "LoaderWorkersRecord",
     "Position",
+    "ProbeRecord",
     "RankTrace",
     "StartRecord",
     "StepRecord",
@@ -52,6 +54,8 @@ def _hex_float(value: Any) -> str:
 
 
 Digest = Annotated[str, Field(min_length=1)]
+Digests = Mapping[str, Mapping[str, Digest]]
+"""By component and by name inside it."""
 Words = Annotated[bytes, BeforeValidator(_words)]
 HexFloat = Annotated[str, BeforeValidator(_hex_float)]
 Count = Annotated[int, Field(ge=0)]
@@ -79,6 +83,25 @@ class StartRecord:
     param: Digest
     params: Words
     tensors: tuple[str, ...]
+    canary: Digest | None = None
+    """None in a trace of a version without canaries."""
+    digests: Digests | None = None
+    """Of the state that was restored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """What rank 0 found out about its loader's samples; see chaosrun.train.probe."""
+
+    items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderWorkersRecord:
+    epoch: Count
+    workers: tuple[Mapping[str, Digest] | None, ...]
+    """By worker, a digest of where each stream stands when it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +129,8 @@ class StepRecord:
     """lr, grad and grads are empty for a step that a gradient scaler skipped, and only then."""
     param: Digest
     params: Words
+    items: Annotated[int, Field(ge=1)] | None = None
+    """Items of the step's window over all ranks; None where losses are means and nothing was counted."""
 
     @property
     def knows_ids(self) -> bool:
@@ -119,6 +144,7 @@ class CheckpointRecord:
     name: str
     time_s: float
     duration_s: float
+    digests: Digests | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +152,7 @@ class EndRecord:
     step: Count
     position: Position
     time_s: float
-    digests: Mapping[str, Mapping[str, Digest]]
+    digests: Digests
     checkpoint: str | None
 
 
@@ -137,6 +163,8 @@ class RankTrace:
     attempt: int
     rank: int
     start: StartRecord | None = None
+    probe: ProbeRecord | None = None
+    loader_workers: tuple[LoaderWorkersRecord, ...] = ()
     buckets: tuple[BucketsRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
@@ -171,12 +199,14 @@ def _before_damage(path: Path) -> list[Mapping[str, Any]]:
 
 
 _START = TypeAdapter(StartRecord)
+_PROBE = TypeAdapter(ProbeRecord)
+_LOADER_WORKERS = TypeAdapter(LoaderWorkersRecord)
 _STEP = TypeAdapter(StepRecord)
 _BUCKETS = TypeAdapter(BucketsRecord)
 _CHECKPOINT = TypeAdapter(CheckpointRecord)
 _END = TypeAdapter(EndRecord)
 
-_Line = StartRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+_Line = StartRecord | ProbeRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
 
 
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
@@ -196,6 +226,8 @@ def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> Rank
     return replace(
         trace,
         start=next((line for line in parsed if isinstance(line, StartRecord)), None),
+        probe=next((line for line in parsed if isinstance(line, ProbeRecord)), None),
+        loader_workers=tuple(line for line in parsed if isinstance(line, LoaderWorkersRecord)),
         buckets=tuple(line for line in parsed if isinstance(line, BucketsRecord)),
         steps=tuple(line for line in parsed if isinstance(line, StepRecord)),
         checkpoints=tuple(line for line in parsed if isinstance(line, CheckpointRecord)),
@@ -214,6 +246,10 @@ def _parse(line: Mapping[str, Any], trace: RankTrace, before: Sequence[_Line]) -
         case "step":
             assert isinstance(before[0], StartRecord)
             return _step(line, trace.attempt, trace.rank, len(before[0].tensors))
+        case "probe":
+            return _PROBE.validate_python(line)
+        case "loader_workers":
+            return _LOADER_WORKERS.validate_python(line)
         case "buckets":
             return _BUCKETS.validate_python(line)
         case "checkpoint":

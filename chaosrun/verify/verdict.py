@@ -16,13 +16,16 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.order import DataResume
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import warnings
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, required, run_checks
+from chaosrun.verify.compare import first_difference
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.history import LegHistory, read_leg
+from chaosrun.verify.replicas import DRIFT_HINT, drift
 
 __all__ = ["EXIT_CODES", "VERDICT_VERSION", "Verdict", "VerdictStatus", "judge", "judge_drill"]
 
@@ -39,6 +42,7 @@ OUTCOME_EXIT_CODES: Mapping[str, int] = {
     "interrupted": 130,
 }
 """Of a leg that did not complete; its drill is INCONCLUSIVE."""
+IDS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +114,15 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     attempts = attempt_summaries(drill.plan, drill.chaos)
     unfounded = _of_premises(checks, irreproducible)
     divergence = first_divergence(drill)
-    if divergence and unfounded:
-        divergence = _without_blame(divergence, drill.chaos, unfounded)
+    drifted = _of_drift(checks)
+    blameless = unfounded or drifted
+    if divergence and blameless:
+        divergence = _without_blame(divergence, drill.chaos, blameless)
     ruling = (
         _of_outcomes(drill.reference, drill.chaos)
         or unfounded
-        or _of_failures(checks, divergence)
+        or drifted
+        or _of_failures(checks, divergence, drill)
         or _of_doubts(checks, drill)
         or _pass(drill, attempts)
     )
@@ -147,6 +154,9 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory) -> _Ruling | None:
         if leg is chaos and leg.outcome == "inexact_restore":
             return _Ruling(status="FAIL", cause=message, hint=hint)
         exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
+        if leg.outcome == "user_error" and (found := drift(leg)):
+            cause = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
+            return _Ruling(status="INCONCLUSIVE", cause=cause, hint=DRIFT_HINT, exit_code=exit_code)
         return _Ruling(status="INCONCLUSIVE", cause=f"{leg.name} leg: {message}", hint=hint, exit_code=exit_code)
     return None
 
@@ -175,16 +185,42 @@ _IRREPRODUCIBLE_HINT = (
 )
 
 
-def _of_failures(checks: Sequence[Check], divergence: Divergence | None) -> _Ruling | None:
+def _of_drift(checks: Sequence[Check]) -> _Ruling | None:
+    """Replicas that part undisturbed fail the drill; a restore, which makes them one again, is not to blame for differing."""
+    for check in checks:
+        if check.name == "rank_agreement" and check.status == "fail" and check.evidence["leg"] == "reference":
+            return _Ruling(status="FAIL", cause=f"replicas drifted apart: {check.summary}", hint=DRIFT_HINT)
+    return None
+
+
+def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> _Ruling | None:
     """A divergence fails the drill even if no check should have reported it."""
     failing = [check for check in checks if check.status == "fail"]
     if not failing and divergence is None:
         return None
     if divergence:
-        where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
-        tensor = f", {divergence.tensor}" if divergence.tensor else ""
-        return _Ruling(status="FAIL", cause=f"{divergence.cause} (first difference: {where}{tensor})", hint=divergence.hint)
+        return _of_divergence(divergence, drill.spec.data.resume)
     return _Ruling(status="FAIL", cause=f"{failing[0].name}: {failing[0].summary}")
+
+
+def _of_divergence(divergence: Divergence, protocol: DataResume) -> _Ruling:
+    where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
+    tensor = f", {divergence.tensor}" if divergence.tensor else ""
+    if divergence.kind != "data order":
+        return _Ruling(status="FAIL", cause=f"{divergence.cause} (first difference: {where}{tensor})", hint=divergence.hint)
+    expected, seen = _around(divergence.expected, divergence.seen), _around(divergence.seen, divergence.expected)
+    cause = f"{divergence.cause} (first difference in data order: {where}: samples {expected} expected, {seen} seen)"
+    inexact = "" if protocol == "seedable" else f"; data.resume is {protocol}, and only seedable is exact"
+    return _Ruling(status="FAIL", cause=cause, hint=divergence.hint + inexact)
+
+
+def _around(ids: Any, others: Any) -> str:
+    """The sample ids of a batch, of a large one those from the first that is not the other's on."""
+    if not isinstance(ids, list | tuple) or not isinstance(others, list | tuple):
+        return str(ids)
+    start = (first_difference(ids, others) or 0) if len(ids) > IDS_SHOWN else 0
+    shown = [*(["…"] if start else []), *ids[start : start + IDS_SHOWN], *(["…"] if len(ids) > start + IDS_SHOWN else [])]
+    return f"[{', '.join(map(str, shown))}]"
 
 
 def _of_doubts(checks: Sequence[Check], drill: Drill) -> _Ruling | None:

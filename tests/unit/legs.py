@@ -64,6 +64,8 @@ class Bugs:
     primed: bool = True
     random_script: bool = False
     with_ids: bool = True
+    with_digests: bool = True
+    """Of the state that was restored and saved."""
     lost_fault: str | None = None
 
 
@@ -212,9 +214,11 @@ class LegWriter:
                 position={"epoch": state.epoch, "batches": state.batches, "step": state.step},
                 restored=resume,
                 rng=digest("rng", rank, state.rng[rank]),
+                canary=digest("canary"),
                 param=digest(weights),
                 params=words(weights),
                 tensors=TENSORS,
+                digests=self.digests(state, rank) if resume and self.bugs.with_digests else None,
             )
             if self.workers == 1 or self.bugs.primed:
                 self.buckets(writer, 0, 1)
@@ -311,8 +315,9 @@ class LegWriter:
             name = self.save(number, state)
             if phase == "checkpoint.postcommit":
                 return True
-            for writer in writers:
-                writer.write("checkpoint", step=state.step, name=name, time_s=self.clock(), duration_s=0.01)
+            for rank, writer in enumerate(writers):
+                digests = self.digests(state, rank) if self.bugs.with_digests else None
+                writer.write("checkpoint", step=state.step, name=name, time_s=self.clock(), duration_s=0.01, digests=digests)
         return phase == "step"
 
     def save(self, number: int, state: _State) -> str:

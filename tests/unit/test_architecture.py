@@ -18,8 +18,8 @@ import chaosrun
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "chaosrun"
 
-# cli → api → supervise, report → cluster, checkpoint, verify → plan, spec, records → errors. `train` runs in the worker, beside
-# that chain: the fork server starts it by name, without importing it.
+# cli → api → supervise, suite, report → cluster, checkpoint, verify → plan, spec, records → errors. `train` runs in the worker,
+# beside that chain: the fork server starts it by name, without importing it.
 PURE = {"spec", "plan", "records", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -30,16 +30,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": PURE | {"checkpoint"},
     "train": PURE | {"checkpoint"},
     "cluster": PURE | {"checkpoint"},
-    "report": PURE | {"checkpoint", "verify"},
+    "report": PURE | {"checkpoint", "verify", "suite"},
     "supervise": PURE | {"checkpoint", "verify", "cluster"},
-    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report"},
+    "suite": PURE | {"verify"},
+    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite"},
     "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api"},
     "__init__": {"train"},
 }
 
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = {"spec", "plan", "records", "checkpoint", "errors"}
-NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "api", "cli"}
+NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "suite", "api", "cli"}
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
 
@@ -180,7 +181,15 @@ def test_what_an_import_loads(statement: str, unwanted: list[str]) -> None:
 
 
 def test_exported_names() -> None:
-    assert chaosrun.__all__ == ["Session", "__version__", "attach", "sample_rng"]
+    assert chaosrun.__all__ == [
+        "Session",
+        "__version__",
+        "attach",
+        "dataloader_configuration",
+        "reproducible",
+        "sample_rng",
+        "sample_streams",
+    ]
     assert all(getattr(chaosrun, name) is not None for name in chaosrun.__all__)
     with pytest.raises(AttributeError, match="submit"):
         chaosrun.submit  # noqa: B018

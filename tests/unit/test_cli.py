@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunLayout:
 def api(monkeypatch: pytest.MonkeyPatch, run: RunLayout) -> Calls:
     calls = Calls(answers={"find_run": lambda ref, root: run})
     module = ModuleType("chaosrun.api")
-    for name in ("submit", "resume", "verify", "plan", "list_runs", "find_run"):
+    for name in ("submit", "resume", "verify", "plan", "list_runs", "find_run", "diagnose"):
         setattr(module, name, calls.answer(name))
     monkeypatch.setitem(sys.modules, "chaosrun.api", module)
     monkeypatch.setattr(chaosrun, "api", module, raising=False)
@@ -214,6 +214,13 @@ class TestCommands:
         assert api.made[0] == ("find_run", {"args": ("latest", None)})
         assert api.made[1][1]["args"] == (run,)
 
+    @pytest.mark.parametrize("code", [0, 6])
+    def test_diagnose(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str], code: int) -> None:
+        api.answers["diagnose"] = lambda run, **_: SimpleNamespace(exit_code=code, to_json=lambda: {"v": 1, "exit_code": code})
+        assert cli.main(["diagnose", "latest", "--address", "auto", "-q", "-o", "json"]) == code
+        assert json.loads(capsys.readouterr().out) == {"v": 1, "exit_code": code}
+        assert api.made[-1] == ("diagnose", {"args": (run,), "address": "auto", "on_event": None})
+
     def test_plan_and_validate(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90})
         plan = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
@@ -309,7 +316,7 @@ class TestProcess:
             done = self.start("--help")
             took_s.append(time.monotonic() - began_s)
             assert done.returncode == 0
-            for command in ("submit", "resume", "plan", "validate", "verify", "list", "status", "logs"):
+            for command in ("submit", "resume", "plan", "validate", "verify", "list", "status", "logs", "diagnose"):
                 assert command in done.stdout
             assert max(map(len, done.stdout.splitlines())) <= 80
         assert min(took_s) <= 0.3

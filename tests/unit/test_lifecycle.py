@@ -1,5 +1,7 @@
 """The leg's state machine: which events restart what, and when it stops. Exact actions, no I/O."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaosrun.supervise import lifecycle as life
@@ -158,3 +160,75 @@ def test_a_resumed_leg_goes_on_counting_attempts() -> None:
 def test_nothing_happens_after_the_end() -> None:
     state, _ = run(life.PlacementFailed(message="no room"))
     assert decide(state, life.Stopped()) == (state, ())
+
+
+REDUCER = life.Failure(
+    message="rank 0 raised RuntimeError at step 7: marked ready twice",
+    hint="use the wrapped model",
+    outcome="user_error",
+    rank=0,
+    step=7,
+    error=("RuntimeError", "ready"),
+    reducer=True,
+)
+COMPLAINT = (life.Death(rank=0, failure=REDUCER), life.Stopped())
+
+
+def detail(attempt: int, resume: str | None = None, step: int = 0) -> Start:
+    return Start(attempt=attempt, resume=resume, resume_step=step, distributed_debug=True)
+
+
+def test_a_complaint_of_ddps_reducer_is_heard_once_more_in_detail_and_ends_the_leg() -> None:
+    named = replace(REDUCER, message="rank 0 raised RuntimeError at step 7: net2.weight marked ready twice")
+    _, actions = run(
+        life.Placed(), *started(), *COMPLAINT, *started(), life.Death(rank=0, failure=named), life.Stopped(), max_restarts=9
+    )
+    assert actions == [
+        (Place(),),
+        (Audit(),),
+        (Start(attempt=1, resume=None, resume_step=0),),
+        (),
+        (Stop(attempt=1, reason=REDUCER.message),),
+        (Audit(),),
+        (detail(2),),
+        (),
+        (Stop(attempt=2, reason=named.message),),
+        (Finish(outcome="user_error", message=named.message, hint=named.hint),),
+    ]
+
+
+def test_a_complaint_that_moves_on_with_every_checkpoint_is_no_loop() -> None:
+    later = life.Death(rank=1, failure=replace(REDUCER, rank=1, step=8))
+    _, actions = run(life.Placed(), *started(), *COMPLAINT, *started("step-00000007", 7), later, life.Stopped())
+    assert actions[6] == (detail(2, "step-00000007", 7),)
+    assert actions[-1] == (Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.hint),)
+
+
+def test_without_restarts_to_spend_a_complaint_ends_the_leg_as_it_is() -> None:
+    _, actions = run(life.Placed(), *started(), *COMPLAINT, max_restarts=0)
+    assert actions[-1] == (Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.hint),)
+
+
+def test_only_the_attempt_after_a_complaint_is_in_detail() -> None:
+    # A planned fault ends the attempt in DETAIL before the complaint comes again; then it does, and is heard in DETAIL anew.
+    _, actions = run(
+        life.Placed(),
+        *started(),
+        *COMPLAINT,
+        *started(),
+        PLANNED,
+        life.Stopped(),
+        *started(),
+        *COMPLAINT,
+        *started(),
+        *COMPLAINT,
+    )
+    starts = [action for step in actions for action in step if isinstance(action, Start)]
+    assert [(start.attempt, start.distributed_debug) for start in starts] == [(1, False), (2, True), (3, False), (4, True)]
+    assert actions[-1] == (Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.hint),)
+
+
+def test_an_attempt_in_detail_that_dies_of_something_else_is_not_blamed_on_the_script() -> None:
+    other = life.Death(rank=0, failure=KILLED)
+    _, actions = run(life.Placed(), *started(), *COMPLAINT, *started(), other, life.Stopped(), *started())
+    assert actions[-3:-1] == [(Audit(),), (Start(attempt=3, resume=None, resume_step=0),)]

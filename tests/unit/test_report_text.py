@@ -203,7 +203,7 @@ def test_job_elsewhere_is_named_in_full(run: RunLayout, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None:
     lines = text(verdict, run, width=width).splitlines()
-    copied = ("run ", "inspect ", "repeat ")
+    copied = ("run ", "inspect ", "diagnose ", "repeat ")
     assert max(len(line) for line in lines if not line.startswith(copied)) <= width
 
 

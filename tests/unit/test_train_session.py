@@ -131,11 +131,6 @@ class TestMisuse:
             job.train()
         assert raised.value.hint and "use_seedable_sampler=True" in raised.value.hint
 
-    def test_a_dispatching_loader(self) -> None:
-        job = Job(dispatch_batches=True)
-        with pytest.raises(MisuseError, match="dispatch"):
-            job.train()
-
     def test_batches_twice(self) -> None:
         job = Job()
         job.train(epochs=1)

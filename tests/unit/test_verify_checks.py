@@ -65,12 +65,18 @@ def journal(leg: str, edit: Any) -> Break:
     return lambda run: edit_journal(run, leg, edit)
 
 
-def digests(group: str, change: dict[str, str] | None, *, keep: bool = True) -> Any:
+def digests(group: str, change: dict[str, str] | None, *, keep: bool = True, kind: str = "end") -> Any:
     def edit(line: dict[str, Any]) -> dict[str, Any]:
         kept = line["digests"][group] if keep else {}
         return {**line, "digests": {**line["digests"], group: {**kept, **(change or {})}}}
 
-    return only("end", edit)
+    return only(kind, edit)
+
+
+def forget_states(run: RunLayout) -> None:
+    """What the reference saved, as a version wrote it that did not record it."""
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("checkpoint", put(digests=None)))
 
 
 def environment(text: str | None) -> Break:
@@ -190,8 +196,20 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("environment", environment('{"torch": "2.13.0", "threads": 1}'), "inconclusive", "cpu"),
     ("environment", environment(None), "inconclusive", "not recorded"),
     ("environment", environment("{}"), "inconclusive", "not recorded"),
+    (
+        "environment",
+        trace("chaos", 2, only("start", put(canary="0" * 16))),
+        "inconclusive",
+        "rank 1 of chaos attempt 2 computes other bits than rank 0 of reference attempt 1",
+    ),
     ("reproducible", trace("chaos", 1, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=2)), "inconclusive", "loss differs"),
     ("reproducible", trace("chaos", 1, only("start", put(param="0" * 16))), "inconclusive", "initial weights of rank 1"),
+    (
+        "reproducible",
+        trace("chaos", 1, digests("registered", {"average": "0" * 16}, kind="checkpoint")),
+        "inconclusive",
+        "the registered state saved at step 4 on rank 1 (average) already differs",
+    ),
     ("reproducible", trace("chaos", 1, only("start", put(rng="0" * 16))), "inconclusive", "the RNG of rank 1"),
     ("reproducible", trace("chaos", 1, only("start", put(restored="step-00000004"))), "inconclusive", "from a checkpoint"),
     ("faults_landed", forget_plan, "inconclusive", "no fault was planned"),
@@ -227,6 +245,19 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("resume_points", trace("chaos", 1, only("start", put(position={"epoch": 0, "batches": 2, "step": 0}))), "fail", "batch 2"),
     ("resume_points", trace("chaos", 2, only("step", drop, step=5)), "fail", "recorded step 6 first"),
     (
+        "checkpointed_state",
+        trace("chaos", 2, digests("buffers", {"norm.mean": "0" * 16}, kind="start")),
+        "fail",
+        "attempt 2 restored another buffers state at step 4 on rank 1: norm.mean differs",
+    ),
+    (
+        "checkpointed_state",
+        trace("chaos", 2, digests("registered", {"average": "0" * 16}, kind="checkpoint")),
+        "fail",
+        "attempt 2 saved another registered state at step 8 on rank 1: average differs",
+    ),
+    ("checkpointed_state", forget_states, "skip", "recorded in both legs"),
+    (
         "data_order",
         trace("chaos", 2, only("step", put(ids=[[1, 2], [3, 4]]), step=7)),
         "fail",
@@ -251,9 +282,11 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("parameters", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 went on from step 4"),
     ("parameters", trace("chaos", 2, only("start", put(tensors=["a", "c", "b"]))), "fail", "another order, from number 0"),
     ("parameters", empty_traces("chaos"), "inconclusive", "only 0 of 36"),
-    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "ranks 0 and 1 differ in weights"),
-    ("rank_agreement", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2 step 4"),
-    ("rank_agreement", trace("reference", 1, only("step", put(param="0" * 16), step=7)), "inconclusive", "reference: "),
+    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "rank 1 has other weights"),
+    ("rank_agreement", trace("chaos", 2, only("step", put(param="0" * 16), step=7)), "fail", "than rank 0 after step 7 of"),
+    ("rank_agreement", trace("chaos", 2, only("step", put(param="0", params=other_words), step=7)), "fail", "in embed.weight"),
+    ("rank_agreement", trace("chaos", 2, only("start", put(param="0" * 16))), "fail", "attempt 2, from step 4"),
+    ("rank_agreement", trace("reference", 1, only("step", put(param="0" * 16), step=7)), "fail", "not to blame"),
     ("replay_agreement", trace("chaos", 3, only("step", put(param="0" * 16), step=10)), "fail", "is not what attempt 3"),
     ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=[[0, 1, 2]]))), "fail", "attempt 2 reduced step 5"),
     ("bucket_layout", trace("chaos", 2, only("buckets", put(layout=None))), "fail", "another bucket layout"),

@@ -1,6 +1,7 @@
 """Where the chaos leg first left the reference, and what it is said to be: each broken restore names its own cause."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,138 @@ def diverging(run: RunLayout) -> Divergence:
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
 def test_broken_restore_names_its_cause(tmp_path: Path, bugs: Bugs, step: int, kind: str, cause: str, hint: str) -> None:
-    run = write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(primed=bugs.primed, with_ids=bugs.with_ids))
+    # The steps alone tell, also of a run that recorded no state at its checkpoints.
+    run = write_run(
+        tmp_path,
+        bugs=replace(bugs, with_digests=False),
+        reference_bugs=Bugs(primed=bugs.primed, with_ids=bugs.with_ids, with_digests=False),
+    )
     verdict = judge(run)
     divergence = diverging(run)
     assert (divergence.step, divergence.kind, divergence.cause) == (step, kind, cause)
     assert hint in divergence.hint
     assert verdict.status == "FAIL" and verdict.cause.startswith(cause)
     assert divergence.attempt == (3 if step == 9 else 2)
+
+
+@pytest.mark.parametrize(
+    ("bugs", "kind", "cause", "tensor", "hint"),
+    [
+        (Bugs(keep_rng=False), "rng", "RNG not restored", "torch", "freshly seeded"),
+        (Bugs(keep_weights=False), "weights", "weights not restored", "embed.weight", "the initial ones"),
+        (Bugs(keep_optimizer=False), "optimizer", "optimizer state not restored", "embed.weight.momentum", "moments"),
+        (Bugs(keep_scheduler=False), "learning rate", "LR scheduler not restored", "0.last_epoch", "prepare the scheduler"),
+        (Bugs(keep_buffers=False), "buffers", "buffers not restored", "norm.mean", "BatchNorm statistics"),
+        (Bugs(keep_registered=False), "registered", "registered state not restored", "average", "load_state_dict"),
+    ],
+)
+def test_what_a_restore_left_out_is_named(tmp_path: Path, bugs: Bugs, kind: str, cause: str, tensor: str, hint: str) -> None:
+    divergence = diverging(write_run(tmp_path, bugs=bugs, reference_bugs=Bugs()))
+    assert (divergence.step, divergence.kind, divergence.cause, divergence.tensor) == (5, kind, cause, tensor)
+    assert divergence.ranks == (0, 1, 2)
+    assert hint in divergence.hint
+
+
+def restored_as(component: str, values: dict[str, str]) -> Any:
+    """An edit of what a `start` line says was restored."""
+    return only("start", lambda line: {**line, "digests": {**line["digests"], component: values}})
+
+
+def checkpointed(run: RunLayout, rank: int, step: int) -> dict[str, dict[str, str]]:
+    lines = map(json.loads, run.leg("reference").attempt(1).trace(rank).read_text().splitlines())
+    return next(line["digests"] for line in lines if line["kind"] == "checkpoint" and line["step"] == step)
+
+
+def test_a_restore_from_another_ranks_file_is_recognised(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, restored_as("rng", checkpointed(run, 2, 4)["rng"]))
+    divergence = diverging(run)
+    assert (divergence.cause, divergence.ranks) == ("RNG of another rank", (1,))
+    assert "rank 1 restored what rank 2 holds" in divergence.hint and "ranks 0, 2 are as they should be" in divergence.hint
+
+
+def test_a_restore_from_another_steps_file_is_recognised(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 3, 0, restored_as("optimizer", checkpointed(run, 0, 4)["optimizer"]))
+    assert diverging(run).cause == "optimizer state of another step"
+    assert "what it held after step 4" in diverging(run).hint
+
+
+def test_values_under_each_others_names_are_recognised(run: RunLayout) -> None:
+    saved = checkpointed(run, 0, 4)["optimizer"]
+    first, second, *_ = saved
+    edit_trace(run, "chaos", 2, 0, restored_as("optimizer", {**saved, first: saved[second], second: saved[first]}))
+    assert diverging(run).cause == "optimizer state under other names"
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "kind", "cause"),
+    [
+        ("optimizer", "scaler/scale", "optimizer", "GradScaler not restored"),
+        ("optimizer", "0/param_groups/0/lr", "learning rate", "learning rate not restored"),
+        ("optimizer", "0/param_groups/0/eps", "optimizer", "optimizer settings not restored"),
+        ("model", "head.bias", "weights", "weights not restored"),
+    ],
+)
+def test_parts_of_a_component_have_their_own_names(run: RunLayout, component: str, name: str, kind: str, cause: str) -> None:
+    saved = checkpointed(run, 0, 4)[component]
+    edit_trace(run, "chaos", 2, 0, restored_as(component, {**saved, name: "0" * 16}))
+    assert (diverging(run).kind, diverging(run).cause, diverging(run).tensor) == (kind, cause, name)
+
+
+@pytest.mark.parametrize(
+    ("component", "kind", "cause"),
+    [
+        ("buffers", "buffers", "buffers drifted"),
+        ("registered", "registered", "registered state drifted"),
+        ("rng", "rng", "RNG drifted"),
+    ],
+)
+def test_what_only_a_checkpoint_shows(run: RunLayout, component: str, kind: str, cause: str) -> None:
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        values = dict.fromkeys(line["digests"][component], "0" * 16)
+        return {**line, "digests": {**line["digests"], component: values}}
+
+    edit_trace(run, "chaos", 2, 1, only("checkpoint", change, step=8))
+    divergence = diverging(run)
+    assert (divergence.step, divergence.kind, divergence.cause, divergence.ranks) == (8, kind, cause, (1,))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "cause"),
+    [
+        ("rng", "0" * 16, "rng", "RNG drifted"),
+        ("loss", ["0x1p-3", "0x1p-3"], "loss", "forward pass"),
+        ("lr", ["0x1p-3"], "learning rate", "learning rate"),
+        ("param", "0" * 16, "optimizer", "optimizer update"),
+    ],
+)
+def test_a_right_restore_is_not_blamed(run: RunLayout, key: str, value: Any, kind: str, cause: str) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(**{key: value}), step=5))
+    divergence = diverging(run)
+    assert (divergence.step, divergence.kind, divergence.cause) == (5, kind, cause)
+    assert "not restored" not in divergence.hint
+
+
+def test_another_checkpoint_than_the_one_ordered(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("start", put(restored=None)))
+    assert (diverging(run).kind, diverging(run).cause, diverging(run).ranks) == (
+        "position",
+        "another checkpoint restored",
+        (1,),
+    )
+
+
+def test_a_wrong_position_is_told_before_what_follows_from_it(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("start", put(position={"epoch": 0, "batches": 9, "step": 4})))
+    edit_trace(run, "chaos", 2, 1, only("step", put(ids=[[900, 901], [902, 903]]), step=5))
+    assert (diverging(run).step, diverging(run).kind, diverging(run).cause) == (5, "position", "position not restored")
+
+
+def test_a_window_cut_short(run: RunLayout) -> None:
+    def change(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "ids": line["ids"][:1], "batch": line["batch"][:1], "loss": line["loss"][:1]}
+
+    edit_trace(run, "chaos", 2, 1, only("step", change, step=7))
+    assert (diverging(run).kind, diverging(run).cause) == ("data order", "accumulation window")
 
 
 def test_exact_run_has_none(tmp_path: Path) -> None:

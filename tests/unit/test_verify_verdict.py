@@ -1,7 +1,7 @@
 """From checks to PASS, FAIL or INCONCLUSIVE and an exit code: what a verdict rests on, and that doubt is never a PASS."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,30 @@ def test_broken_restore_fails(tmp_path: Path, bugs: Bugs, first_failing: str) ->
     assert first_failing in failing(verdict)
     if verdict.divergence is None:
         assert verdict.cause.startswith(first_failing)
+
+
+def test_a_wrong_order_is_told_by_its_samples(tmp_path: Path) -> None:
+    verdict = judge(write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs()))
+    assert verdict.divergence is not None
+    expected, seen = list(verdict.divergence.expected), list(verdict.divergence.seen)
+    assert expected != seen
+    where = f"first difference in data order: step 5, rank 0, attempt 2: samples {expected} expected, {seen} seen"
+    assert verdict.cause == f"1 batch skipped ({where})"
+    assert verdict.hint is not None and "data.resume" not in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("ids", "others", "shown"),
+    [
+        (range(8), range(8), "[0, 1, 2, 3, 4, 5, 6, 7]"),
+        (range(64), [*range(20), -1, *range(21, 64)], "[…, 20, 21, 22, 23, 24, 25, 26, 27, …]"),
+        (range(10), [-1, *range(9)], "[0, 1, 2, 3, 4, 5, 6, 7, …]"),
+        (range(10), range(9), "[…, 9]"),
+        (["a"], ["b"], "[a]"),
+    ],
+)
+def test_of_a_large_batch_the_samples_that_differ_are_shown(ids: Sequence[Any], others: Sequence[Any], shown: str) -> None:
+    assert verdict_module._around([*ids], [*others]) == shown
 
 
 def test_unprimed_buckets_fail(tmp_path: Path) -> None:

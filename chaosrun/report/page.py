@@ -1,0 +1,58 @@
+"""What pages for people are made of: sections, tables, labelled sentences, values. Knows how they look, not what they say."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["columns", "indented", "labelled", "plain", "section", "shown", "unwrapped"]
+
+LONGEST_VALUE = 160
+"""Characters of an expected or seen value; verdict.json holds the whole."""
+
+
+def section(title: str, body: RenderableType | None) -> list[RenderableType]:
+    return ["", Text(title, style="bold"), *([] if body is None else [indented(body)])]
+
+
+def labelled(label: str, text: str, *, style: str = "", wrap: bool = True) -> RenderableType:
+    if not wrap:
+        return unwrapped(f"{label:<8}  {text}")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=8)
+    table.add_column(overflow="fold")
+    table.add_row(Text(label, style=style), Text(text))
+    return table
+
+
+def columns(*titles: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    return table
+
+
+def indented(body: RenderableType) -> RenderableType:
+    return Padding(body, (0, 0, 0, 2))
+
+
+def unwrapped(text: str, *, style: str = "") -> Text:
+    """For what people copy: paths and commands stay whole, however narrow the terminal."""
+    return Text(text, style=style, no_wrap=True, overflow="ignore")
+
+
+def shown(value: Any) -> str:
+    text = plain(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text)} characters)"
+
+
+def plain(value: Any) -> str:
+    """Floats are recorded as float.hex(): exact, and unreadable alone."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(plain, value))}]"
+    if isinstance(value, str) and value.lstrip("-").startswith("0x") and "p" in value:
+        return f"{float.fromhex(value):.9g} ({value})"
+    return str(value)

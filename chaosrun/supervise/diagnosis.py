@@ -1,0 +1,337 @@
+"""Replays a run around its first difference, under inspection, and says what differs first: `chaosrun diagnose`.
+
+Two more legs under `<run>/diagnosis`, by the supervisor that runs every leg. The run's own legs, checkpoints and verdict are
+only read, the cache of references is not touched.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import (
+    InterruptedRunError,
+    InvalidCheckpointError,
+    RecoveryError,
+    ResourcesError,
+    RunTimeoutError,
+    UserScriptError,
+)
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.drill import leg_of, order_template, read_run, run_files
+from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.verify.check import Drill
+from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, repeats, target_of
+from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.hazards import hazard_of
+from chaosrun.verify.history import read_leg
+from chaosrun.verify.inspection import Comparison, compare_inspections
+from chaosrun.verify.verdict import judge
+
+__all__ = ["Case", "diagnose", "open_case"]
+
+ENDS = {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}
+"""What a replay that did not complete is raised as; RecoveryError otherwise."""
+NOT_SHOWN_HINT = (
+    "a difference that comes and goes follows no state of the job: timing, a kernel that is not deterministic (deterministic: "
+    "strict), files or a machine that have changed"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run, and what is to be seen of it again."""
+
+    run: RunLayout
+    info: dict[str, Any]
+    drill: Drill
+    target: Target
+
+
+def open_case(run: RunLayout) -> Case:
+    """Raises UsageError when there is no difference to look into."""
+    info = read_run(run)
+    spec = JobSpec.model_validate(info["spec"])
+    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
+    return Case(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
+
+
+def diagnose(
+    case: Case,
+    *,
+    workers: Callable[[], Workers],
+    on_record: Callable[[dict[str, Any]], None],
+    on_supervisor: Callable[[Supervisor | None], None],
+) -> Diagnosis:
+    """Replay and compare; the diagnosis is in diagnosis.json, in the place of an older one, when this returns.
+
+    Raises the error of a replay that does not get to the difference, and InterruptedRunError.
+    """
+    run = case.run
+    with run_files(run, "diagnose"):
+        run.diagnosis_json.unlink(missing_ok=True)
+        diagnosis = _Replays(run, case.info, case.drill, case.target, workers, on_record, on_supervisor).execute()
+        write_durably(run.diagnosis_json, json.dumps(diagnosis.to_json(), indent=1).encode())
+        return diagnosis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What a pair of replays showed."""
+
+    start: str | None
+    plan: FaultPlan
+    irreproducible: str | None
+    """How the undisturbed replay differs from the run's reference."""
+    replayed: Drill | None
+    """None when the undisturbed replay was reason enough to stop."""
+    divergence: Divergence | None
+    comparison: Comparison
+    stopped: str | None = None
+    """Why the disturbed replay did not complete."""
+
+    @property
+    def differs(self) -> bool:
+        return self.divergence is not None or self.comparison.finding is not None or self.stopped is not None
+
+
+@dataclass(slots=True)
+class _Replays:
+    run: RunLayout
+    info: dict[str, Any]
+    drill: Drill
+    target: Target
+    workers: Callable[[], Workers]
+    on_record: Callable[[dict[str, Any]], None]
+    on_supervisor: Callable[[Supervisor | None], None]
+    _deadline_s: float | None = field(default=None, init=False)
+
+    def execute(self) -> Diagnosis:
+        timeout_s = self.drill.spec.timeout
+        self._deadline_s = None if timeout_s is None else time.time() + timeout_s
+        source, why = self._common_checkpoint()
+        shown = self._replay(source) if source else None
+        if shown is not None and not self._reproduced(shown):
+            why = f"going on from {shown.start} {self._failing(shown)}"
+            shown = None
+        if shown is None:
+            shown = self._replay(None)
+        diagnosis = self._diagnosis(shown, why)
+        for name in ("reference", "chaos"):
+            self._forget_checkpoints(name)
+        return diagnosis
+
+    def _common_checkpoint(self) -> tuple[Path | None, str]:
+        """The newest checkpoint, of either leg, that both had in common and whose restore is not itself under suspicion."""
+        target = self.target
+        if not target.resume_step:
+            return None, "the attempt that differs began there, too"
+        found: dict[int, Path] = {}
+        for name in ("reference", "chaos"):
+            leg = leg_of(self.run, name)
+            store = CheckpointStore(leg, self.drill.spec.checkpoint.keep)
+            for path in sorted(leg.checkpoints.iterdir()) if leg.checkpoints.is_dir() else ():
+                step = checkpoint_step(path.name)
+                if step is None or step >= target.resume_step or step in found:
+                    continue
+                try:
+                    manifest = store.audit(path.name)
+                except InvalidCheckpointError:
+                    continue  # an older one will do, and the run's own files are left as they are
+                if name == "reference" or manifest.attempt < target.attempt:
+                    found[step] = path
+        if not found:
+            return None, f"no checkpoint older than step {target.resume_step} was kept (checkpoint.keep)"
+        return found[max(found)], f"the newest common checkpoint older than step {target.resume_step}"
+
+    def _replay(self, source: Path | None) -> _Shown:
+        """Both replays, from a copy of the checkpoint `source`, or from the beginning."""
+        start = source.name if source else None
+        plan = self.target.faults_from(checkpoint_step(start) or 0 if start else 0)
+        for path in (self.run.diagnosis, *filter(None, [self._storage()])):
+            if path.exists():
+                shutil.rmtree(path)
+        nothing = Comparison(moments=0)
+        result = self._run_as_planned("reference", source, UNDISTURBED)
+        irreproducible = self._irreproducible(result)
+        if irreproducible and source:
+            return _Shown(
+                start=start, plan=plan, irreproducible=irreproducible, replayed=None, divergence=None, comparison=nothing
+            )
+        if result.outcome != "completed":
+            raise _failure("undisturbed", result)
+        result = self._run_as_planned("chaos", source, plan)
+        legs = [read_leg(self._leg(name)) for name in ("reference", "chaos")]
+        replayed = Drill.of(legs[0], legs[1], self.drill.spec, plan)
+        comparison = compare_inspections(legs[0].layout, legs[1].layout, self.drill.ranks)
+        if result.outcome not in ("completed", "inexact_restore") and comparison.finding is None:
+            raise _failure("disturbed", result)
+        return _Shown(
+            start=start,
+            plan=plan,
+            irreproducible=irreproducible,
+            replayed=replayed,
+            divergence=first_divergence(replayed),
+            comparison=comparison,
+            stopped=None if result.outcome == "completed" else result.message,
+        )
+
+    def _irreproducible(self, result: LegResult) -> str | None:
+        if result.outcome != "completed":
+            return result.message
+        found = first_divergence(Drill.of(self.drill.reference, read_leg(self._leg("reference")), self.drill.spec, UNDISTURBED))
+        return f"{found.kind} at step {found.step}, rank {found.rank}" if found else None
+
+    def _run_as_planned(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
+        """Run a leg; once more from its beginning when something that nobody had planned has killed it on the way."""
+        result = self._run_leg(name, source, plan)
+        if result.outcome == "completed" and _unplanned(self._leg(name)):
+            self._remove(name)
+            result = self._run_leg(name, source, plan)
+        return result
+
+    def _run_leg(self, name: str, source: Path | None, plan: FaultPlan) -> LegResult:
+        leg, spec = self._leg(name), self.drill.spec
+        if source is not None:
+            shutil.copytree(source, leg.checkpoints / source.name)
+        template = dataclasses.replace(
+            order_template(name, leg, spec, self.info),
+            max_steps=self.target.last_step(plan),
+            inspect=self.target.inspected,
+        )
+        supervisor = Supervisor(
+            name=leg.path.relative_to(self.run.path).as_posix(),
+            leg=leg,
+            template=template,
+            plan=plan,
+            workers=self.workers(),
+            max_restarts=spec.recovery.max_restarts,
+            hang_timeout_s=spec.recovery.hang_timeout,
+            deadline_s=self._deadline_s,
+            on_record=self.on_record,
+        )
+        try:
+            self.on_supervisor(supervisor)
+            result = supervisor.run()
+        finally:
+            self.on_supervisor(None)
+        if result.outcome == "interrupted":
+            raise InterruptedRunError(
+                "interrupted in a replay", hint=f"`chaosrun diagnose {self.run.run_id}` begins again; the run is as it was"
+            )
+        return result
+
+    def _leg(self, name: str) -> LegLayout:
+        storage = self._storage()
+        return self.run.replay(name, storage and storage / name)
+
+    def _storage(self) -> Path | None:
+        """Beside the run's own checkpoints, where `checkpoint.storage` puts them elsewhere: that is where there is room."""
+        own = self.info["storage"]["chaos"]
+        return Path(own).with_name(self.run.diagnosis.name) if own else None
+
+    def _remove(self, name: str) -> None:
+        leg = self._leg(name)
+        for path in {leg.path, leg.storage or leg.path}:
+            if path.exists():
+                shutil.rmtree(path)
+
+    def _forget_checkpoints(self, name: str) -> None:
+        """The traces and tensors stay, as evidence; nothing will go on from a replay."""
+        leg = self._leg(name)
+        for path in (leg.checkpoints, leg.staging, leg.quarantine):
+            if path.exists():
+                shutil.rmtree(path)
+
+    def _reproduced(self, shown: _Shown) -> bool:
+        if shown.irreproducible:
+            return False
+        same = repeats(self.target, shown.divergence)
+        return shown.differs if same is None else same
+
+    def _failing(self, shown: _Shown) -> str:
+        if shown.irreproducible:
+            return f"is not exact by itself ({shown.irreproducible})"
+        return "did not show the difference again"
+
+    def _diagnosis(self, shown: _Shown, why: str) -> Diagnosis:
+        finding, reproduced = shown.comparison.finding, self._reproduced(shown)
+        attempts = shown.replayed.chaos.attempts if shown.replayed else ()
+        restored = {attempt.number: attempt.resume_step for attempt in attempts if attempt.resume is not None}
+        after_restore = finding is not None and restored.get(finding.attempt, -1) + 1 == finding.step
+        changed = self._changed_files()
+        return Diagnosis(
+            run_id=self.run.run_id,
+            divergence=self.target.divergence,
+            replay=Replay(
+                start=shown.start,
+                why=why,
+                steps=self.target.last_step(UNDISTURBED),
+                attempts=len(attempts),
+                faults=tuple(fault.describe() for fault in shown.plan.faults),
+                changed=changed,
+            ),
+            reproduced=reproduced,
+            account=self._account(shown, reproduced=reproduced, changed=changed),
+            comparison=shown.comparison,
+            hazard=hazard_of(
+                finding, self.target.divergence, after_restore=after_restore, repeats=shown.irreproducible is None
+            ),
+            hint=self.target.hint if reproduced else NOT_SHOWN_HINT,
+        )
+
+    def _account(self, shown: _Shown, *, reproduced: bool, changed: tuple[str, ...]) -> str:
+        expected, seen = self.target.divergence, shown.divergence
+        if shown.irreproducible:
+            why = "its files have changed since" if changed else "the job does not give the same numbers twice"
+            return f"the undisturbed replay is not the run's reference ({shown.irreproducible}): {why}"
+        if not reproduced and seen is None and shown.stopped:
+            return f"the replay ended before it came to the difference: {shown.stopped}"
+        if not reproduced and seen is None:
+            last = self.target.last_step(shown.plan)
+            return (
+                f"under the same faults the replay agrees with the undisturbed one up to step {last}: it does not repeat itself"
+            )
+        if not reproduced and seen is not None:
+            deaths = "".join(f"; nobody had planned: {reason}" for reason in _unplanned(self._leg("chaos")))
+            return f"the replay differs elsewhere: {seen.kind} at step {seen.step}, rank {seen.rank}{deaths}"
+        if shown.stopped and not shown.comparison.finding:
+            return f"the replay stopped where the run did: {shown.stopped}"
+        if expected is None or seen is None:
+            return "the replay differs from the undisturbed one, too"
+        if expected.seen == seen.seen:
+            return "the replay differs where the run did, in the same bits"
+        return "the replay differs where the run did, in other bits: what it computes there changes from run to run"
+
+    def _changed_files(self) -> tuple[str, ...]:
+        inputs = self.run.reference.path / "inputs.json"
+        known: dict[str, str] = json.loads(inputs.read_text()) if inputs.is_file() else {}
+        return tuple(name for name, digest in known.items() if _sha256(Path(name)) != digest)
+
+
+def _unplanned(leg: LegLayout) -> list[str]:
+    """Why attempts of a leg died of something else than a fault of its plan."""
+    return [record["reason"] for record in read_leg(leg).events("death.unplanned")]
+
+
+def _failure(which: str, result: LegResult) -> Exception:
+    kind = ENDS.get(result.outcome, RecoveryError)
+    return kind(f"the {which} replay did not get to the difference: {result.message}", hint=result.hint)
+
+
+def _sha256(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,177 @@
+"""What decides the order of a loader's batches: its samplers and its dataset. Tells them their epoch, and knows the ones whose
+order no count of batches can bring back. Must not know positions, checkpoints or steps.
+"""
+
+import inspect
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+
+from chaosrun.errors import MisuseError
+
+__all__ = ["check_sources", "samplers", "set_epoch", "shuffle_buffer", "unseedable_sampler"]
+
+UNSEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+UPSTREAM = (
+    *("dataset", "datasets", "datapipe", "_datapipe", "source_datapipe", "source", "pipeline"),
+    *("ex_iterable", "ex_iterables", "_ex_iterable"),
+)
+"""Attributes by which an iterable dataset names what it reads from: accelerate's and torch's, datasets', webdataset's."""
+
+
+def check_sources(loader: Any) -> None:
+    """Raise MisuseError, with the remedy, where the order follows something that a restart cannot bring back.
+
+    A sampler that counts its own passes, or reads the clock, looks like any other: only a drill shows it (data order).
+    """
+    base = loader.base_dataloader
+    own = _own_generator(loader)
+    if own:
+        raise MisuseError(
+            f"{own[0]} draws its order from a {own[1]} of its own, which stands somewhere else after a restart",
+            hint="give the sampler a set_epoch(epoch) that seeds it by the job's seed and the epoch",
+        )
+    buffer = shuffle_buffer(base.dataset) if isinstance(base.dataset, IterableDataset) else None
+    if buffer:
+        raise MisuseError(
+            f"the dataset shuffles in a buffer ({buffer}): which samples lie in it, and which comes next, follows a random "
+            "stream that no checkpoint holds",
+            hint="shuffle by index (a map dataset with shuffle=True and use_seedable_sampler=True), or shuffle the files by a "
+            "seed and the epoch, in the dataset's set_epoch(epoch)",
+        )
+    epoch = "set_epoch" if _first_with(base.dataset, "set_epoch") else "generator" if _own_stream(base.dataset) else None
+    if base.num_workers and base.persistent_workers and epoch and not _shares_its_epoch(base.dataset):
+        raise MisuseError(
+            f"persistent loader workers keep the dataset as it was in their first epoch: its {epoch} does not reach "
+            "them, and workers that start in a later epoch begin with another one",
+            hint="persistent_workers=False",
+        )
+
+
+def samplers(loader: Any) -> Iterator[Any]:
+    """What names the samples of a map dataset, outermost first: batch samplers, samplers, their wrappers. A stream has none."""
+    base = loader.base_dataloader
+    if isinstance(base.dataset, IterableDataset):
+        return
+    waiting = [base.batch_sampler if base._auto_collation else base.sampler]
+    met: set[int] = set()
+    while waiting:
+        source = waiting.pop(0)
+        if source is None or id(source) in met:
+            continue
+        met.add(id(source))
+        yield source
+        for name, value in getattr(source, "__dict__", {}).items():
+            if name in ("batch_sampler", "sampler", "_inner") or isinstance(value, Sampler):
+                waiting.append(value)
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell every sampler and the dataset. accelerate's own `set_epoch` stops at the first wrapper that it does not know (hazard
+    D15) and, in a job of several processes, before the dataset (D10)."""
+    loader.set_epoch(epoch)
+    for sampler in samplers(loader):
+        if _has(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+    origin = loader.base_dataloader.dataset
+    dataset = _first_with(origin, "set_epoch")
+    if dataset is not None:
+        dataset.set_epoch(epoch)
+    elif (generator := _own_stream(origin)) is not None:
+        # As accelerate does where several processes read for themselves; one process, or a dispatcher, goes on from wherever
+        # the generator stands.
+        generator.manual_seed(epoch)
+
+
+def shuffle_buffer(dataset: Any) -> str | None:
+    """The name of the first shuffle buffer in what an iterable dataset reads from: torch's Shuffler, datasets' buffered
+    examples, webdataset's shuffle, or one of the script's own that is called so. None without one."""
+    waiting, met = [dataset], set[int]()
+    while waiting:
+        source = waiting.pop(0)
+        if id(source) in met or isinstance(source, str | bytes | torch.Tensor | numpy.ndarray):
+            continue
+        met.add(id(source))
+        name = _buffer_name(source)
+        if name:
+            return name
+        if isinstance(source, list | tuple):
+            # The stages of a pipeline, or a stream's samples: of those the first will do.
+            waiting += [stage for stage in source[:64] if not isinstance(stage, int | float)]
+            continue
+        waiting += [value for value in (inspect.getattr_static(source, name, None) for name in UPSTREAM) if value is not None]
+    return None
+
+
+def _buffer_name(source: Any) -> str | None:
+    # webdataset's stages are plain functions in a wrapper.
+    function = getattr(inspect.getattr_static(source, "f", None), "__name__", "")
+    name = type(source).__name__
+    if re.search("shuffle", function, re.IGNORECASE):
+        return function.lstrip("_")
+    buffered = re.search("buf", name, re.IGNORECASE) or any("buf" in key for key in getattr(source, "__dict__", {}))
+    return name if re.search("shuffl", name, re.IGNORECASE) and buffered else None
+
+
+def unseedable_sampler(loader: Any) -> str | None:
+    """The type of the sampler of torch's that draws an order which nothing can bring back, if one does."""
+    found = list(samplers(loader))
+    for sampler in found:
+        if isinstance(sampler, UNSEEDABLE) and not _is_told_the_epoch(sampler, found):
+            return type(sampler).__name__
+    return None
+
+
+def _own_generator(loader: Any) -> tuple[str, str] | None:
+    """Types of the first sampler that keeps a generator of its own which nobody seeds anew, and of that generator."""
+    found = list(samplers(loader))
+    for sampler in found:
+        own = _generators(sampler)
+        if own and not _is_told_the_epoch(sampler, found):
+            return type(sampler).__name__, type(own[0]).__name__
+    return None
+
+
+def _is_told_the_epoch(sampler: Any, found: list[Any]) -> bool:
+    """It has a `set_epoch`, or one around it has, which may seed its generator."""
+    return _has(sampler, "set_epoch") or (bool(_generators(sampler)) and any(_has(other, "set_epoch") for other in found))
+
+
+def _generators(sampler: Any) -> list[Any]:
+    return [value for value in getattr(sampler, "__dict__", {}).values() if isinstance(value, GENERATORS)]
+
+
+def _has(source: Any, name: str) -> bool:
+    """Statically: a wrapper that hands unknown names on to what it wraps has none of them itself."""
+    return inspect.getattr_static(source, name, None) is not None
+
+
+def _own_stream(dataset: Any) -> torch.Generator | None:
+    """The generator that accelerate's convention has an iterable dataset draw from."""
+    stream = _first_with(dataset, "generator")
+    generator = getattr(stream, "generator", None)
+    return generator if isinstance(stream, IterableDataset) and isinstance(generator, torch.Generator) else None
+
+
+def _first_with(dataset: Any, name: str) -> Any:
+    """The dataset, or the first that it wraps, with this attribute."""
+    met: set[int] = set()
+    while dataset is not None and id(dataset) not in met:
+        met.add(id(dataset))
+        # IterableDatasetShard hands its epoch on to a dataset, which may have none.
+        if _has(dataset, name) and type(dataset).__name__ != "IterableDatasetShard":
+            return dataset
+        dataset = inspect.getattr_static(dataset, "dataset", None)
+    return None
+
+
+def _shares_its_epoch(dataset: Any) -> bool:
+    """`datasets` keeps a stream's epoch in shared memory, where persistent workers see it."""
+    epoch = getattr(_first_with(dataset, "set_epoch"), "_epoch", None)
+    return isinstance(epoch, torch.Tensor) and epoch.is_shared()

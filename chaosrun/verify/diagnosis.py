@@ -1,0 +1,191 @@
+"""What to replay in order to see a difference up close, and what the replays said. Pure values and decisions.
+
+The replays run the job again, once undisturbed and once with the faults that led to the attempt that differs, and write down
+every quantity of the steps around the difference.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import Fault, FaultPlan, Phase
+from chaosrun.verify.check import Drill
+from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.hazards import Hazard
+from chaosrun.verify.history import Attempt
+from chaosrun.verify.inspection import Comparison
+from chaosrun.verify.verdict import Verdict
+
+__all__ = ["DIAGNOSIS_VERSION", "Diagnosis", "Replay", "Target", "repeats", "target_of"]
+
+DIAGNOSIS_VERSION = 1
+ON_DISK = frozenset({"final_checkpoint", "records", "lineage", "completed"})
+"""Checks whose failure lies in files or in the course of the run: no step shows more of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is to be seen: a step of an attempt of the chaos leg."""
+
+    step: int
+    attempt: int
+    resume_step: int
+    """What the attempt went on from; 0 for the beginning."""
+    final_step: int
+    """The job's last step."""
+    faults: tuple[Fault, ...]
+    """Those that fired before the attempt, in order, each at the step where it did; and deaths that nobody had planned."""
+    divergence: Divergence | None
+    """None when every step agrees and only the end, or the restore itself, does not."""
+    hint: str | None
+    """What the verdict says about it."""
+
+    @property
+    def inspected(self) -> tuple[int, ...]:
+        """The first step after the restore, where hidden state shows, and the steps around the difference."""
+        wanted = {self.resume_step + 1, self.step - 1, self.step, self.step + 1}
+        return tuple(sorted(step for step in wanted if 1 <= step <= self.final_step))
+
+    def faults_from(self, start: int) -> FaultPlan:
+        """The plan of a replay that goes on from the checkpoint of step `start` (0: the beginning)."""
+        return FaultPlan(seed=0, faults=tuple(fault for fault in self.faults if (fault.at_step or 0) > start))
+
+    def last_step(self, plan: FaultPlan) -> int:
+        """Where a replay under `plan` may stop: every fault has to be reached, and a step after the difference."""
+        return min(max([self.step + 1, *(fault.at_step or 0 for fault in plan.faults)]), self.final_step)
+
+
+def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
+    """Raises UsageError when there is no difference that a replay could show."""
+    if verdict.status == "PASS":
+        raise UsageError(f"run {run_id} passed: the legs do not differ", hint="diagnose is for a run that ended with FAIL")
+    if drill.reference.outcome != "completed":
+        raise UsageError(
+            f"the reference leg of run {run_id} did not complete, so there is nothing to compare with",
+            hint=f"see `chaosrun status {run_id}`",
+        )
+    divergence = verdict.divergence
+    failing = [check.name for check in verdict.checks if check.status == "fail"]
+    inexact = verdict.outcome == "inexact_restore"
+    if divergence is None and not inexact and not set(failing) - ON_DISK:
+        raise UsageError(
+            f"run {run_id} is {verdict.status}, and no step of it differs from the reference: {verdict.cause}",
+            hint=verdict.hint or "a replay would show no more than the verdict does",
+        )
+    final_step = drill.reference_lineage.final_step
+    number = divergence.attempt if divergence else drill.chaos.attempts[-1].number
+    attempt = next(entry for entry in drill.chaos.attempts if entry.number == number)
+    at_end = attempt.resume_step + 1 if inexact else final_step
+    return Target(
+        step=min(divergence.step if divergence else at_end, final_step),
+        attempt=number,
+        resume_step=attempt.resume_step,
+        final_step=final_step,
+        faults=tuple(_faults_before(drill, number)),
+        divergence=divergence,
+        hint=divergence.hint if divergence else verdict.hint,
+    )
+
+
+def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
+    """What ended the attempts before this one, as faults."""
+    planned = {fault.id: fault for fault in drill.plan.faults}
+    requested = drill.chaos.events("fault.requested")
+    earlier = [attempt for attempt in drill.chaos.attempts if attempt.number <= number]
+    for attempt, following in pairwise(earlier):
+        fired = [record for record in requested if record["attempt"] == attempt.number and record["fault"] in planned]
+        for record in fired:
+            yield dataclasses.replace(planned[record["fault"]], at_step=record["step"])
+        if not fired and (again := _again(drill, attempt, following)):
+            yield again
+
+
+def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
+    """A death that nobody had planned, as a fault at the last step that the attempt recorded; None when it recorded none."""
+    last = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=0)
+    if not last:
+        return None
+    saves = last % drill.spec.checkpoint.every_steps == 0
+    phase: Phase = "checkpoint.precommit" if saves and following.resume_step < last else "step"
+    rank = next((record["rank"] for record in attempt.unplanned if record["rank"] is not None), 0)
+    return Fault(id=f"U{attempt.number}", rank=rank, phase=phase, at_step=last, source="a death that nobody had planned")
+
+
+def repeats(target: Target, replayed: Divergence | None) -> bool | None:
+    """Whether the replay differs where the run did, on the same ranks in the same kind; None where the run named no place."""
+    expected = target.divergence
+    if expected is None:
+        return None
+    return replayed is not None and _place(replayed) == _place(expected)
+
+
+def _place(divergence: Divergence) -> tuple[Any, ...]:
+    return divergence.step, divergence.kind, divergence.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What was run again."""
+
+    start: str | None
+    """The checkpoint that both replays went on from, None for the beginning."""
+    why: str
+    """Why from there."""
+    steps: int
+    """The last step of the undisturbed one."""
+    attempts: int
+    """Of the disturbed one."""
+    faults: tuple[str, ...]
+    """What was done to it, in words."""
+    changed: tuple[str, ...]
+    """Local files of the script that are not as they were in the run."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "start": self.start,
+            "why": self.why,
+            "steps": self.steps,
+            "attempts": self.attempts,
+            "faults": list(self.faults),
+            "changed": list(self.changed),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    run_id: str
+    divergence: Divergence | None
+    """The run's own."""
+    replay: Replay
+    reproduced: bool
+    account: str
+    """One sentence: whether the replays showed the run's difference again."""
+    comparison: Comparison
+    hazard: Hazard | None
+    hint: str | None
+    """What to do, or to look at next."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a diagnosis, 6 when the replays did not show the difference again: then nothing is proven."""
+        return 0 if self.reproduced else 6
+
+    def to_json(self) -> dict[str, Any]:
+        finding = self.comparison.finding
+        return {
+            "v": DIAGNOSIS_VERSION,
+            "run": self.run_id,
+            "exit_code": self.exit_code,
+            "reproduced": self.reproduced,
+            "account": self.account,
+            "divergence": self.divergence.to_json() if self.divergence else None,
+            "finding": finding.to_json() if finding else None,
+            "hazard": self.hazard.to_json() if self.hazard else None,
+            "hint": self.hint,
+            "quantities": [entry.to_json() for entry in self.comparison.quantities],
+            "moments": self.comparison.moments,
+            "replay": self.replay.to_json(),
+        }

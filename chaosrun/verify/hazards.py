@@ -1,0 +1,178 @@
+"""Which hazard of the catalogue (docs/hazards.md) most likely stands behind a difference. Pure.
+
+Two tables: by the cause that `divergence` names, and by the quantity that an inspection found first, which knows more where it
+looks deeper. A hazard is a suspicion with a reason, not a proof.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaosrun.records.inspection import Quantity
+from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.inspection import Finding
+
+__all__ = ["HAZARDS", "Hazard", "hazard_of", "row_of_cause"]
+
+CATALOGUE = "docs/hazards.md"
+
+HAZARDS: Mapping[str, str] = {
+    "D1": "the epoch is not part of what is saved",
+    "D3": "the epoch is repeated after the skipped loader",
+    "D5": "the shuffle cannot be seeded",
+    "D7": "the ranks shuffle differently",
+    "D8": "the count of batches to skip is wrong",
+    "D13": "the position at the end of an epoch is not the beginning of the next one",
+    "D14": "the cut of the data into batches has changed",
+    "D19": "a resume at the end of an epoch drops an epoch",
+    "R1": "starting an iterator draws from the global random stream",
+    "R2": "the random state was not loaded, and nobody said so",
+    "R4": "a generator that the global seed does not reach",
+    "R5": "augmentation draws from a random stream that is not restored",
+    "R7": "evaluation or logging draws random numbers on one side only",
+    "R8": "a rank takes another rank's random state",
+    "G1": "gradients accumulated before the checkpoint are lost",
+    "G2": "the place within the accumulation window is not restored",
+    "O3": "the optimizer's state changes on load",
+    "O4": "what is loaded and what the constructor says overwrite each other in param_groups",
+    "O5": "parameters in another order load silently",
+    "O6": "another implementation of the same optimizer step",
+    "O7": "the GradScaler's state is not each rank's own",
+    "O8": "state that nobody registered",
+    "O9": "the schedule follows the clock",
+    "O10": "the scheduler was not loaded, or was built after the load",
+    "C1": "gradients are reduced in another bucket layout",
+    "C7": "buffers differ between ranks, and one rank's are saved for all",
+    "K4": "a kernel is not deterministic",
+    "S3": "a load that failed halfway and went on",
+    "S6": "another entry was taken for the newest checkpoint",
+    "S8": "files of different steps in one checkpoint",
+    "S11": "tensors change while they are saved, or the state after the steps is not theirs",
+}
+"""Rows of the catalogue that a difference can lead to."""
+
+_BY_CAUSE: tuple[tuple[str, str], ...] = (
+    (r"sampler epoch not set", "D1"),
+    (r"sampler epoch ahead", "D19"),
+    (r"\d+ batch(es)? (skipped|repeated)", "D8"),
+    (r"data of another rank", "D7"),
+    (r"data order not restored", "D5"),
+    (r"data order", "D14"),
+    (r"batch contents", "R5"),
+    (r"accumulation window", "G2"),
+    (r"position not restored", "D13"),
+    (r"another checkpoint restored", "S6"),
+    (r"RNG of another rank", "R8"),
+    (r"RNG of another step", "S8"),
+    (r"RNG drifted", "R7"),
+    (r"RNG not restored", "R2"),
+    (r"initial weights", "R4"),
+    (r"weights of another step", "S6"),
+    (r"weights (drifted|of another rank)", "S11"),
+    (r"weights not restored", "S3"),
+    (r".+ under other names", "O5"),
+    (r"GradScaler .+", "O7"),
+    (r"buffers .+", "C7"),
+    (r"registered state .+", "O8"),
+    (r"(learning rate|optimizer settings) .+", "O4"),
+    (r"optimizer state (drifted|of another rank)", "O4"),
+    (r"LR scheduler drifted", "O9"),
+    (r"(optimizer state|LR scheduler) of another step", "S8"),
+    (r"optimizer state not restored", "O3"),
+    (r"LR scheduler .+", "O10"),
+    (r"learning rate", "O9"),
+    (r"forward pass", "K4"),
+    (r"gradient reduction \(bucket layout\)", "C1"),
+    (r"gradient", "K4"),
+    (r"optimizer update", "O6"),
+)
+"""Full matches, the first one counts."""
+
+_BY_QUANTITY: Mapping[Quantity, str] = {
+    "sample ids": "D1",
+    "batch": "R5",
+    "rng": "R2",
+    "parameters before": "S3",
+    "buffers": "C7",
+    "optimizer state": "O3",
+    "scheduler state": "O10",
+    "registered state": "O8",
+    "loss": "K4",
+    "local gradients": "K4",
+    "reduced gradients": "C1",
+    "learning rate": "O9",
+    "parameters after": "O6",
+}
+_KIND_QUANTITIES: Mapping[str, tuple[Quantity, ...]] = {
+    "data order": ("sample ids", "batch"),
+    "batch": ("sample ids", "batch"),
+    "position": ("sample ids", "batch"),
+    "rng": ("rng",),
+    "weights": ("parameters before",),
+    "buffers": ("buffers",),
+    "registered": ("registered state",),
+    "learning rate": ("learning rate", "scheduler state", "optimizer state"),
+    "optimizer": ("optimizer state", "parameters after"),
+    "loss": ("loss",),
+    "gradient": ("reduced gradients",),
+}
+"""Quantities that a divergence of this kind is about: its cause then says more than the quantity alone."""
+UNREPEATED = frozenset({"not shown to come from the restore"})
+"""Causes that only say that nothing can be blamed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    row: str
+    """Its id in the catalogue: "C1"."""
+    what: str
+
+    @property
+    def link(self) -> str:
+        return f"{CATALOGUE}#{self.row.lower()}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"row": self.row, "what": self.what, "link": self.link}
+
+
+def row_of_cause(cause: str) -> str | None:
+    """The row that a cause alone leads to; None for a cause that this table does not know."""
+    return next((row for pattern, row in _BY_CAUSE if re.fullmatch(pattern, cause)), None)
+
+
+def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> Hazard | None:
+    """The likeliest hazard; None when there is nothing to go by. `after_restore`: the finding is of the first step after a
+    restore. `repeats`: the job gives the same numbers twice without faults."""
+    row = None
+    if finding is not None:
+        row = _of_finding(finding, divergence, after_restore=after_restore, repeats=repeats)
+    elif divergence is not None and divergence.cause not in UNREPEATED:
+        row = row_of_cause(divergence.cause)
+    return Hazard(row=row, what=HAZARDS[row]) if row else None
+
+
+def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> str:
+    quantity, name = finding.quantity, finding.tensor
+    same_matter = divergence is not None and quantity in _KIND_QUANTITIES.get(divergence.kind, ())
+    by_cause = row_of_cause(divergence.cause) if divergence and same_matter else None
+    match quantity:
+        case "sample ids" if by_cause == "D1" and not after_restore:
+            return "D3"
+        case "rng" if not repeats and not after_restore:
+            return "R4"
+        case "rng" if by_cause == "R7" and after_restore and (name, finding.tensors) == ("torch", 1):
+            return "R1"
+        case "optimizer state" if name.startswith("scaler/"):
+            return "O7"
+        case "optimizer state" if "/param_groups/" in name:
+            return "O4"
+        case "loss" if repeats and after_restore:
+            # A kernel that errs would err without a restore, too.
+            return "O8"
+        case "reduced gradients" if by_cause == "K4" and after_restore:
+            return "G1"
+        case "reduced gradients" if by_cause == "K4":
+            return "C1"
+        case _:
+            return by_cause or _BY_QUANTITY[quantity]

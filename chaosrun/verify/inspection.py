@@ -1,0 +1,247 @@
+"""Two inspected replays, compared quantity by quantity: the first that differs, on which ranks, in which tensor, by how much.
+
+First in time: attempts in order, steps within them, what the last one left at its end; within a step the order of diagnosis.
+Reads what `records.inspection` describes, knows nothing of causes. No torch: bytes and dtypes will do.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.records.inspection import INSPECTION_VERSION, QUANTITIES, Quantity
+from chaosrun.records.layout import LegLayout
+from chaosrun.verify.ulp import TensorDifference, tensor_difference
+
+__all__ = ["Comparison", "Finding", "QuantityComparison", "compare_inspections"]
+
+AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "parameters after")
+"""Looked at when batch, random streams and loss of every micro-batch have been; up to there micro-batches are told in time."""
+
+Key = tuple[Quantity, int]
+"""A quantity and the micro-batch it belongs to."""
+Entries = Mapping[Key, Mapping[str, Mapping[str, Any]]]
+"""Entries by key, then by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One quantity that is not what it should be, as the lowest of `ranks` has it."""
+
+    quantity: Quantity
+    step: int
+    at_end: bool
+    """After the last step, not in it."""
+    attempt: int
+    rank: int
+    ranks: tuple[int, ...]
+    micro_batch: int | None
+    """None for what belongs to the step as a whole."""
+    tensor: str
+    """The first that differs: of gradients in the order of their arrival, else in the order of the model. Empty when the
+    quantity has only one value."""
+    tensors: int
+    """How many differ on this rank."""
+    of: int
+    expected: str | None
+    """The value where it is a text; None where it is a tensor, or absent."""
+    seen: str | None
+    difference: TensorDifference | None
+    """None for texts, and where dtype or shape differ or one side has no such tensor: `problem` says it then."""
+    problem: str | None
+    worst: str | None
+    """The tensor with the largest distance in ULP, and that distance, over all that differ on this rank."""
+    worst_ulp: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "quantity": self.quantity,
+            "step": self.step,
+            "at_end": self.at_end,
+            "attempt": self.attempt,
+            "rank": self.rank,
+            "ranks": list(self.ranks),
+            "micro_batch": self.micro_batch,
+            "tensor": self.tensor,
+            "tensors": self.tensors,
+            "of": self.of,
+            "expected": self.expected,
+            "seen": self.seen,
+            "difference": self.difference.to_json() if self.difference else None,
+            "problem": self.problem,
+            "worst": self.worst,
+            "worst_ulp": self.worst_ulp,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantityComparison:
+    """One quantity of the step of the finding: equal on every rank when `finding` is None."""
+
+    quantity: Quantity
+    micro_batch: int | None
+    compared: int
+    """Values, over all ranks."""
+    finding: Finding | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "quantity": self.quantity,
+            "micro_batch": self.micro_batch,
+            "compared": self.compared,
+            "finding": self.finding.to_json() if self.finding else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    moments: int
+    """Inspected steps and ends that both replays have, over attempts."""
+    quantities: tuple[QuantityComparison, ...] = ()
+    """Of the first moment that differs, in the order of diagnosis."""
+
+    @property
+    def finding(self) -> Finding | None:
+        return next((entry.finding for entry in self.quantities if entry.finding), None)
+
+    @property
+    def at_end(self) -> bool:
+        """They are of the end of the training, not of a step."""
+        return self.finding is not None and self.finding.at_end
+
+
+def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) -> Comparison:
+    """Compare the moments that both replays wrote down. Raises UsageError when one of them cannot be read."""
+    moments = 0
+    for attempt in chaos.attempts():
+        for name in _names(chaos, attempt, ranks):
+            pairs = _pairs(reference, chaos, attempt, name, ranks)
+            if not pairs:
+                continue
+            moments += 1
+            quantities = tuple(_quantities(reference, chaos, attempt, name, pairs))
+            if any(entry.finding for entry in quantities):
+                return Comparison(moments=moments, quantities=quantities)
+    return Comparison(moments=moments)
+
+
+def _names(leg: LegLayout, attempt: int, ranks: range) -> list[str]:
+    """Names of the moments of an attempt, in time: "end.json" sorts before "step-…"."""
+    found = {path.name for rank in ranks for path in leg.attempt(attempt).inspection(rank).glob("[se]*.json")}
+    return sorted(found, key=lambda name: (name.startswith("end"), name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    step: int
+    expected: Entries
+    seen: Entries
+
+
+def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, ranks: range) -> dict[int, _Pair]:
+    pairs: dict[int, _Pair] = {}
+    for rank in ranks:
+        path = chaos.attempt(attempt).inspection(rank) / name
+        # Killed on the way, a reference has it from the attempt that came last.
+        others = [reference.attempt(number).inspection(rank) / name for number in reversed(reference.attempts())]
+        other = next((candidate for candidate in others if candidate.exists()), None)
+        if other is None or not path.exists():
+            continue
+        (step, seen), (expected_step, expected) = _read(path), _read(other)
+        if step == expected_step:
+            pairs[rank] = _Pair(step, expected, seen)
+    return pairs
+
+
+def _read(path: Path) -> tuple[int, Entries]:
+    try:
+        moment = json.loads(path.read_bytes())
+        if moment["v"] != INSPECTION_VERSION:
+            raise UsageError(f"{path} has version {moment['v']!r}", hint="it was written by another version of chaosrun")
+        entries: dict[Key, dict[str, Mapping[str, Any]]] = {}
+        for entry in moment["entries"]:
+            entries.setdefault((entry["quantity"], entry["micro_batch"]), {})[entry["name"]] = entry
+        return moment["step"], entries
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it anew") from error
+
+
+def _quantities(
+    reference: LegLayout, chaos: LegLayout, attempt: int, name: str, pairs: Mapping[int, _Pair]
+) -> Iterator[QuantityComparison]:
+    keys = {key for pair in pairs.values() for side in (pair.expected, pair.seen) for key in side}
+    several = {quantity for quantity, micro_batch in keys if micro_batch}
+    for quantity, micro_batch in sorted(keys, key=_order):
+        key = (quantity, micro_batch)
+        differing: dict[int, list[str]] = {}
+        compared = 0
+        for rank, pair in pairs.items():
+            expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
+            names = list(dict.fromkeys([*expected, *seen]))
+            compared += len(names)
+            apart = [entry for entry in names if _value(expected.get(entry)) != _value(seen.get(entry))]
+            if apart:
+                differing[rank] = apart
+        number = micro_batch if quantity in several else None
+        finding = None
+        if differing:
+            rank = min(differing)
+            place = {"step": pairs[rank].step, "at_end": name == "end.json", "attempt": attempt, "ranks": tuple(differing)}
+            details = _details(reference, chaos, pairs[rank], key, differing[rank])
+            finding = Finding(quantity=quantity, rank=rank, micro_batch=number, **place, **details)
+        yield QuantityComparison(quantity=quantity, micro_batch=number, compared=compared, finding=finding)
+
+
+def _order(key: Key) -> tuple[bool, int, int, int]:
+    """In time as far as it matters: micro-batch by micro-batch up to the losses, then what the step makes of them."""
+    quantity, micro_batch = key
+    late = quantity in AFTER_THE_LOSSES
+    return late, 0 if late else micro_batch, QUANTITIES.index(quantity), micro_batch
+
+
+def _value(entry: Mapping[str, Any] | None) -> object:
+    return entry and (entry.get("text"), entry.get("bytes"), entry.get("dtype"), entry.get("shape"))
+
+
+def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> dict[str, Any]:
+    expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
+    differences = {name: _difference(reference, chaos, expected.get(name), seen.get(name)) for name in apart}
+    # What is gone says more than what stands in its place.
+    first = next((name for name in apart if name in expected), apart[0])
+    measured = {name: found.max_ulp for name, found in differences.items() if found and found.max_ulp is not None}
+    worst = max(measured, key=lambda name: measured[name]) if measured else None
+    left, right = expected.get(first), seen.get(first)
+    return {
+        "tensor": first,
+        "tensors": len(apart),
+        "of": len(expected.keys() | seen.keys()),
+        "expected": left.get("text") if left else None,
+        "seen": right.get("text") if right else None,
+        "difference": differences[first],
+        "problem": _problem(left, right),
+        "worst": worst,
+        "worst_ulp": measured[worst] if worst is not None else None,
+    }
+
+
+def _problem(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str | None:
+    if left is None or right is None:
+        return "only the chaos leg has it" if left is None else "the chaos leg does not have it"
+    if ("text" in left) != ("text" in right):
+        kinds = [str(side["text"]) if "text" in side else f"{side['dtype']} {tuple(side['shape'])}" for side in (left, right)]
+        return f"{kinds[0]} in the reference, {kinds[1]} in the chaos leg"
+    for what in ("dtype", "shape"):
+        if left.get(what) != right.get(what):
+            return f"{what} {left.get(what)} in the reference, {right.get(what)} in the chaos leg"
+    return None
+
+
+def _difference(
+    reference: LegLayout, chaos: LegLayout, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None
+) -> TensorDifference | None:
+    if left is None or right is None or "bytes" not in left or "bytes" not in right or _problem(left, right):
+        return None
+    raw = [(leg.tensors / entry["bytes"]).read_bytes() for leg, entry in ((reference, left), (chaos, right))]
+    return tensor_difference(raw[0], raw[1], left["dtype"], tuple(left["shape"]))

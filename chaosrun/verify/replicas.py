@@ -1,0 +1,125 @@
+"""Whether the ranks' replicas of the model are one: after every restore, after every step, in both legs (hazard C8). Pure.
+
+Data parallelism keeps replicas equal by averaging gradients. Where DDP does not average them, each rank trains a model of its
+own, with or without faults: that is the script's doing, whichever leg shows it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.compare import first_difference
+from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.traces import StartRecord, StepRecord
+
+__all__ = ["DRIFT_HINT", "Drift", "drift", "rank_agreement"]
+
+DRIFT_HINT = (
+    "where DDP does not average gradients, each rank trains a model of its own: pass "
+    "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "
+    "prepare() returned and not model.module, and change weights alike on all ranks"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The first place in a leg where one rank's weights are not those of the others."""
+
+    leg: str
+    attempt: int
+    step: int
+    """The weights are those after it: 0 before the first."""
+    rank: int
+    other: int
+    """A rank of those that agree."""
+    tensor: str | None
+    at_start: bool
+    """Not trained apart: begun, or restored, apart."""
+    fingerprints: Mapping[str, str]
+    """By rank."""
+
+    @property
+    def what(self) -> str:
+        """Without the leg: "rank 1 has other weights than rank 0 after step 1 of attempt 1, first in net1.weight"."""
+        when = (
+            f"at the start of attempt {self.attempt}, from step {self.step}"
+            if self.at_start
+            else f"after step {self.step} of attempt {self.attempt}"
+        )
+        return f"rank {self.rank} has other weights than rank {self.other} {when}" + (
+            f", first in {self.tensor}" if self.tensor else ""
+        )
+
+
+def rank_agreement(drill: Drill) -> Check:
+    """All ranks hold the same parameters when an attempt begins and after each step, in both legs."""
+    if drill.spec.workers == 1:
+        return skipped("rank_agreement", "one worker has nobody to agree with")
+    for leg in (drill.reference, drill.chaos):
+        found = drift(leg)
+        if found is None:
+            continue
+        blame = " (undisturbed: recovery is not to blame)" if leg is drill.reference else ""
+        return failed(
+            "rank_agreement",
+            f"{leg.name}: {found.what}{blame}",
+            leg=leg.name,
+            attempt=found.attempt,
+            step=found.step,
+            rank=found.rank,
+            other=found.other,
+            tensor=found.tensor,
+            fingerprints=dict(found.fingerprints),
+        )
+    starts = comparisons = 0
+    for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
+        for records in _by_time(attempt):
+            comparisons += len(records) - 1
+            starts += len(records) > 1 and isinstance(next(iter(records.values())), StartRecord)
+    if not comparisons:
+        return inconclusive("rank_agreement", "no two ranks recorded the same step")
+    summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
+    return passed("rank_agreement", summary, starts=starts, comparisons=comparisons)
+
+
+def drift(leg: LegHistory) -> Drift | None:
+    """None where all ranks agree as far as they have recorded anything."""
+    for attempt in leg.attempts:
+        for records in _by_time(attempt):
+            values = {rank: record.param for rank, record in records.items()}
+            if len(set(values.values())) > 1:
+                return _drift(leg, attempt, records, values)
+    return None
+
+
+def _by_time(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
+    """What ranks recorded at the same moment: first the starts, then step after step."""
+    yield {rank: trace.start for rank, trace in sorted(attempt.traces.items()) if trace.start}
+    by_step: dict[int, dict[int, StepRecord]] = {}
+    for rank, trace in sorted(attempt.traces.items()):
+        for record in trace.steps:
+            by_step.setdefault(record.step, {})[rank] = record
+    for _, records in sorted(by_step.items()):
+        yield records
+
+
+def _drift(
+    leg: LegHistory, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord], values: Mapping[int, str]
+) -> Drift:
+    seen = list(values.values())
+    # The weights that most ranks hold, of equally many those of the lowest rank.
+    common = max(seen, key=seen.count)
+    rank = next(rank for rank, value in values.items() if value != common)
+    other = next(rank for rank, value in values.items() if value == common)
+    index = first_difference(*(memoryview(records[number].params).cast("I") for number in (other, rank)))
+    record = records[rank]
+    return Drift(
+        leg=leg.name,
+        attempt=attempt.number,
+        step=record.step if isinstance(record, StepRecord) else record.position.step,
+        rank=rank,
+        other=other,
+        tensor=None if index is None else attempt.traces[rank].tensor(index),
+        at_start=isinstance(record, StartRecord),
+        fingerprints={str(number): value for number, value in values.items()},
+    )

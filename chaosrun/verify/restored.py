@@ -1,0 +1,150 @@
+"""The state that attempts saved and restored, against the reference's at the same step: which value, on which ranks.
+
+Digests of everything a checkpoint holds, by component: a difference shows where it begins, and not where the training first
+reads what differs (a moving average is read at the end, BatchNorm's statistics never). Pure.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from chaosrun.verify.check import Check, Drill, failed, passed, skipped
+from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.history import Attempt
+from chaosrun.verify.traces import Digests
+
+__all__ = ["COMPONENTS", "StateDifference", "checkpointed_state", "reference_state", "restored_difference", "saved_difference"]
+
+COMPONENTS = ("model", "buffers", "optimizer", "scheduler", "registered", "rng")
+"""In the order in which a difference is told: one that differs together with later ones most likely explains them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDifference:
+    """The first component that is not the reference's at `step`, as the lowest of `ranks` holds it."""
+
+    step: int
+    component: str
+    ranks: tuple[int, ...]
+    expected: Mapping[str, str]
+    seen: Mapping[str, str]
+    also: tuple[str, ...]
+    """Other components that differ on that rank."""
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[0]
+
+    @property
+    def names(self) -> list[str]:
+        """Values that differ; those that were saved first, the empty container that stands in their place last."""
+        return sorted(differing_keys(self.expected, self.seen), key=lambda name: name not in self.expected)
+
+    @property
+    def only_rates(self) -> bool:
+        """Nothing but learning rates in the optimizer's parameter groups."""
+        return all("/param_groups/" in name and name.endswith("/lr") for name in self.names)
+
+    @property
+    def permuted(self) -> bool:
+        """The values are all there, under each other's names."""
+        values = [Counter(side.get(name) for name in self.names) for side in (self.expected, self.seen)]
+        return len(self.names) > 1 and values[0] == values[1]
+
+    def held_by(self, drill: Drill) -> tuple[int, int] | None:
+        """Rank and step at which the reference holds what was seen here; None where it never does."""
+        places = [(rank, self.step) for rank in drill.ranks]
+        places += [(self.rank, step) for step in reversed(range(1, drill.reference_lineage.final_step + 1))]
+        for rank, step in places:
+            state = reference_state(drill, rank, step)
+            if state is not None and state.get(self.component) == self.seen:
+                return rank, step
+        return None
+
+
+def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
+    """What the reference saved at `step` on this rank; None where it saved no checkpoint, or did not digest it."""
+    record = drill.reference_lineage.at(rank, step)
+    trace = drill.reference.trace(record.attempt, rank) if record else None
+    return next((saved.digests for saved in trace.checkpoints if saved.step == step), None) if trace else None
+
+
+def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:
+    """What this attempt restored, if it is not what the reference held at that step."""
+    starts = {rank: trace.start for rank, trace in attempt.traces.items() if trace.start and trace.start.restored}
+    for step in sorted({start.position.step for start in starts.values()}):
+        held = {rank: start.digests for rank, start in starts.items() if start.position.step == step and start.digests}
+        if found := _difference(drill, step, held):
+            return found
+    return None
+
+
+def saved_difference(drill: Drill, attempt: Attempt, step: int) -> StateDifference | None:
+    """What this attempt saved at `step`, if the reference saved something else."""
+    held = {
+        rank: saved.digests
+        for rank, trace in attempt.traces.items()
+        for saved in trace.checkpoints
+        if saved.step == step and saved.digests
+    }
+    return _difference(drill, step, held)
+
+
+def checkpointed_state(drill: Drill) -> Check:
+    """Everything that the chaos leg restored and saved has the digests that the reference's checkpoint of that step has."""
+    name, compared = "checkpointed_state", 0
+    for attempt in drill.chaos.attempts:
+        steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints})
+        found = [("restored", restored_difference(drill, attempt))]
+        found += [("saved", saved_difference(drill, attempt, step)) for step in steps]
+        for did, difference in found:
+            if difference:
+                first, more = difference.names[0], len(difference.names) - 1
+                return failed(
+                    name,
+                    f"attempt {attempt.number} {did} another {difference.component} state at step {difference.step} on rank "
+                    f"{difference.rank}: {f'{first} and {more} more differ' if more else f'{first} differs'}",
+                    attempt=attempt.number,
+                    step=difference.step,
+                    ranks=list(difference.ranks),
+                    component=difference.component,
+                    differing=difference.names,
+                )
+        compared += sum(1 for _ in _comparable(drill, attempt))
+    if not compared:
+        return skipped(name, "no checkpoint's state was recorded in both legs")
+    return passed(name, f"{compared} saved or restored states of single ranks are equal", compared=compared)
+
+
+def _comparable(drill: Drill, attempt: Attempt) -> Iterator[tuple[int, int]]:
+    for rank, trace in attempt.traces.items():
+        states = [(saved.step, saved.digests) for saved in trace.checkpoints]
+        if trace.start:
+            states.append((trace.start.position.step, trace.start.digests))
+        yield from ((rank, step) for step, digests in states if digests and reference_state(drill, rank, step))
+
+
+def _difference(drill: Drill, step: int, held: Mapping[int, Digests]) -> StateDifference | None:
+    # With a tolerance on weights, whatever follows from them may differ in its bits.
+    components = COMPONENTS if drill.spec.verify.weights.exact else ("rng",)
+    differing: dict[str, list[int]] = {}
+    for rank, state in sorted(held.items()):
+        expected = reference_state(drill, rank, step)
+        for component in components if expected is not None else ():
+            if expected is not None and expected.get(component) != state.get(component):
+                differing.setdefault(component, []).append(rank)
+    for component in components:
+        if component not in differing:
+            continue
+        ranks = tuple(differing[component])
+        also = tuple(other for other in differing if other != component and ranks[0] in differing[other])
+        expected = reference_state(drill, ranks[0], step) or {}
+        return StateDifference(
+            step=step,
+            component=component,
+            ranks=ranks,
+            expected=expected.get(component, {}),
+            seen=held[ranks[0]].get(component, {}),
+            also=also,
+        )
+    return None

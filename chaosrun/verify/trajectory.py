@@ -1,0 +1,187 @@
+"""The loss of every step of a leg, and how far the losses of two runs lie apart.
+
+Runs of different shape (workers × batch × accumulation) are different jobs: nothing of them is equal bit for bit, their losses
+should be nearly so. Judges no recovery: that is the checks' work.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.history import LegHistory, read_leg
+from chaosrun.verify.lineage import lineage
+from chaosrun.verify.traces import StepRecord
+
+__all__ = ["ComparedRun", "Comparison", "Difference", "Trajectory", "compare_trajectories", "losses_of", "trajectory"]
+
+EXIT_BEYOND = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    workers: int
+    losses: tuple[float, ...]
+    """That of step 1 first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far one trajectory lies from another, over the steps that both have."""
+
+    atol: float
+    steps: int
+    lengths: tuple[int, int]
+    """Steps of the first trajectory and of this one."""
+    largest: float
+    mean: float
+    first_beyond: int | None
+    """The first step whose losses differ by more than `atol`, or that only one of the two has."""
+    expected: float | None = None
+    """Loss of the first trajectory at `first_beyond`."""
+    seen: float | None = None
+
+    @property
+    def within(self) -> bool:
+        return self.first_beyond is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` tells what is the matter."""
+        return {
+            "atol": self.atol,
+            "within": self.within,
+            "steps": self.steps,
+            "lengths": list(self.lengths),
+            "largest": _finite(self.largest),
+            "mean": _finite(self.mean),
+            "first_beyond": self.first_beyond,
+            "expected": _finite(self.expected),
+            "seen": _finite(self.seen),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    run_id: str
+    name: str
+    """Of its job."""
+    workers: int
+    changes: tuple[str, ...]
+    """What its command line changed in the job file: what tells runs of one job apart."""
+    difference: Difference
+    """From the first run; that of the first itself is nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run_id,
+            "name": self.name,
+            "workers": self.workers,
+            "changes": list(self.changes),
+            **self.difference.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    leg: str
+    atol: float
+    runs: tuple[ComparedRun, ...]
+    """The first is what the others are compared with."""
+
+    @property
+    def within(self) -> bool:
+        return all(run.difference.within for run in self.runs)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.within else EXIT_BEYOND
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "leg": self.leg,
+            "atol": self.atol,
+            "within": self.within,
+            "first": self.runs[0].run_id,
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+
+def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
+    """The losses of a leg that ran to its end, by default the undisturbed one. Raises UsageError for any other leg."""
+    layout = run.leg(leg)
+    if not layout.journal.exists():
+        raise UsageError(f"run {run.run_id} has no {leg} leg", hint=f"`chaosrun status {run.run_id}` tells what it has done")
+    return losses_of(read_leg(layout), run.run_id)
+
+
+def losses_of(history: LegHistory, run_id: str) -> Trajectory:
+    """A step's loss over all its micro-batches and ranks: the sum of what windows recorded as shares, else the mean.
+
+    Raises UsageError, naming the run, for a leg that did not complete, whose records are damaged or contradict each other.
+    """
+    what = f"the {history.name} leg of run {run_id}"
+    if history.problems:
+        raise UsageError(f"{what} cannot be compared: {history.problems[0]}")
+    if history.outcome != "completed":
+        raise UsageError(
+            f"{what} did not complete ({history.outcome or 'it has not ended'})",
+            hint=f"only whole runs have losses to compare; `chaosrun status {run_id}` says what became of it",
+        )
+    ranks = lineage(history).steps
+    steps = sorted({step for records in ranks.values() for step in records})
+    if not steps or steps != list(range(1, len(steps) + 1)) or any(len(records) != len(steps) for records in ranks.values()):
+        raise UsageError(f"{what} cannot be compared: not every rank recorded every step")
+    return Trajectory(
+        workers=len(ranks),
+        losses=tuple(_loss([ranks[rank][step] for rank in sorted(ranks)], what) for step in steps),
+    )
+
+
+def compare_trajectories(first: Trajectory, seen: Trajectory, *, atol: float) -> Difference:
+    pairs = list(zip(first.losses, seen.losses, strict=False))
+    apart = [_distance(*pair) for pair in pairs]
+    lengths = (len(first.losses), len(seen.losses))
+    beyond = next((step for step, distance in enumerate(apart, start=1) if distance > atol), None)
+    if beyond is None and lengths[0] != lengths[1]:
+        beyond = len(pairs) + 1
+    return Difference(
+        atol=atol,
+        steps=len(pairs),
+        lengths=lengths,
+        largest=max(apart, default=0.0),
+        mean=math.fsum(apart) / len(apart) if apart else 0.0,
+        first_beyond=beyond,
+        expected=_at(first.losses, beyond),
+        seen=_at(seen.losses, beyond),
+    )
+
+
+def _loss(records: Sequence[StepRecord], what: str) -> float:
+    """Of one step, of all ranks."""
+    items = {record.items for record in records}
+    if len(items) > 1:
+        raise UsageError(f"{what} cannot be compared: at step {records[0].step} its ranks counted {items} items")
+    values = [float.fromhex(loss) for record in records for loss in record.loss]
+    if not all(map(math.isfinite, values)):
+        return sum(values)  # infinity or NaN, as it should be; fsum would raise
+    total = math.fsum(values)
+    return total / len(values) if None in items else total
+
+
+def _distance(expected: float, seen: float) -> float:
+    """|seen - expected|; NaN and infinity are at no distance from themselves, and infinitely far from anything else."""
+    if expected == seen or (math.isnan(expected) and math.isnan(seen)):
+        return 0.0
+    distance = abs(seen - expected)
+    return math.inf if math.isnan(distance) else distance
+
+
+def _at(losses: Sequence[float], step: int | None) -> float | None:
+    return losses[step - 1] if step is not None and step <= len(losses) else None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,111 @@
+"""What the records tell of how samples are loaded: warnings, and the hint of a difference in the contents of a batch."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import Bugs, write_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.verdict import judge
+
+Streams = dict[str, str]
+
+
+def streams(python: int, numpy: int, torch: int) -> Streams:
+    return {"python": f"{python:016x}", "numpy": f"{numpy:016x}", "torch": f"{torch:016x}"}
+
+
+def insert(run: RunLayout, leg: str, rank: int, kind: str, **fields: Any) -> None:
+    """A line of this kind after the first attempt's `start`."""
+    path = run.leg(leg).attempt(1).trace(rank)
+    start, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([start, json.dumps({"kind": kind, **fields}) + "\n", *rest]))
+
+
+def workers(rank: int, epoch: int) -> list[Streams]:
+    """Two loader workers, unlike each other and all others."""
+    return [streams(*(1000 * epoch + 100 * rank + 10 * worker + stream for stream in (1, 2, 3))) for worker in (0, 1)]
+
+
+def alike(run: RunLayout, seen: Callable[[int, int], list[Streams]]) -> tuple[str, ...]:
+    for epoch in (1, 0):
+        for rank in range(3):
+            insert(run, "chaos", rank, "loader_workers", epoch=epoch, workers=seen(rank, epoch))
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+    return verdict.warnings
+
+
+def test_loader_workers_with_streams_of_their_own_are_no_news(tmp_path: Path) -> None:
+    assert alike(write_run(tmp_path), workers) == ()
+
+
+def test_a_trace_without_them_is_read_as_before(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    insert(run, "chaos", 0, "loader_workers", epoch=0, workers=[None, streams(1, 2, 3)])
+    assert judge(run).status == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("seen", "warning"),
+    [
+        (
+            lambda rank, epoch: [streams(1, 2, 3)] * 2,
+            "loader workers 0 and 1 of rank 0 draw the same python and numpy and torch",
+        ),
+        (
+            lambda rank, epoch: [{**worker, "numpy": "0" * 16} for worker in workers(rank, epoch)],
+            "loader workers 0 and 1 of rank 0 draw the same numpy numbers: a worker_init_fn",
+        ),
+        # By worker, as `numpy.random.seed(worker_id)` does.
+        (
+            lambda rank, epoch: [{**worker, "numpy": f"{number:016x}"} for number, worker in enumerate(workers(rank, epoch))],
+            "loader workers of ranks 0 and 1 draw the same numpy numbers",
+        ),
+        # By worker and rank: every epoch is like the first.
+        (
+            lambda rank, epoch: workers(rank, 0),
+            "loader worker 0 of rank 0 draws the same python and numpy and torch numbers in epochs 0 and 1",
+        ),
+    ],
+    ids=["all", "numpy", "ranks", "epochs"],
+)
+def test_loader_workers_that_draw_the_same(tmp_path: Path, seen: Callable[[int, int], list[Streams]], warning: str) -> None:
+    (found,) = alike(write_run(tmp_path), seen)
+    assert found.startswith(warning)
+
+
+@pytest.mark.parametrize(
+    ("items", "warned"),
+    [("independent", False), ("draws", False), ("unknown", False), ("global_rng", True), ("never_repeats", True)],
+)
+def test_what_the_probe_saw_is_a_warning_or_nothing(tmp_path: Path, items: str, warned: bool) -> None:
+    run = write_run(tmp_path)
+    insert(run, "chaos", 0, "probe", items=items, detail="item 3 is like this")
+    verdict = judge(run)
+    assert verdict.status == "PASS"
+    assert [("item 3 is like this" in warning, "sample_rng(index)" in warning) for warning in verdict.warnings] == (
+        [(True, True)] if warned else []
+    )
+
+
+@pytest.mark.parametrize(("items", "told"), [("global_rng", True), ("independent", False)])
+def test_a_difference_in_contents_is_explained_by_what_the_probe_saw(tmp_path: Path, items: str, told: bool) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_augmentation=False), reference_bugs=Bugs())
+    # A reference from the cache or not: either leg may have it.
+    insert(run, "reference", 0, "probe", items=items, detail="item 3 is like this")
+    divergence = judge(run).divergence
+    assert divergence is not None and divergence.cause == "batch contents"
+    assert ("item 3 is like this" in divergence.hint) == told
+    assert "sample_rng(index)" in divergence.hint
+
+
+def test_an_unknown_finding_is_a_damaged_trace(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    insert(run, "chaos", 0, "probe", items="fine", detail="")
+    verdict = judge(run)
+    assert verdict.status != "PASS"
+    assert any("items" in str(check.summary) + str(check.evidence) for check in verdict.checks if check.name == "records")

@@ -1,0 +1,77 @@
+"""Replicas that drift apart, and epochs in one order: what a verdict says of jobs that recover exactly and train badly."""
+
+from pathlib import Path
+
+import pytest
+from legs import STEPS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.replicas import DRIFT_HINT
+from chaosrun.verify.verdict import judge
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return write_run(tmp_path_factory.mktemp("exact"))
+
+
+@pytest.fixture
+def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
+    return copy_run(exact, tmp_path)
+
+
+def edit_all(run: RunLayout, edit: Edit) -> None:
+    for leg in ("reference", "chaos"):
+        for attempt in run.leg(leg).attempts():
+            for rank in range(3):
+                edit_trace(run, leg, attempt, rank, edit)
+
+
+def test_equal_replicas_are_counted(run: RunLayout) -> None:
+    agreement = next(check for check in judge(run).checks if check.name == "rank_agreement")
+    assert agreement.summary == "3 ranks began 5 attempts with equal weights, and held equal weights after each step"
+    assert agreement.evidence["starts"] == 5
+
+
+def test_replicas_that_drift_undisturbed_fail_without_blame_on_recovery(run: RunLayout) -> None:
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 0, only("step", put(param="0" * 16), step=3))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.hint) == ("FAIL", 3, DRIFT_HINT)
+    # Ranks 1 and 2 agree: rank 0 is the one to look at.
+    what = "rank 0 has other weights than rank 1 after step 3 of attempt 1"
+    assert verdict.cause == f"replicas drifted apart: reference: {what} (undisturbed: recovery is not to blame)"
+
+
+def test_a_restore_that_makes_drifted_replicas_one_is_not_blamed(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 0, only("step", put(param="0" * 16), step=6))
+    assert judge(run).cause.startswith("optimizer")
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 0, only("step", put(param="0" * 16), step=3))
+    verdict = judge(run)
+    assert verdict.cause.startswith("replicas drifted apart")
+    assert verdict.divergence is not None
+    assert (verdict.divergence.cause, verdict.divergence.hint) == ("not shown to come from the restore", DRIFT_HINT)
+
+
+def test_a_script_that_failed_after_its_replicas_had_drifted(run: RunLayout) -> None:
+    edit_journal(run, "reference", only("leg.finished", put(outcome="user_error", message="rank 0 raised", hint="see the log")))
+    assert judge(run).cause == "reference leg: rank 0 raised"
+    edit_trace(run, "reference", 1, 2, only("step", put(param="0" * 16), step=3))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.hint) == ("INCONCLUSIVE", 4, DRIFT_HINT)
+    what = "rank 2 has other weights than rank 0 after step 3 of attempt 1"
+    assert verdict.cause == f"reference leg: the replicas had drifted apart ({what}) when rank 0 raised"
+
+
+def test_a_shuffled_order_that_comes_again_is_warned_of(run: RunLayout) -> None:
+    assert judge(run).warnings == ()
+    edit_all(run, only("step", lambda line: {**line, "ids": [[29 * line["batches"] % 23, 7]] * len(line["ids"])}))
+    warnings = [sentence for sentence in judge(run).warnings if "shuffled order" in sentence]
+    assert len(warnings) == 1 and warnings[0].startswith("epochs 0 and 1 had their samples in the same shuffled order")
+
+
+def test_a_sequential_order_that_comes_again_is_not(run: RunLayout) -> None:
+    edit_all(run, only("step", lambda line: {**line, "ids": [[line["batches"]]] * len(line["ids"])}))
+    assert not [sentence for sentence in judge(run).warnings if "shuffled order" in sentence]
+    assert judge(run).steps == STEPS
