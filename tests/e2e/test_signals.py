@@ -60,9 +60,10 @@ def interrupt(
     assert "Traceback" not in done.stderr
     assert "error: interrupted" in done.stderr
     assert shell.left_behind() == [], "nothing is left when the command returns, not only some time later"
+    again = "diagnose" if "diagnose" in arguments else "resume"
     run = shell.only_run()
-    assert f"chaosrun resume {run.run_id}" in done.stderr
-    assert not run.verdict_json.exists()
+    assert f"chaosrun {again} {run.run_id}" in done.stderr
+    assert run.verdict_json.exists() == (again == "diagnose")
     return done.stderr
 
 
@@ -88,3 +89,21 @@ def test_a_run_that_is_interrupted_in_both_legs_ends_in_pass(shell: Shell) -> No
     assert "PASS" in done.stdout
     assert "Faults: 2 of 2 landed" in done.stdout
     assert [record["attempt"] for record in events(run.leg("chaos"), "attempt.starting")] == [1, 2, 3, 4]
+
+
+def replays(shell: Shell) -> bool:
+    return reached(shell.only_run().replay("chaos"), 1, 4)
+
+
+@pytest.mark.nightly
+def test_a_diagnosis_that_is_interrupted_can_be_made_again(shell: Shell) -> None:
+    # Draws a random number too many at every step after a restore.
+    trouble = f"{SLOW}\nif order.resume:\n    torch.rand(1)"
+    assert shell.run("submit", write_job(shell.folder, trouble, kills(5))).returncode == 3
+    said = interrupt(shell, replays, ctrl_c, "diagnose", "latest")
+    assert "interrupted in a replay" in said
+    done = shell.run("diagnose", "latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SHOWN     rng first (step 5, rank 0, torch)" in done.stdout
+    assert "hazard    R7" in done.stdout
+    assert shell.left_behind() == []

@@ -33,6 +33,8 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             raise ValueError("this rank raises")
         case "loader":
             load_data(attempt, order)
+        case "probe":
+            probe_a_slow_dataset(attempt, order)
         case "stray":
             leave_strays(attempt, order)
             if order.rank == 0:
@@ -70,6 +72,24 @@ def load_data(attempt: AttemptLayout, order: WorkerOrder) -> None:
     workers = [worker.pid for worker in batches._workers]  # pyright: ignore[reportAttributeAccessIssue]
     note(attempt, order, workers=workers)
     time.sleep(600)
+
+
+def probe_a_slow_dataset(attempt: AttemptLayout, order: WorkerOrder) -> None:
+    from torch.utils.data import DataLoader, Dataset
+
+    from chaosrun.train import probe
+
+    class Slow(Dataset[int]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            note(attempt, order, child=os.getpid(), parent=os.getppid())
+            time.sleep(600)
+            return index
+
+    probe.BUDGET_S = 600.0
+    probe.probe(DataLoader(Slow()))
 
 
 def leave_strays(attempt: AttemptLayout, order: WorkerOrder) -> None:

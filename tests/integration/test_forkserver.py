@@ -1,6 +1,7 @@
 """The fork server, with real processes: what it reports, what it kills, and that nothing is left."""
 
 import json
+import multiprocessing
 import os
 import select
 import shutil
@@ -172,6 +173,17 @@ def test_loader_workers_die_with_the_attempt_before_it_is_called_stopped(server:
     assert alive(everybody) == []
 
 
+def test_a_killed_rank_takes_the_probe_of_its_samples_along(server: Server, tmp_path: Path) -> None:
+    started = server.start(make_orders(tmp_path, "probe", workers=1))
+    probing = notes_of(tmp_path, 0)
+    assert probing["parent"] == started["pids"][0]
+    child = identities([probing["child"]])
+    os.kill(started["pids"][0], signal.SIGKILL)
+    exited, stopped = server.until("stopped")
+    assert (exited["signal"], stopped["killed"]) == (signal.SIGKILL, [])
+    assert alive(child) == []
+
+
 def test_processes_that_left_the_group_of_their_rank_are_found(server: Server, tmp_path: Path) -> None:
     started = server.start(make_orders(tmp_path, "stray", workers=2))
     strays = identities([pid for rank in range(2) for pid in notes_of(tmp_path, rank)["strays"]])
@@ -203,6 +215,16 @@ def test_rank_0_gets_the_listening_socket_and_the_port_is_free_when_it_is_gone(s
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
         probe.listen()
+
+
+def test_a_semaphore_that_another_process_uses_is_left_alone(server: Server, tmp_path: Path) -> None:
+    server.start(make_orders(tmp_path, "sleep", workers=1))
+    # Made after the attempt began, by a process that is none of its own: mapped under another name than its entry has.
+    lock = multiprocessing.get_context("spawn").Lock()
+    server.send("stop", attempt=1)
+    server.until("stopped")
+    entry = Path(f"/dev/shm/sem.{lock._semlock.name.removeprefix('/')}")  # pyright: ignore[reportAttributeAccessIssue]
+    assert entry.exists()
 
 
 def test_what_killed_ranks_leave_in_shared_memory_is_removed_and_nothing_else(server: Server, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The verdict is not fooled: every way of breaking a recovery that the script `mutants/train.py` knows is found and named.
+"""The verdict is not fooled: by records that were changed, faults that never fired, jobs that do not repeat themselves, stale
+references. (Recoveries that are not exact: tests/oracle.)
 
 Real drills, all on the same two placements (2 and 3 workers), so that each costs a few restarts and not a start of everything.
 """
@@ -105,51 +106,11 @@ def assert_inconclusive(verdict: Verdict, cause: str) -> None:
     assert "restore" not in verdict.cause
 
 
-@pytest.mark.parametrize(
-    ("mutant", "what"),
-    [
-        ("rng", "rng is not what checkpoint step-00000008 holds: 'torch'"),
-        ("optimizer", "optimizer is not what checkpoint step-00000008 holds: '0/state"),
-        ("scheduler", "scheduler is not what checkpoint step-00000008 holds: '0/"),
-    ],
-)
-def test_a_state_that_was_not_restored_is_found_before_a_step_is_made(
-    drills: Drills, sound: RunLayout, mutant: str, what: str
-) -> None:
-    verdict = drills("--mutant", mutant, reference=sound).verdict
-    assert_fail(verdict, rf"^rank \d: {what}")
-    assert verdict.outcome == "inexact_restore"
-    assert verdict.attempts[-1].first_step is None
-
-
-@pytest.mark.parametrize(
-    ("args", "step", "kind", "cause", "hint"),
-    [
-        (["rng", "--blind"], RESUMED, "rng", "RNG not restored", "freshly seeded"),
-        (["optimizer", "--blind"], RESUMED, "optimizer", "optimizer state not restored", "moments"),
-        # The optimizer's own state holds the rate of the next step; the scheduler's comes after it.
-        (["scheduler", "--blind"], RESUMED + 1, "learning rate", "LR scheduler not restored", "rate of step 2"),
-        (["epoch"], RESUMED, "data order", "sampler epoch not set", "those of epoch 0"),
-        (["skip"], RESUMED, "data order", "1 batch skipped", "off by 1"),
-        (["repeat"], RESUMED, "data order", "1 batch repeated", "off by -1"),
-    ],
-)
-def test_a_difference_is_blamed_on_what_caused_it(
-    drills: Drills, sound: RunLayout, args: list[str], step: int, kind: str, cause: str, hint: str
-) -> None:
-    verdict = drills("--mutant", *args, reference=sound).verdict
-    assert_fail(verdict, f"^{cause} .*step {step}, rank 0, attempt 2")
-    assert verdict.divergence is not None
-    assert (verdict.divergence.kind, verdict.divergence.step, verdict.divergence.cause) == (kind, step, cause)
-    assert verdict.divergence.ranks == (0, 1)
-    assert hint in verdict.divergence.hint
-    # Recovery was blamed only after a second undisturbed run had agreed with the first.
-    assert "confirm: leg.finished" in drills.events
-
-
 def test_one_bit_of_one_ranks_final_weights(drills: Drills, sound: RunLayout) -> None:
     verdict = drills("--mutant", "final-bit", reference=sound).verdict
     assert_fail(verdict, r"^final_weights: model: 0\.weight differ on rank 1$")
+    # Recovery was blamed only after a second undisturbed run had agreed with the first.
+    assert "confirm: leg.finished" in drills.events
     assert [check.name for check in verdict.checks if check.status == "fail"] == ["final_weights"]
 
 
@@ -190,15 +151,14 @@ def sound_at_three(drills: Drills) -> RunLayout:
     return result.run
 
 
-@pytest.mark.parametrize(("mutant", "layout"), [("unprimed", "fail"), ("never-primed", "inconclusive")])
-def test_bucket_priming_off_at_three_workers(drills: Drills, sound_at_three: RunLayout, mutant: str, layout: str) -> None:
-    # Off in the restarted attempt alone, the layouts on record differ; off everywhere, only the bits do.
-    verdict = drills("--mutant", mutant, workers=3, reference=sound_at_three if mutant == "unprimed" else None).verdict
+def test_bucket_priming_off_in_all_attempts_at_three_workers(drills: Drills, sound_at_three: RunLayout) -> None:
+    # The layouts on record agree, only the bits do not. Off after the restart alone, it is a mutant of tests/oracle.
+    verdict = drills("--mutant", "never-primed", workers=3).verdict
     assert_fail(verdict, r"^gradient reduction \(bucket layout\)")
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.divergence.step) == ("gradient", RESUMED)
     assert verdict.divergence.ranks == (0, 1, 2)
-    assert {check.name: check.status for check in verdict.checks}["bucket_layout"] == layout
+    assert {check.name: check.status for check in verdict.checks}["bucket_layout"] == "inconclusive"
 
 
 def test_a_fault_that_never_fires(drills: Drills, sound: RunLayout) -> None:
@@ -227,7 +187,7 @@ def test_a_script_that_is_itself_random_is_not_blamed_on_recovery(
     what = (
         f"the reference of run {sound.run_id} is not this job's" if named else "two undisturbed runs of this job already differ"
     )
-    assert_inconclusive(verdict, f"^{what}.*: rng at step {step}")
+    assert_inconclusive(verdict, f"^{what}.*: (rng|loss) at step {step}")
     assert verdict.hint is not None and "same numbers twice" in verdict.hint
     assert verdict.divergence is not None
     assert "not restored" not in f"{verdict.divergence.cause} {verdict.divergence.hint}"
