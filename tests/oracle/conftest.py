@@ -1,0 +1,60 @@
+"""The mutation score: which mutants were caught with the right cause, printed at the end of the session."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+SCORE = pytest.StashKey["Score"]()
+
+
+@dataclass(slots=True)
+class Outcome:
+    name: str
+    by: str
+    """Whose eyes were to catch it."""
+    missed: str | None = "its drill did not end"
+    """What was not seen as it should be; None for a mutant that was caught."""
+
+
+@dataclass(slots=True)
+class Score:
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @contextmanager
+    def of(self, name: str, by: str) -> Iterator[Outcome]:
+        """Enter one mutant's outcome, and fail the test when it was missed."""
+        outcome = Outcome(name, by)
+        self.outcomes.append(outcome)
+        yield outcome
+        assert outcome.missed is None, outcome.missed
+
+    @property
+    def survivors(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.missed is not None]
+
+    def lines(self) -> Iterator[str]:
+        total = Counter(outcome.by for outcome in self.outcomes)
+        caught = Counter(outcome.by for outcome in self.outcomes if outcome.missed is None)
+        for by in total:
+            yield f"mutation score: {caught[by]} of {total[by]} mutants caught {by}, with the right cause"
+        for outcome in self.survivors:
+            yield f"  {outcome.name} survived: not caught {outcome.by}: {outcome.missed}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[SCORE] = Score()
+
+
+@pytest.fixture(scope="session")
+def score(pytestconfig: pytest.Config) -> Score:
+    return pytestconfig.stash[SCORE]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = list(config.stash[SCORE].lines()) if SCORE in config.stash else []
+    if lines:
+        terminalreporter.section("oracle")
+        terminalreporter.write("\n".join([*lines, ""]))
