@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB ?= jobs/bytelm/job.yaml
 ARGS ?=
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -22,7 +23,7 @@ demo: $(INSTALLED)-jobs
 	$(BIN)/chaosrun submit $(JOB) $(ARGS)
 
 test: $(INSTALLED)-dev
-	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not nightly" $(ARGS)
 
 nightly: $(INSTALLED)-dev
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.verify.diagnosis import Diagnosis
 
+pytest_plugins = ["tests.oracle.score"]
 REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
 

@@ -128,8 +128,7 @@ class _Replays:
         if shown is None:
             shown = self._replay(None)
         diagnosis = self._diagnosis(shown, why)
-        for name in ("reference", "chaos"):
-            self._forget_checkpoints(name)
+        self._forget_checkpoints()
         return diagnosis
 
     def _common_checkpoint(self) -> tuple[Path | None, str]:
@@ -247,10 +246,11 @@ class _Replays:
             if path.exists():
                 shutil.rmtree(path)
 
-    def _forget_checkpoints(self, name: str) -> None:
+    def _forget_checkpoints(self) -> None:
         """The traces and tensors stay, as evidence; nothing will go on from a replay."""
-        leg = self._leg(name)
-        for path in (leg.checkpoints, leg.staging, leg.quarantine):
+        legs = [self._leg(name) for name in ("reference", "chaos")]
+        storage = self._storage()
+        for path in [storage] if storage else [path for leg in legs for path in (leg.checkpoints, leg.staging, leg.quarantine)]:
             if path.exists():
                 shutil.rmtree(path)
 

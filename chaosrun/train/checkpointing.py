@@ -59,7 +59,7 @@ class Checkpointer:
         """
         rank, step = self._order.rank, position.step
         staging = self._store.stage(step, self._order.attempt)
-        with storage_errors(staging), _full_disk(staging), self._loaders_on_rank_zero():
+        with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
             self._write_rank_file(staging / rank_file(rank), step)
         own = {rank_file(rank), f"random_states_{rank}.pkl"}
@@ -130,16 +130,16 @@ class Checkpointer:
             os.fsync(file.fileno())
 
     @contextmanager
-    def _loaders_on_rank_zero(self) -> Iterator[None]:
-        """Of a stateful dataloader accelerate has every rank write the same file, the last one wins (hazard D18): let it be
-        rank 0's, or its hash might be taken while another rank still writes."""
-        loaders = self._accelerator._dataloaders
+    def _shared_files_by_rank_zero(self) -> Iterator[None]:
+        """Of a stateful dataloader and of the gradient scaler accelerate has every rank write the same file, the last one wins
+        (hazards D18, O7): let it be rank 0's, or its hash might be taken while another rank still writes."""
+        loaders, scaler = self._accelerator._dataloaders, self._accelerator.scaler
         if self._order.rank:
-            self._accelerator._dataloaders = []
+            self._accelerator._dataloaders, self._accelerator.scaler = [], None
         try:
             yield
         finally:
-            self._accelerator._dataloaders = loaders
+            self._accelerator._dataloaders, self._accelerator.scaler = loaders, scaler
 
     def _gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         if self._order.world_size == 1:

@@ -30,22 +30,30 @@ class SampleLedger:
         self._watching = False
 
     def watch(self, loader: Any) -> None:
-        """Listen to `loader` from its next iterator on."""
+        """Listen to the next iterator of `loader`."""
         base = loader.base_dataloader
-        self._handed_out.clear()
+        self._handed_out = deque()
         in_order = base.num_workers == 0 or getattr(base, "in_order", True)
         # A dispatcher reads on rank 0 alone and cuts what it read into shares.
         dispatched = issubclass(type(loader), DataLoaderDispatcher)
         self._watching = in_order and not dispatched and not isinstance(base.dataset, IterableDataset)
-        if self._watching:
-            # accelerate asks the loader for its iterator by this very name.
-            base.__dict__["__iter__"] = lambda: self._follow(type(base).__iter__(base))
+        if not self._watching:
+            return
+
+        def begin() -> Iterator[Any]:
+            # Once: whatever else the script does with this loader is none of the ledger's business.
+            base.__dict__.pop("__iter__", None)
+            return self._follow(type(base).__iter__(base))
+
+        # accelerate asks the loader for its iterator by this very name.
+        base.__dict__["__iter__"] = begin
 
     def next_ids(self) -> list[Any] | None:
         """The ids of the batch that the loader has just handed out."""
         return self._handed_out.popleft() if self._watching else None
 
     def _follow(self, iterator: Any) -> Iterator[Any]:
+        handed_out = self._handed_out
         on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
         drawn = _drawn.setdefault(iterator, _room_for(iterator))
         # What is older than the batches on their way was thrown away: by a restored loader, or with an unfinished pass.
@@ -55,7 +63,7 @@ class SampleLedger:
         drawn.extendleft([None] * (on_their_way - len(drawn)))
         for batch in iterator:
             indices = drawn.popleft() if drawn else None
-            self._handed_out.append(None if indices is None else _plain(indices))
+            handed_out.append(None if indices is None else _plain(indices))
             yield batch
 
 
@@ -80,6 +88,11 @@ def _room_for(iterator: Any) -> "deque[Any]":
 
 def _plain(indices: Any) -> list[Any]:
     """Sample ids as JSON values: numbers out of numpy and torch, anything that is no number or text by its repr."""
-    ids = indices if isinstance(indices, Iterable) else [indices]
-    values = (value.item() if hasattr(value, "item") else value for value in ids)
-    return [value if isinstance(value, int | float | str) else repr(value) for value in values]
+    whole = isinstance(indices, str | bytes) or not isinstance(indices, Iterable)
+    return [_plain_id(value) for value in ([indices] if whole else indices)]
+
+
+def _plain_id(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return value if isinstance(value, int | float | str) else repr(value)

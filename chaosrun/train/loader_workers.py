@@ -39,7 +39,10 @@ class LoaderWorkers:
 
     def report(self, worker_id: int) -> None:
         digests = digest_rng(_CPU)
-        _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, True, *(int(digests[stream], base=16) for stream in STREAMS))
+        values = [int(digests[stream], base=16) for stream in STREAMS]
+        # The flag last: whoever sees it sees the digests.
+        for said in (False, True):
+            _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, said, *values)
 
     def streams(self) -> list[dict[str, str] | None]:
         """By worker id, a digest of each stream as the worker begins; None for one that has not said."""

@@ -53,9 +53,13 @@ def check_loader(protocol: DataResume, accelerator: Accelerator, loader: Any) ->
         )
     unseedable = unseedable_sampler(loader)
     if unseedable and protocol == "seedable":
+        replaced = f"{CONFIGURE}; on its own, DataLoaderConfiguration(use_seedable_sampler=True, data_seed=...)"
+        own = (
+            "use a sampler of your own whose set_epoch(epoch) seeds its torch.Generator: accelerate replaces shuffle=True only"
+        )
         raise MisuseError(
             f"data.resume is seedable, and the loader draws with a {unseedable}, whose order cannot be restored",
-            hint=f"{CONFIGURE}; on its own, DataLoaderConfiguration(use_seedable_sampler=True, data_seed=...)",
+            hint=replaced if unseedable == "RandomSampler" else own,
         )
     if protocol == "seedable":
         check_sources(loader)

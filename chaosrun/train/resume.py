@@ -78,7 +78,9 @@ def open_epoch(
     else:
         sampler.skip_once(batches_done)
     ledger.watch(loader)
-    return _with_its_randomness(loader, accelerator.device) if batches_done else loader
+    if not batches_done:
+        return loader
+    return _with_its_randomness(loader, accelerator.device, _read_before(accelerator, loader, batches_done))
 
 
 def total_batch_size(accelerator: Accelerator, loader: Any) -> int | None:
@@ -89,16 +91,45 @@ def total_batch_size(accelerator: Accelerator, loader: Any) -> int | None:
     return size if size is None or accelerator.split_batches else size * accelerator.num_processes
 
 
-def _with_its_randomness(loader: Any, device: torch.device) -> Iterator[Any]:
-    """The batches of an epoch entered in its middle, with the rank's random streams as they were before.
+def _read_before(accelerator: Accelerator, loader: Any, batches_done: int) -> int:
+    """Base batches that a resumed pass reads up to the one that accelerate had fetched ahead when the position was saved."""
+    dispatched = issubclass(type(loader), DataLoaderDispatcher)
+    together = accelerator.num_processes if dispatched and not loader.split_batches else 1
+    if isinstance(loader.base_dataloader.dataset, IterableDataset):
+        return together * (batches_done + 1)
+    return together * (2 if dispatched else 1)
+
+
+def _with_its_randomness(loader: Any, device: torch.device, read_before: int) -> Iterator[Any]:
+    """The batches of an epoch entered in its middle, with the rank's random streams as they were at that moment.
 
     Starting an iterator may draw from them (hazard R1), and `rng_types` gives every rank those of rank 0: as it should at the
-    beginning of an epoch, but here over the streams that were restored.
+    beginning of an epoch, but here over the streams that were restored. So may fetching a sample: what had been fetched by
+    then has drawn already, what follows has not. On a rank that reads nothing itself, the first batch is that moment.
     """
     before = capture_rng(device)
+    base = loader.base_dataloader
+    watched = base.__dict__.pop("__iter__", None)
+    waiting = True
+
+    def begin() -> Iterator[Any]:
+        base.__dict__.pop("__iter__")
+        return follow(watched() if watched else type(base).__iter__(base))
+
+    def follow(batches: Iterator[Any]) -> Iterator[Any]:
+        nonlocal waiting
+        for number, batch in enumerate(batches, start=1):
+            if number == read_before:
+                restore_rng(before, device)
+                waiting = False
+            yield batch
+
+    base.__dict__["__iter__"] = begin
     batches = iter(loader)
     batch = next(batches, None)
-    restore_rng(before, device)
+    base.__dict__.pop("__iter__", None)
+    if waiting:
+        restore_rng(before, device)
     if batch is None:
         return
     yield batch
@@ -137,9 +168,9 @@ class _Resumable:
         for number, entry in enumerate(self._inner):
             if number == 0 and digest_rng(CPU) != before:
                 raise MisuseError(
-                    f"{self._name} draws its order from the global random stream, which stands somewhere else after a restart",
-                    hint="draw from a torch.Generator of the sampler's own, which its set_epoch(epoch) seeds by the job's seed "
-                    "and the epoch",
+                    f"{self._name} draws from the global random stream, or seeds it, when it is asked for an order: "
+                    "that stream stands somewhere else after a restart",
+                    hint="draw from a torch.Generator of the sampler's own, which its set_epoch(epoch) seeds by seed and epoch",
                 )
             if number not in left_out:
                 yield entry

@@ -189,8 +189,9 @@ class Session:
         )
 
     def _hand_out(self, batch: Any) -> None:
+        ids = self._ledger.next_ids()
         if self._recorder:
-            self._recorder.batch(batch, self._ledger.next_ids())
+            self._recorder.batch(batch, ids)
 
     def _settle(self, expected: str) -> None:
         """The script asks for more: what it has done is complete, unless the `expected` call is missing."""

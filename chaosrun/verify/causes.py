@@ -332,7 +332,11 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
     )
     if moment.restored and not moment.restored_right:
         return Cause("LR scheduler not restored", f"{where}: prepare the scheduler, or pass it to run.register")
-    return Cause("learning rate", f"{where}: the schedule depends on something that is not in the job's state")
+    return Cause(
+        "learning rate",
+        f"{where}: the schedule depends on something that is not in the job's state (a counter or a clock of the script's own: "
+        "prepare a scheduler, or pass what it counts to run.register)",
+    )
 
 
 def _update(moment: Moment) -> Cause:

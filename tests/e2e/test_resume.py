@@ -58,9 +58,9 @@ def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal
 
 
 # Rank 0 kills the supervisor where it likes: in the reference leg, then in the chaos leg just before the second fault, which
-# then fires with nobody there to see it.
+# then fires with nobody there to see it, or not yet: no checkpoint lies between, so the job comes by there again.
 KILL_THE_SUPERVISOR = """\
-if rank == 0 and (order.leg, order.attempt, step) in {("reference", 1, 7), ("chaos", 2, 9)}:
+if rank == 0 and (order.leg, order.attempt, step) in {("reference", 1, 7), ("chaos", 2, 8)}:
     once = Path(order.leg_path).parent / f"killed-in-{order.leg}"
     if not once.exists():
         once.touch()
@@ -69,7 +69,7 @@ if rank == 0 and (order.leg, order.attempt, step) in {("reference", 1, 7), ("cha
 
 
 def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Shell) -> None:
-    job = write_job(shell.folder, KILL_THE_SUPERVISOR, kills(5, 9, rank=0))
+    job = write_job(shell.folder, KILL_THE_SUPERVISOR, kills(5, 8, rank=0))
     assert shell.run("submit", job).returncode == -signal.SIGKILL
     run = shell.only_run()
     assert reached(run.reference, 1, 7)

@@ -53,4 +53,7 @@ def main(leg: Path, folder: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
+        os.environ["RAY_TMPDIR"] = folder
+        Path(folder, "ray").mkdir()
         main(Path(sys.argv[1]), folder)

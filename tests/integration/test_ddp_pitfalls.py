@@ -92,7 +92,7 @@ def plain(drills: Drills) -> RunResult:
     return result
 
 
-@pytest.mark.parametrize("case", ["unused", "all-used", "static-graph"])
+@pytest.mark.parametrize("case", ["unused", pytest.param("all-used", marks=pytest.mark.nightly), "static-graph"])
 def test_branches_by_rank_resume_exactly_where_ddp_averages_them(drills: Drills, case: str) -> None:
     verdict = drills(TOY, "--case", case).verdict
     assert_exact(verdict)
@@ -214,7 +214,7 @@ def test_batch_statistics_of_each_ranks_own_are_restored(drills: Drills) -> None
     assert len({end["norm.running_mean"] for end in ends}) == 3
 
 
-@pytest.mark.parametrize("broken", ["bucket-cap", "frozen"])
+@pytest.mark.parametrize("broken", ["bucket-cap", pytest.param("frozen", marks=pytest.mark.nightly)])
 def test_another_layout_after_a_restart_is_named(drills: Drills, plain: RunResult, broken: str) -> None:
     verdict = drills(SCRIPT, "--break-with", broken, faults=RESTORED, reference=plain).verdict
     assert (verdict.status, verdict.exit_code) == ("FAIL", 3)

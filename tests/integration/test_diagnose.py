@@ -32,7 +32,7 @@ script: {script}
 args: [{args}]
 workers: {workers}
 seed: 5
-checkpoint: {{every_steps: {every}, keep: {keep}}}
+checkpoint: {{every_steps: {every}, keep: {keep}, storage: {storage}}}
 faults: {{schedule: [{{rank: 1, at_step: {killed}}}]}}
 verify: {{confirm: {confirm}}}
 timeout: 120s
@@ -58,11 +58,12 @@ class Runs:
         every: int = EVERY_STEPS,
         keep: int = 2,
         killed: int = KILLED,
+        storage: str = "null",
         confirm: bool = False,
         reference: RunLayout | None = None,
     ) -> RunLayout:
         job = self.folder / "job.yaml"
-        settings = {"every": every, "keep": keep, "killed": killed, "confirm": str(confirm).lower()}
+        settings = {"every": every, "keep": keep, "storage": storage, "killed": killed, "confirm": str(confirm).lower()}
         job.write_text(JOB.format(script=script, args=", ".join(args), workers=workers, **settings))
         return self.warm(job, root=self.folder, reference=str(reference.path) if reference else "auto").run
 
@@ -150,7 +151,12 @@ def test_gradients_that_were_reduced_in_another_layout(runs: Runs, sound: RunLay
 
 def test_a_skipped_batch_from_an_older_common_checkpoint(runs: Runs) -> None:
     # The checkpoint of step 4 is at the end of an epoch, where nothing is skipped: its restore is exact, that of step 6 is not.
-    found = checked(runs, runs("--mutant", "skip-one-more", "--blind", every=2, keep=KEPT))
+    run = runs("--mutant", "skip-one-more", "--blind", every=2, keep=KEPT, storage="elsewhere")
+    storage = runs.folder / "elsewhere" / run.run_id
+    before = fingerprints(storage)
+    assert any("chaos/checkpoints/step-00000004" in name for name in before)
+    found = checked(runs, run)
+    assert fingerprints(storage) == before and not (storage / "diagnosis").exists()
     first = found.comparison.finding
     assert first is not None
     assert (first.quantity, first.step, first.attempt, first.micro_batch) == ("sample ids", RESUMED, 2, 0)

@@ -42,7 +42,7 @@ def test_prevented(warm_drills: WarmDrills, tmp_path: Path, case: str) -> None:
     [
         ("generator", "loss", "forward pass"),
         ("running-mean", "loss", "forward pass"),
-        ("own-warm-up", "learning rate", "LR scheduler not restored"),
+        ("own-warm-up", "learning rate", "learning rate"),
     ],
 )
 def test_a_state_of_the_scripts_own_that_nobody_restored_is_found(

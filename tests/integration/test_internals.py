@@ -185,7 +185,7 @@ def test_what_accelerate_gets_wrong_is_found(drills: Drills, name: str) -> None:
     [
         ("--ending short", 2, r"different numbers of batches \(4, 3\)"),
         ("--ending short --split", 3, r"different numbers of batches \(4, 3, 3\)"),
-        ("--source global", 2, "GlobalSampler draws its order from the global random stream"),
+        ("--source global", 2, "GlobalSampler draws from the global random stream"),
         ("--source buffer", 2, r"shuffles in a buffer \(ShufflerIterDataPipe\)"),
     ],
 )

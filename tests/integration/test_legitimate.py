@@ -17,7 +17,19 @@ checkpoint: {{every_steps: 3}}
 faults: {{schedule: [{{rank: 1, at_step: 5}}, {{rank: 0, at_step: 8}}]}}
 timeout: 90s
 """
-VARIANTS = ["validate", "break", "stream", "numpy-sampler", "userdict", "sparse", "hook", "unlucky"]
+VARIANTS = [
+    "validate",
+    "break",
+    "stream",
+    "numpy-sampler",
+    "userdict",
+    "sparse",
+    "hook",
+    "unlucky",
+    "seeding",
+    "seeding-dispatched",
+    "own-pass",
+]
 
 
 @pytest.mark.ray

@@ -14,8 +14,8 @@ import pytest
 from chaosrun import api
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
-from tests.oracle.conftest import Score
 from tests.oracle.mutants import EVERY_STEPS, MUTANTS
+from tests.oracle.score import Score
 
 pytestmark = pytest.mark.ray
 
@@ -204,9 +204,37 @@ def missed_by_the_worker(verdict: Verdict, expected: Expected) -> str | None:
     return None
 
 
+NIGHTLY = frozenset(
+    [
+        "batchnorm-count",
+        "decay-overwritten",
+        "early-draw",
+        "epoch-ahead",
+        "evaluation-mode",
+        "hash-order",
+        "late-average",
+        "late-clip",
+        "late-optimizer",
+        "late-rate",
+        "optimizer-empty",
+        "optimizer-step-off",
+        "other-contents",
+        "position-batch-off",
+        "position-epoch-off",
+        "rng-of-rank-0",
+        "sample-rng-epoch",
+        "scheduler-ahead",
+        "skip-nothing",
+        "tensor-forgotten",
+    ]
+)
+"""Each has a near relative that `make test` meets."""
+
+
 def test_there_are_mutants_and_each_has_its_cause() -> None:
     assert EXPECTED.keys() == MUTANTS.keys()
-    assert len(EXPECTED) >= 24
+    assert EXPECTED.keys() > NIGHTLY
+    assert len(EXPECTED.keys() - NIGHTLY) >= 24
     assert len(WORKER_NOTICES) >= 12
 
 
@@ -215,7 +243,9 @@ def test_the_script_without_a_mutant_passes(drills: Drills, blind: tuple[str, ..
     drills.control(blind)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in EXPECTED]
+)
 def test_a_mutant_is_caught_with_its_cause(drills: Drills, score: Score, name: str) -> None:
     expected = EXPECTED[name]
     with score.of(name, "by the verdict") as outcome:

@@ -44,3 +44,11 @@ def test_it_draws_nothing_and_leaves_nothing() -> None:
         assert not torch.is_grad_enabled()
     assert canary(CPU) == first
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_is_the_same_in_whatever_context_the_training_loop_runs() -> None:
+    alone = canary(CPU)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert canary(CPU) == alone
+    with torch.inference_mode():
+        assert canary(CPU) == alone

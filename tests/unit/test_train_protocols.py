@@ -186,18 +186,29 @@ def test_an_inexact_protocol_leaves_loader_and_random_streams_as_a_script_would(
     assert loader.base_dataloader.generator is None
 
 
-@pytest.mark.parametrize(("rank", "written"), [(0, ["dl_state_dict.bin"]), (1, [])])
-def test_only_rank_zero_writes_the_file_that_accelerate_has_every_rank_write(
+@pytest.mark.parametrize(("rank", "written"), [(0, ["dl_state_dict.bin", "scaler.pt"]), (1, [])])
+def test_only_rank_zero_writes_the_files_that_accelerate_has_every_rank_write(
     tmp_path: Path, rank: int, written: list[str]
 ) -> None:
     accelerator, loader = prepared(STATEFUL)
+    scaler = accelerator.scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
     order = dataclasses.replace(worker_of("stateful").order, rank=rank, world_size=2)
     leg, state = LegLayout(tmp_path / "leg"), TrainingState(accelerator)
     faults = FaultPoints([], markers=leg.faults, rank=rank, attempt=1)
-    with Checkpointer(accelerator, state, order, leg, faults)._loaders_on_rank_zero():
+    with Checkpointer(accelerator, state, order, leg, faults)._shared_files_by_rank_zero():
         accelerator.save_state(str(tmp_path / "state"))
-    assert sorted(path.name for path in (tmp_path / "state").glob("dl_state*")) == written
+    names = {path.name for path in (tmp_path / "state").iterdir()} & {"dl_state_dict.bin", "scaler.pt"}
+    assert sorted(names) == written
     assert accelerator._dataloaders == [loader]
+    assert accelerator.scaler is scaler
+
+
+def dismiss_workers(loader: Any) -> None:
+    """Left to the garbage collector, workers of an iterator that its loader keeps are waited for, five seconds each, wherever
+    that happens to run."""
+    iterator: Any = getattr(loader.base_dataloader, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
 
 
 def handed_out(batches: Any, ledger: SampleLedger) -> list[tuple[list[int], list[int] | None]]:
@@ -227,6 +238,7 @@ class TestLedger:
                 if number == done:
                     state = first.state_dict()
                     break
+            dismiss_workers(first)
         accelerator, loader = prepared(config, workers=workers, persistent_workers=persistent)
         if state is not None:
             loader.load_state_dict(state)
@@ -236,6 +248,7 @@ class TestLedger:
             seen = handed_out(opened, ledger)
             assert len(seen) >= SAMPLES // 2 - done - 1
             assert [ids for _, ids in seen] == [batch for batch, _ in seen]
+        dismiss_workers(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -310,7 +310,7 @@ def tell_the_epoch_as_accelerate_does() -> None:
 
 
 def leave_the_random_streams_to_the_iterator() -> None:
-    resume._with_its_randomness = lambda loader, device: iter(loader)
+    resume._with_its_randomness = lambda loader, device, read_before: iter(loader)
 
 
 STOCK = {

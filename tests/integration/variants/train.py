@@ -11,7 +11,7 @@ import numpy
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 import chaosrun
 from chaosrun.train.context import current
@@ -41,6 +41,17 @@ class NumpySampler(BatchSampler):
 
     def __len__(self) -> int:
         return SAMPLES // self.batch_size
+
+
+class Seeding(Dataset[torch.Tensor]):
+    """Samples that seed the global stream by themselves and so do not depend on it, but move it."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        torch.manual_seed(index)
+        return torch.linspace(-1, 1, SAMPLES)[index].unsqueeze(0) + 0.01 * torch.randn(1)
 
 
 class Mean:
@@ -86,7 +97,10 @@ def main() -> None:
     parser.add_argument("--variant", required=True)
     variant = parser.parse_args().variant
     accelerator = Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3, dispatch_batches=False)
+        cpu=True,
+        dataloader_config=DataLoaderConfiguration(
+            use_seedable_sampler=True, data_seed=3, dispatch_batches=variant == "seeding-dispatched"
+        ),
     )
     set_seed(3)
     data = TensorDataset(torch.linspace(-1, 1, SAMPLES).unsqueeze(1))
@@ -96,6 +110,8 @@ def main() -> None:
             loader = DataLoader(Stream(), batch_size=4)
         case "numpy-sampler":
             loader = DataLoader(data, batch_sampler=NumpySampler())
+        case "seeding" | "seeding-dispatched":
+            loader = DataLoader(Seeding(), batch_size=4, shuffle=True)
         case "userdict":
             loader = DataLoader(data, batch_size=4, shuffle=True, collate_fn=collate_userdict)
         case _:
@@ -126,6 +142,9 @@ def main() -> None:
         if variant == "validate" and run.position.step % 3 == 0:
             # After run.step, in a step with a checkpoint, drawing from the global stream.
             torch.rand(3)
+        if variant == "own-pass" and run.position.step % 4 == 0:
+            # The training samples once more, in the middle of their epoch.
+            sum(float(other[0].sum()) for other in loader)
         if variant == "unlucky" and run.position.step == 4:
             die_once_in_the_reference()
         if variant == "break" and run.position.step == 10:

@@ -1,12 +1,17 @@
-"""The mutation score: which mutants were caught with the right cause, printed at the end of the session."""
+"""The mutation score: which mutants were caught with the right cause, printed at the end of the session.
+
+A plugin of pytest, registered in tests/conftest.py: under pytest-xdist the process that prints collects no tests, and is told.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import pytest
 
+OUTPUT = "mutation outcomes"
 SCORE = pytest.StashKey["Score"]()
 
 
@@ -51,6 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def score(pytestconfig: pytest.Config) -> Score:
     return pytestconfig.stash[SCORE]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told[OUTPUT] = [asdict(outcome) for outcome in session.config.stash[SCORE].outcomes]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    told = getattr(node, "workeroutput", {}).get(OUTPUT, ())
+    node.config.stash[SCORE].outcomes.extend(Outcome(**outcome) for outcome in told)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
