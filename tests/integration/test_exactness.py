@@ -63,10 +63,12 @@ def assert_exact(drills: WarmDrills, text: str, workers: int, folder: Path) -> N
 
 
 CASES = [(name, workers) for workers in (1, 2, 3, 4) for name in ("bytelm", "digits")]
+FEW = [pytest.param(*case, marks=pytest.mark.nightly) if case[1] < 3 else case for case in CASES]
+"""Up to two workers hide what three show (hazard X5); oracle/test_random_plans has them in every run."""
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("name", "workers"), CASES)
+@pytest.mark.parametrize(("name", "workers"), FEW)
 def test_kills_everywhere_leave_no_trace(warm_drills: WarmDrills, tmp_path: Path, name: str, workers: int) -> None:
     loader_workers = 2 if (workers % 2 == 0) == (name == "bytelm") else 0
     assert_exact(warm_drills, job(name, workers, loader_workers), workers, tmp_path)
