@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from chaosrun.report.page import columns, indented
 from chaosrun.report.progress import count
 from chaosrun.report.text import STYLES
 
@@ -40,7 +39,7 @@ def render_suite(result: "SuiteResult", *, root: Path | None = None) -> Renderab
 
 
 def _drills(drills: "Sequence[DrillResult]") -> RenderableType:
-    table = _table("drill", "verdict", "expected", "first difference")
+    table = columns("drill", "verdict", "expected", "first difference")
     for drill in drills:
         status = drill.verdict.status if drill.verdict else "not run"
         table.add_row(
@@ -49,7 +48,7 @@ def _drills(drills: "Sequence[DrillResult]") -> RenderableType:
             Text("no", style="bold red") if drill.surprises else Text("yes", style="green"),
             _difference(drill),
         )
-    return _indented(table)
+    return indented(table)
 
 
 def _difference(drill: "DrillResult") -> str:
@@ -71,7 +70,7 @@ def _ids(value: Any) -> str:
 
 
 def _compared(result: "SuiteResult") -> RenderableType:
-    table = _table("drill", "steps", "largest", "mean", "beyond the tolerance", "expected", right=("steps", "largest", "mean"))
+    table = columns("drill", "steps", "largest", "mean", "beyond the tolerance", "expected", right=("steps", "largest", "mean"))
     for entry in result.compared:
         found = entry.difference
         beyond = "no" if found.first_beyond is None else f"from step {found.first_beyond} on"
@@ -83,7 +82,7 @@ def _compared(result: "SuiteResult") -> RenderableType:
             beyond,
             Text("yes", style="green") if entry.as_expected else Text("no", style="bold red"),
         )
-    return _indented(table)
+    return indented(table)
 
 
 def _verdict(result: "SuiteResult") -> list[RenderableType]:
@@ -97,14 +96,3 @@ def _verdict(result: "SuiteResult") -> list[RenderableType]:
             what = "within the tolerance, a control must not be" if entry.control else "beyond the tolerance"
             lines.append(Text(f"  {entry.name}: losses {what}"))
     return lines
-
-
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def _indented(body: RenderableType) -> RenderableType:
-    return Padding(body, (0, 0, 0, 2))
