@@ -27,7 +27,7 @@ from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import leg_of, order_template, read_run, run_files
+from chaosrun.supervise.drill import leg_of, order_template, read_run, run_files, supervise_leg
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
@@ -209,22 +209,17 @@ class _Replays:
             max_steps=self.target.last_step(plan),
             inspect=self.target.inspected,
         )
-        supervisor = Supervisor(
-            name=leg.path.relative_to(self.run.path).as_posix(),
-            leg=leg,
-            template=template,
-            plan=plan,
+        result = supervise_leg(
+            leg.path.relative_to(self.run.path).as_posix(),
+            leg,
+            template,
+            plan,
+            spec,
             workers=self.workers(),
-            max_restarts=spec.recovery.max_restarts,
-            hang_timeout_s=spec.recovery.hang_timeout,
             deadline_s=self._deadline_s,
             on_record=self.on_record,
+            on_supervisor=self.on_supervisor,
         )
-        try:
-            self.on_supervisor(supervisor)
-            result = supervisor.run()
-        finally:
-            self.on_supervisor(None)
         if result.outcome == "interrupted":
             raise InterruptedRunError(
                 "interrupted in a replay", hint=f"`chaosrun diagnose {self.run.run_id}` begins again; the run is as it was"

@@ -37,6 +37,7 @@ __all__ = [
     "order_template",
     "read_run",
     "run_files",
+    "supervise_leg",
 ]
 
 RUN_VERSION = 1
@@ -238,22 +239,17 @@ class Drill:
 
     def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
         leg = self._leg(name)
-        supervisor = Supervisor(
-            name=name,
-            leg=leg,
-            template=order_template(name, leg, spec, info),
-            plan=plan,
+        result = supervise_leg(
+            name,
+            leg,
+            order_template(name, leg, spec, info),
+            plan,
+            spec,
             workers=self.workers(),
-            max_restarts=spec.recovery.max_restarts,
-            hang_timeout_s=spec.recovery.hang_timeout,
             deadline_s=self._deadline_s,
             on_record=self.on_record,
+            on_supervisor=self.on_supervisor,
         )
-        try:
-            self.on_supervisor(supervisor)
-            result = supervisor.run()
-        finally:
-            self.on_supervisor(None)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {self.run.run_id}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
@@ -261,6 +257,37 @@ class Drill:
 
     def _leg(self, name: str) -> LegLayout:
         return leg_of(self.run, name)
+
+
+def supervise_leg(
+    name: str,
+    leg: LegLayout,
+    template: WorkerOrder,
+    plan: FaultPlan,
+    spec: JobSpec,
+    *,
+    workers: Workers,
+    deadline_s: float | None,
+    on_record: Callable[[dict[str, Any]], None],
+    on_supervisor: Callable[[Supervisor | None], None],
+) -> LegResult:
+    """Run one leg, called `name` in its records. `on_supervisor` knows whom to interrupt for as long as it runs."""
+    supervisor = Supervisor(
+        name=name,
+        leg=leg,
+        template=template,
+        plan=plan,
+        workers=workers,
+        max_restarts=spec.recovery.max_restarts,
+        hang_timeout_s=spec.recovery.hang_timeout,
+        deadline_s=deadline_s,
+        on_record=on_record,
+    )
+    try:
+        on_supervisor(supervisor)
+        return supervisor.run()
+    finally:
+        on_supervisor(None)
 
 
 def has_ended(run: RunLayout) -> bool:
