@@ -1,73 +1,119 @@
 """A fault and the plan that lists them: values, their JSON, and how they read to a person.
 
-Owns the names of fault kinds and phases. Must not know the spec, a clock or a process: workers import this.
+Must not know the spec, a clock or a process: workers import this.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 from chaosrun.errors import UsageError
+from chaosrun.plan.catalogue import KINDS
+from chaosrun.plan.kinds import OPTIONS, PHASES, FaultKind, Kind, Phase
 
-__all__ = ["CHECKPOINT_PHASES", "KINDS", "PHASES", "PLAN_VERSION", "Fault", "FaultKind", "FaultPlan", "Phase"]
+__all__ = ["PLAN_VERSION", "Fault", "FaultPlan"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
-FaultKind = Literal["kill"]
-KINDS: tuple[str, ...] = get_args(FaultKind)
-
-Phase = Literal["step", "checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit", "restore.end", "reduce"]
-PHASES: tuple[str, ...] = get_args(Phase)
-CHECKPOINT_PHASES = frozenset({"checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit"})
-
-_SIGNALS: dict[str, str] = {"kill": "SIGKILL"}
 _MOMENTS: dict[str, tuple[str, str]] = {
-    "step": ("after step {}", "after its first step"),
-    "reduce": ("inside the gradient all-reduce of step {}", "inside its first gradient all-reduce"),
-    "checkpoint.file": ("while it writes the checkpoint of step {}", "while it writes the first checkpoint it reaches"),
-    "checkpoint.precommit": (
-        "between write and commit of the checkpoint of step {}",
-        "between write and commit of the first checkpoint it reaches",
+    "rendezvous": ("at the rendezvous", "at its {nth} rendezvous"),
+    "restore.begin": ("before restoring the checkpoint of step {step}", "before its {nth} restore"),
+    "restore.end": ("right after restoring the checkpoint of step {step}", "right after its {nth} restore"),
+    "fetch": ("after fetching a batch of step {step}", "after fetching its {nth} batch"),
+    "forward": ("before the backward pass of step {step}", "before its {nth} backward pass"),
+    "reduce": ("inside the gradient all-reduce of step {step}", "inside its {nth} gradient all-reduce"),
+    "optimizer": ("before the optimizer applies step {step}", "before the optimizer applies its {nth} step"),
+    "record": ("right after the record of step {step}", "right after the record of its {nth} step"),
+    "checkpoint.begin": ("before it writes {saved}", "before it writes {saved}"),
+    "checkpoint.file": ("while it writes {saved}", "while it writes {saved}"),
+    "checkpoint.fsync.before": ("before the fsync of {file} in {saved}", "before the fsync of {file} in {saved}"),
+    "checkpoint.fsync.after": ("after the fsync of {file} in {saved}", "after the fsync of {file} in {saved}"),
+    "checkpoint.precommit": ("between write and commit of {saved}", "between write and commit of {saved}"),
+    "checkpoint.rename.before": (
+        "right before the rename that commits {saved}",
+        "right before the rename that commits {saved}",
     ),
-    "checkpoint.postcommit": (
-        "right after the commit of the checkpoint of step {}",
-        "right after the commit of the first checkpoint it reaches",
-    ),
-    "restore.end": ("right after restoring the checkpoint of step {}", "right after its first restore"),
+    "checkpoint.rename.after": ("after the rename that commits {saved}", "after the rename that commits {saved}"),
+    "checkpoint.postcommit": ("right after the commit of {saved}", "right after the commit of {saved}"),
+    "checkpoint.retention": ("after the retention that follows {saved}", "after the retention that follows {saved}"),
+    "step": ("after step {step}", "after its {nth} step"),
 }
-"""Per phase, the words for a fault at a given step and for one at the first moment of its kind."""
+"""Per phase, the words for a fault at a given step and for the n-th time."""
+_ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that will be done to one rank. Its identity is `id`: after a rollback the job crosses the same step again."""
+    """One thing that will be done. Its identity is `id`: after a rollback the job crosses the same step again.
+
+    With a `phase` it strikes when its rank comes by there and everything else that is given agrees; without one it strikes
+    from outside, `after_s` seconds after the leg's first attempt has started.
+    """
 
     id: str
     kind: FaultKind = "kill"
     rank: int
-    phase: Phase = "step"
-    at_step: int | None
-    """The step computed (reduce), done (step), saved (checkpoint.*) or restored (restore.end); None: the first reached."""
+    """The rank it is done to; of a node's kinds one that lives there, of the control plane's the one that waits for it."""
+    phase: Phase | None = "step"
+    at_step: int | None = None
+    """The step computed (fetch, forward, reduce, optimizer), done (record, step), saved (checkpoint.*) or restored
+    (restore.*); None: any."""
+    occurrence: int = 1
+    """Strike the n-th time that all else agrees: of what happens once an attempt (rendezvous, restore.*) counted over the leg,
+    of all else within the attempt."""
+    attempt: int | None = None
+    """Only in this attempt; None: in any."""
+    target: str | None = None
+    """Of checkpoint.fsync.*: only for this file of the checkpoint (a relative path; "." is the directory itself)."""
+    after_s: float | None = None
+    group: str | None = None
+    """Faults of one group strike together: each waits until all of them have arrived."""
+    required: bool = True
+    """False for one of a number that the training may outrun (drawn in seconds, replayed)."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     source: str
     """The entry of the spec that asked for it, such as "faults.schedule[0]"."""
 
+    @property
+    def facts(self) -> Kind:
+        return KINDS[self.kind]
+
+    def option(self, name: str) -> Any:
+        """The option's value, else the kind's default."""
+        return self.options[name] if name in self.options else self.facts.options[name]  # type: ignore[index]
+
     def describe(self) -> str:
         """Say it in words: "SIGKILL rank 1 after step 7"."""
-        at, first = _MOMENTS[self.phase]
-        moment = first if self.at_step is None else at.format(self.at_step)
-        return f"{_SIGNALS[self.kind]} rank {self.rank} {moment}"
+        options = {**self.facts.options, **self.options}
+        words = self.facts.words.format(rank=f"rank {self.rank}", **options)
+        return f"{words} {self.moment()}"
+
+    def moment(self) -> str:
+        """When, in words: "after step 7"."""
+        if self.phase is None:
+            return f"{self.after_s:g} s after the start"
+        at, nth = _MOMENTS[self.phase]
+        order = _ORDINALS.get(self.occurrence, f"{self.occurrence}th")
+        words = (nth if self.at_step is None else at).format(
+            step=self.at_step,
+            nth=order,
+            saved=f"the {order} checkpoint it reaches" if self.at_step is None else f"the checkpoint of step {self.at_step}",
+            file=self.target or "a file",
+        )
+        return words if self.attempt is None else f"{words} in attempt {self.attempt}"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "options": dict(self.options)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Fault":
         """Raises UsageError when the value is not a fault this version knows."""
         _expect_fields(value, cls, "a fault")
-        if value["kind"] not in KINDS or value["phase"] not in PHASES:
+        unknown = [name for name in value["options"] if name not in OPTIONS]
+        if value["kind"] not in KINDS or value["phase"] not in (None, *PHASES) or unknown:
             raise UsageError(
-                f"fault {value['id']} has an unknown kind or phase: {value['kind']!r} at {value['phase']!r}",
+                f"fault {value['id']} has an unknown kind, phase or option: {value['kind']!r} at {value['phase']!r} {unknown}",
                 hint="the plan was written by another version of chaosrun, or by hand",
             )
         return cls(**value)

@@ -7,7 +7,8 @@ from the newest committed one, never crossing that step again.
 
 from collections.abc import Iterator, Sequence
 
-from chaosrun.plan.faults import CHECKPOINT_PHASES, Fault
+from chaosrun.plan.faults import Fault
+from chaosrun.plan.kinds import CHECKPOINT_PHASES
 from chaosrun.spec.model import JobSpec
 
 __all__ = ["first_checkpoint", "is_checkpoint_step", "objections"]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from chaosrun.errors import UsageError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.feasible import first_checkpoint, objections
-from chaosrun.spec.model import JobSpec, RandomFaults, ScheduledFault
+from chaosrun.spec.faults import RandomFaults, ScheduledFault
+from chaosrun.spec.model import JobSpec
 
 __all__ = ["MAX_DRAWN_STEPS", "MAX_FAULTS", "make_plan"]
 
@@ -35,10 +36,7 @@ def make_plan(spec: JobSpec) -> FaultPlan:
             refused.append(steps)
             continue
         ranks = [_rank(entry.rank, spec.workers, chance) for _ in steps]
-        faults += (
-            Fault(id="", kind=entry.kind, rank=rank, phase=entry.phase, at_step=step, source=source)
-            for rank, step in zip(ranks, steps, strict=True)
-        )
+        faults += (_scheduled(entry, rank, step, source) for rank, step in zip(ranks, steps, strict=True))
     if spec.faults.random is not None:
         taken = {fault.at_step or first_checkpoint(spec) for fault in faults}
         drawn = _random_faults(spec, spec.faults.random, taken, chance)
@@ -55,6 +53,22 @@ def make_plan(spec: JobSpec) -> FaultPlan:
         raise _refusal(impossible)
     numbered = (dataclasses.replace(fault, id=f"F{number}") for number, fault in enumerate(faults, start=1))
     return FaultPlan(seed=spec.faults.seed, faults=tuple(numbered))
+
+
+def _scheduled(entry: ScheduledFault, rank: int, step: int | None, source: str) -> Fault:
+    return Fault(
+        id="",
+        kind=entry.kind,
+        rank=rank,
+        phase=None if entry.after is not None else entry.moment,
+        at_step=step,
+        occurrence=entry.occurrence or 1,
+        attempt=entry.attempt,
+        target=entry.target,
+        after_s=entry.after,
+        options=entry.options,
+        source=source,
+    )
 
 
 def _refusal(reasons: list[str]) -> UsageError:
@@ -103,7 +117,13 @@ def _random_faults(spec: JobSpec, entry: RandomFaults, taken: set[int], chance: 
         steps = [step for step in _bernoulli(entry, first, last, chance) if step not in taken]
     return [
         Fault(
-            id="", kind=entry.kind, rank=_rank(entry.rank, spec.workers, chance), phase=entry.phase, at_step=step, source=source
+            id="",
+            kind=entry.kind,
+            rank=_rank(entry.rank, spec.workers, chance),
+            phase=entry.moment,
+            at_step=step,
+            options=entry.options,
+            source=source,
         )
         for step in steps
     ]

@@ -11,7 +11,8 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
 - attempt.started     attempt, pids {rank: pid}, address
 - worker.exited       attempt, rank, pid, exit_code, signal, time_s of the death as its agent saw it (died_s)
 - fault.requested     fault, attempt, rank, step, phase       (copied from the durable marker the worker wrote before firing)
-- fault.observed      fault, attempt, rank, pid, signal, died_s
+- fault.observed      fault, attempt, rank, pid, how (plan.kinds.Evidence), exit_code, signal, died_s (of a death, else null),
+                      found (of a note or hang: what was seen, else null)
 - death.unplanned     attempt, rank, reason, step, error {type, message, traceback} or null
 - attempt.stopped     attempt, reason, killed [ranks]         (every process of the attempt is gone)
 - leg.finished        outcome, message, hint, final_step

@@ -61,6 +61,11 @@ class LegLayout:
         return self.path / "faults"
 
     @property
+    def notes(self) -> Path:
+        """Directory of what faults that leave their rank alive were seen to do; see `inject.marker`."""
+        return self.faults / "notes"
+
+    @property
     def environment(self) -> Path:
         return self.path / "environment.json"
 

@@ -46,6 +46,8 @@ class WorkerOrder:
     """Checkpoint name to restore, None to start from the beginning."""
     faults: tuple[dict[str, Any], ...] = ()
     """Faults armed for this rank in this attempt (plan.faults.Fault as JSON)."""
+    passed: dict[str, int] = dataclasses.field(default_factory=dict)
+    """How often attempts before this one came by a phase that an attempt comes by once (rendezvous, restore.*)."""
     distributed_debug: bool = False
     """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
     inspect: tuple[int, ...] = ()

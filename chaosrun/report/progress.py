@@ -29,17 +29,34 @@ __all__ = [
 ]
 
 TAIL_BYTES = 1 << 16
+LANDING_KEYS = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """A fault that was seen to kill its target."""
+    """A fault that was seen to happen."""
 
     fault: str
     attempt: int
     rank: int
     pid: int
+    how: str
     signal: int | None
+    exit_code: int | None
+
+    @property
+    def evidence(self) -> str:
+        """In a few words: "pid 4211: SIGKILL"."""
+        died = signal_name(self.signal) if self.signal else f"exit code {self.exit_code}"
+        return f"pid {self.pid}: {_EVIDENCE.get(self.how, died)}"
+
+
+_EVIDENCE = {
+    "note": "seen before and after",
+    "hang": "hung",
+    "node": "gone with its node",
+    "successor": "seen by the next supervisor",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +115,7 @@ def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
         case "attempt.starting":
             changes |= {"attempt": record["attempt"], "resumed_from": record["resume"], "resumed_step": record["resume_step"]}
         case "fault.observed" if all(landing.fault != record["fault"] for landing in progress.landed):
-            landing = Landing(**{key: record[key] for key in ("fault", "attempt", "rank", "pid", "signal")})
+            landing = Landing(**{key: record[key] for key in LANDING_KEYS})
             changes["landed"] = (*progress.landed, landing)
         case "death.unplanned":
             traceback = (record.get("error") or {}).get("traceback")
@@ -162,7 +179,8 @@ def sentence(record: dict[str, Any]) -> str:
         case "fault.requested":
             return f"{get('fault')} fires: rank {get('rank')}, {_where(record)}"
         case "fault.observed":
-            return f"{get('fault')} landed: rank {get('rank')} died of {signal_name(get('signal'))} (pid {get('pid')})"
+            what = _EVIDENCE.get(str(get("how")), _end_of_worker(record))
+            return f"{get('fault')} landed: rank {get('rank')} {what} (pid {get('pid')})"
         case "death.unplanned":
             error = get("error") or {}
             cause = _first_line(f"{error.get('type')}: {error.get('message')}") if error else get("reason")

@@ -15,7 +15,7 @@ from rich.text import Text
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
-from chaosrun.report.progress import LegProgress, UnplannedDeath, count, read_progress, signal_name, span
+from chaosrun.report.progress import LegProgress, UnplannedDeath, count, read_progress, span
 
 if TYPE_CHECKING:
     from chaosrun.plan.faults import FaultPlan
@@ -111,7 +111,7 @@ def _evidence(fault: "FaultOutcome", chaos: LegProgress) -> Text:
     if not fault.landed:
         return Text(f"NOT SHOWN: {fault.problem}", style="bold yellow")
     seen = next((landing for landing in chaos.landed if landing.fault == fault.id), None)
-    return Text("landed" if seen is None else f"pid {seen.pid}: {signal_name(seen.signal)}")
+    return Text("landed" if seen is None else seen.evidence)
 
 
 def _attempts_sentence(verdict: "Verdict") -> str:

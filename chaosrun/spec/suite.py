@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from chaosrun.errors import UsageError
 from chaosrun.spec.diagnosis import problems_of
-from chaosrun.spec.model import Count, JobName, Number, Section, Text, conflict, raise_conflicts, wrong
+from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, raise_conflicts, wrong
 from chaosrun.spec.problems import Place, Problem, spec_error
 from chaosrun.spec.source import Job, load_job, read_source
 from chaosrun.spec.tree import Mapping, find, flow, plain, read_tree

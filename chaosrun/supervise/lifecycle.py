@@ -148,7 +148,12 @@ class Unstoppable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
+    """No rank makes progress. `fault` is the planned fault that explains it."""
+
     message: str
+    rank: int | None = None
+    """The rank that stopped first, where that can be told."""
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +257,11 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
         case Stopped():
             return _stopped(state)
         case Hang():
-            return _fail(
-                state, Failure(message=event.message, hint="see the ranks' logs; recovery.hang_timeout sets the patience")
-            )
+            if event.fault is not None and state.phase == "running":
+                state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
+                return _stop(state, f"planned fault {event.fault}")
+            hint = "see the ranks' logs; recovery.hang_timeout sets the patience"
+            return _fail(state, Failure(message=event.message, hint=hint, rank=event.rank))
         case AgentLost():
             state = replace(state, agent_lost=True)
             return _fail(state, Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`"))

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise import lifecycle
 from chaosrun.supervise.deaths import failure_of, fault_markers, read_end, training_ended, withdraw_marker
+from chaosrun.supervise.sightings import Sightings
 
 __all__ = ["LegResult", "Supervisor", "Workers"]
 
@@ -106,7 +107,8 @@ class Supervisor:
         self._attempt = 0
         self._placing = False
         self._attempt_started_s = 0.0
-        self._observed: set[str] = set()
+        self._sightings = Sightings(leg, plan, self._record)
+        self._passed: Counter[str] = Counter()
         self._journal: Journal | None = None
 
     @property
@@ -134,8 +136,10 @@ class Supervisor:
                         return self._finish(action)
                     self._act(action)
                 event = self._next_event(state)
-                if isinstance(event, lifecycle.Stopped) and state.failure is not None:
-                    self._record_failure(state.failure)
+                if isinstance(event, lifecycle.Stopped):
+                    self._sightings.of_notes()
+                    if state.failure is not None:
+                        self._record_failure(state.failure)
                 state, actions = lifecycle.decide(state, event)
         except BaseException:
             # A bug or a second interrupt: leave no process behind, then let it be seen.
@@ -184,26 +188,12 @@ class Supervisor:
         ended = {"exit_code": raw["exit_code"], "signal": raw["signal"], "died_s": raw["died_s"]}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
-        for fault, marker in fault_markers(self._leg).items():
-            if fault not in self._observed and (marker.get("attempt"), marker.get("rank"), marker.get("pid")) == (
-                attempt,
-                rank,
-                pid,
-            ):
-                self._record_fault(fault, marker, raw)
-                return lifecycle.Death(rank=rank, fault=fault)
+        if fault := self._sightings.of_death(raw):
+            return lifecycle.Death(rank=rank, fault=fault)
         if raw["killed"]:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"))
         failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=raw["exit_code"], killed_by=raw["signal"])
         return lifecycle.Death(rank=rank, failure=failure)
-
-    def _record_fault(self, fault: str, marker: dict[str, Any], exited: dict[str, Any], *, requested: bool = False) -> None:
-        self._observed.add(fault)
-        if not requested:
-            said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
-            self._record("fault.requested", durable=False, fault=fault, requested_s=marker["time_s"], **said)
-        seen = {key: exited[key] for key in ("attempt", "rank", "pid", "exit_code", "signal", "died_s")}
-        self._record("fault.observed", fault=fault, **seen)
 
     def _record_failure(self, failure: lifecycle.Failure) -> None:
         """Only when the attempt is over is it certain that no planned fault stood behind a death."""
@@ -241,10 +231,14 @@ class Supervisor:
         exits = {
             (record["attempt"], record["rank"], record["pid"]): record for record in past if record["event"] == "worker.exited"
         }
-        requested = {record["fault"] for record in past if record["event"] == "fault.requested"}
-        self._observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+        self._sightings.requested = {record["fault"] for record in past if record["event"] == "fault.requested"}
+        self._sightings.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+        for record in past:
+            if record["event"] == "attempt.starting":
+                self._pass_by(record["resume"])
+        self._sightings.of_notes()
         for fault, marker in fault_markers(self._leg).items():
-            if fault in self._observed:
+            if fault in self._sightings.observed:
                 continue
             exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
             if exited is None:
@@ -255,9 +249,9 @@ class Supervisor:
                     self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
-                self._record_fault(fault, marker, exited, requested=fault in requested)
+                self._sightings.of_death(exited)
         attempts = [record["attempt"] for record in past if record["event"] == "attempt.starting"]
-        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observed))
+        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._sightings.observed))
 
     # Actions
 
@@ -318,6 +312,7 @@ class Supervisor:
             self._order(action, rank, [f.to_json() for f in armed if f.rank == rank])
             for rank in range(self._template.world_size)
         ]
+        self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:
             pids, address = self._workers.start(orders)
@@ -337,17 +332,23 @@ class Supervisor:
         )
         self._pending.append(lifecycle.Started())
 
+    def _pass_by(self, resume: str | None) -> None:
+        """Count what an attempt comes by once, for the attempts after it."""
+        self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
+
     def _order(self, action: lifecycle.Start, rank: int, faults: list[dict[str, Any]]) -> WorkerOrder:
         values = self._template.to_json() | {
             "attempt": action.attempt,
             "rank": rank,
             "resume": action.resume,
             "faults": faults,
+            "passed": dict(self._passed),
             "distributed_debug": action.distributed_debug,
         }
         return self._workers.place(WorkerOrder.from_json(values))
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
+        self._sightings.of_notes(at_last=True)
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
         self._record(

@@ -22,9 +22,9 @@ from chaosrun.checkpoint.manifest import Position as StoredPosition
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import MisuseError, RestoreMismatchError
+from chaosrun.inject.points import FaultPoints
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
-from chaosrun.train.faultpoints import FaultPoints
 from chaosrun.train.position import Position
 from chaosrun.train.state import TrainingState
 
@@ -58,6 +58,7 @@ class Checkpointer:
         Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
         """
         rank, step = self._order.rank, position.step
+        self._faults.reach("checkpoint.begin", step)
         staging = self._store.stage(step, self._order.attempt)
         with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
@@ -90,9 +91,10 @@ class Checkpointer:
         if rank == 0:
             self._store.commit(staging, step)
         self._accelerator.wait_for_everyone()
-        self._faults.reach("checkpoint.postcommit", step)
+        self._faults.reach("checkpoint.postcommit", step, checkpoint=self._leg.checkpoints / checkpoint_name(step))
         if rank == 0:
             self._store.retain()
+        self._faults.reach("checkpoint.retention", step)
         self.newest_step, self.digests = step, digests
         return checkpoint_name(step)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.errors import MisuseError
+from chaosrun.inject.points import FaultPoints
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -18,12 +19,14 @@ __all__ = ["WorkerContext", "current", "enter"]
 class WorkerContext:
     order: WorkerOrder
     leg: LegLayout = field(init=False)
+    faults: FaultPoints = field(init=False)
     session: "Session | None" = None
     """The session that the script attached, once it has."""
 
     def __post_init__(self) -> None:
         storage = Path(self.order.storage_path) if self.order.storage_path else None
         self.leg = LegLayout(Path(self.order.leg_path), storage)
+        self.faults = FaultPoints(self.order, self.leg)
 
     def adopt(self, session: "Session") -> None:
         if self.session is not None:

@@ -11,8 +11,8 @@ import torch
 import xxhash
 from accelerate import Accelerator
 
-from chaosrun.plan.faults import Fault
 from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.trace import TRACE_VERSION, TraceWriter
 from chaosrun.train.buckets import BucketPrimer
 from chaosrun.train.canary import canary
@@ -20,7 +20,6 @@ from chaosrun.train.checkpointing import Checkpointer
 from chaosrun.train.contents import content_digest
 from chaosrun.train.context import WorkerContext
 from chaosrun.train.determinism import environment_facts
-from chaosrun.train.faultpoints import FaultPoints
 from chaosrun.train.fingerprint import Fingerprint, fingerprint
 from chaosrun.train.inspection import Inspector
 from chaosrun.train.loader_workers import LoaderWorkers, newest_workers
@@ -41,12 +40,8 @@ class Recorder:
         self._state = state
         self._order = order
         self._leg = context.leg
-        self._faults = FaultPoints(
-            [Fault.from_json(fault) for fault in order.faults],
-            markers=context.leg.faults,
-            rank=order.rank,
-            attempt=order.attempt,
-        )
+        self._faults = context.faults
+        self._faults.training = state
         self._checkpointer = Checkpointer(accelerator, state, order, context.leg, self._faults)
         self._trace = TraceWriter(context.leg.attempt(order.attempt).trace(order.rank))
         self._inspector = Inspector(state, order, context.leg, accelerator.device) if order.inspect else None
@@ -56,6 +51,8 @@ class Recorder:
         self._layout_of = -1
         self._unsettled: Position | None = None
         self._noted_workers: LoaderWorkers | None = None
+        self._done = 0
+        """Steps done: what is computed now is the one after."""
         self.ended = False
         self._clear_window()
 
@@ -64,7 +61,9 @@ class Recorder:
         self._job = job
         position = Position()
         if self._order.resume:
+            self._faults.reach("restore.begin", checkpoint_step(self._order.resume) or 0)
             position = self._checkpointer.restore(self._order.resume, job)
+        self._done = position.step
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             _record_environment(self._leg.environment)
@@ -103,6 +102,7 @@ class Recorder:
         """A micro-batch has been handed to the script."""
         if not self._digests:
             self._rng_before = self._rng()
+            self._faults.reach("fetch", self._done + 1)
         self._ids.append(ids)
         self._digests.append(content_digest(batch))
         if self._inspector:
@@ -115,10 +115,14 @@ class Recorder:
             self._inspector.losses(losses)
 
     def before_synchronised_backward(self, step: int) -> None:
+        self._faults.reach("forward", step)
         self._faults.fire_inside_reduce(self._parameters, step)
 
     def before_optimizer_step(self) -> None:
         """The optimizer is about to apply these gradients at this learning rate."""
+        if not self._rates:
+            # Once a step, however many optimizers there are.
+            self._faults.reach("optimizer", self._done + 1)
         self._gradients = fingerprint([parameter.grad for parameter in self._parameters])
         self._rates = self._state.learning_rates()
         if self._inspector:
@@ -154,6 +158,8 @@ class Recorder:
             self._inspector.step()
         self._clear_window()
         self._unsettled = position
+        self._done = position.step
+        self._faults.reach("record", position.step)
 
     def settle(self) -> None:
         """The script is done with the step it last recorded: checkpoint when one is due, and let step faults strike."""

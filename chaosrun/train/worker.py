@@ -49,6 +49,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         os.chdir(order.cwd)
         listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
+        context.faults.reach("rendezvous", 0)
         store = _host_store(order, listen_fd)
         _announce(order)
         if order.distributed_debug:

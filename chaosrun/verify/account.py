@@ -9,7 +9,7 @@ from typing import Any
 
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.verify.history import Attempt, LegHistory
-from chaosrun.verify.premises import fault_problem
+from chaosrun.verify.landed import fault_problem
 
 __all__ = ["AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
 
@@ -19,7 +19,8 @@ class FaultOutcome:
     id: str
     description: str
     rank: int
-    phase: str
+    phase: str | None
+    """None for one that came after a delay, from outside."""
     step: int | None
     """Where it fired; where it was planned to, if it did not."""
     attempt: int | None

@@ -6,7 +6,7 @@ Add a check here and nowhere else; PREMISES and REQUIRED say what its status doe
 from collections.abc import Callable
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import finals, premises, recovery, replicas, restored, steps
+from chaosrun.verify import finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 
 __all__ = ["CHECKS", "PREMISES", "REQUIRED", "required", "run_checks"]
@@ -17,7 +17,7 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.reference,
     premises.environment,
     premises.reproducible,
-    premises.faults_landed,
+    landed.faults_landed,
     recovery.lineage,
     recovery.resume_points,
     restored.checkpointed_state,

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan, Phase
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.kinds import Phase
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard

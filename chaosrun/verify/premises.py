@@ -6,16 +6,13 @@ the job, they make the drill inconclusive. Pure.
 
 from collections.abc import Iterator
 
-from chaosrun.plan.faults import Fault
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields, differing_keys
-from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.history import Attempt
 from chaosrun.verify.restored import saved_difference
 from chaosrun.verify.traces import Position, StepRecord
 
-__all__ = ["SIGKILL", "completed", "environment", "fault_problem", "faults_landed", "records", "reference", "reproducible"]
-
-SIGKILL = 9
+__all__ = ["completed", "environment", "records", "reference", "reproducible"]
 
 
 def records(drill: Drill) -> Check:
@@ -187,70 +184,6 @@ def _pairs(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRec
         expected = drill.reference_lineage.at(step.rank, step.step)
         if expected:
             yield expected, step
-
-
-def faults_landed(drill: Drill) -> Check:
-    """Every planned fault was requested once and then seen to kill the very process it was meant for."""
-    if not drill.plan.faults:
-        return inconclusive("faults_landed", "no fault was planned: nothing about recovery was tested", planned=0)
-    problems = {fault.id: problem for fault in drill.plan.faults if (problem := fault_problem(fault, drill.chaos))}
-    planned = {fault.id for fault in drill.plan.faults}
-    for record in (*drill.chaos.events("fault.requested"), *drill.chaos.events("fault.observed")):
-        if record["fault"] not in planned:
-            problems[record["fault"]] = "it is not in the plan"
-    if problems:
-        first = next(iter(problems.items()))
-        return inconclusive(
-            "faults_landed",
-            f"{len(problems)} of {len(planned)} planned faults cannot be shown to have happened: {first[0]}: {first[1]}",
-            planned=len(planned),
-            problems=problems,
-        )
-    return passed("faults_landed", f"{len(planned)} of {len(planned)} planned faults landed", planned=len(planned))
-
-
-def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
-    """Why `fault` cannot be shown to have happened as planned; None when it can."""
-    requested = [record for record in chaos.events("fault.requested") if record["fault"] == fault.id]
-    observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
-    if not requested:
-        return "it never fired"
-    if not observed:
-        return "it was requested, but no death was seen"
-    if len(requested) > 1 or len(observed) > 1:
-        return f"requested {len(requested)} times, observed {len(observed)} times"
-    asked, seen = requested[0], observed[0]
-    if (asked["rank"], asked["phase"]) != (fault.rank, fault.phase) or fault.at_step not in (None, asked["step"]):
-        return f"it fired on rank {asked['rank']} at {asked['phase']} of step {asked['step']}, not as planned"
-    if (seen["attempt"], seen["rank"]) != (asked["attempt"], asked["rank"]):
-        places = [f"rank {record['rank']} of attempt {record['attempt']}" for record in (asked, seen)]
-        return f"fired by {places[0]}, seen on {places[1]}"
-    if seen["signal"] != SIGKILL:
-        return f"the process ended with signal {seen['signal']}, not {SIGKILL}"
-    return _wrong_process(fault, asked["attempt"], seen["pid"], asked["step"], chaos)
-
-
-def _wrong_process(fault: Fault, number: int, pid: int, step: int, chaos: LegHistory) -> str | None:
-    rank = fault.rank
-    attempt = next((attempt for attempt in chaos.attempts if attempt.number == number), None)
-    if attempt is None:
-        return f"attempt {number} is not in the journal"
-    trace = attempt.traces.get(rank)
-    own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
-    if own != {pid}:
-        return f"process {pid} died, rank {rank} of attempt {number} was process {', '.join(map(str, own)) or 'unknown'}"
-    if not any((death.rank, death.pid, death.signal) == (rank, pid, SIGKILL) for death in attempt.exits):
-        return f"no exit of process {pid} by signal {SIGKILL} was recorded"
-    if trace is None or trace.start is None:
-        return f"rank {rank} left no trace of attempt {number}"
-    # Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its fault.
-    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
-    before = step - 1 if fault.phase == "reduce" else step
-    if reached != before:
-        return (
-            f"rank {rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after step {before}"
-        )
-    return None
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import CHECKPOINT_PHASES, PHASES, FaultPlan
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.plan.kinds import CHECKPOINT_PHASES
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.model import JobSpec
 from tests.conftest import REPOSITORY, WarmDrills
@@ -26,6 +27,10 @@ MOST_FAULTS = 6
 DRAWS = 1000
 """Tries to draw a plan that can be carried out."""
 PRELOAD = ["pydoc_data.topics", "sklearn.datasets"]
+
+
+PHASES = ("step", "checkpoint.file", "checkpoint.precommit", "checkpoint.postcommit", "restore.end", "reduce")
+"""Where the plans kill; every other point is the sweep's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -376,7 +376,8 @@ class LegWriter:
         if lost:
             self.journal.append("death.unplanned", attempt=number, rank=fault.rank, reason="signal 9", step=step, error=None)
         else:
-            seen = {"fault": fault.id, "attempt": number, "rank": fault.rank, "pid": pid, "signal": 9, "died_s": died}
+            seen = {"fault": fault.id, "attempt": number, "rank": fault.rank, "pid": pid, "how": "death", "found": None}
+            seen |= {"exit_code": None, "signal": 9, "died_s": died}
             self.journal.append("fault.observed", **seen)
         others = [rank for rank in range(self.workers) if rank != fault.rank]
         for rank in others:

@@ -24,7 +24,18 @@ CHAOS: list[dict[str, Any]] = [
     {"event": "attempt.started", "attempt": 1, "pids": {"0": 11, "1": 12, "2": 13}, "address": "127.0.0.1"},
     {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 17, "phase": "step"},
     {"event": "worker.exited", "attempt": 1, "rank": 1, "pid": 12, "exit_code": None, "signal": 9, "died_s": 5.0},
-    {"event": "fault.observed", "fault": "F1", "attempt": 1, "rank": 1, "pid": 12, "signal": 9, "died_s": 5.0},
+    {
+        "event": "fault.observed",
+        "fault": "F1",
+        "attempt": 1,
+        "rank": 1,
+        "pid": 12,
+        "how": "death",
+        "found": None,
+        "exit_code": None,
+        "signal": 9,
+        "died_s": 5.0,
+    },
     {"event": "attempt.stopped", "attempt": 1, "reason": "fault F1", "killed": [0, 2]},
     {
         "event": "checkpoint.quarantined",
@@ -73,7 +84,7 @@ def test_fold_of_a_journal() -> None:
     seen = fold(CHAOS)
     assert (seen.workers, seen.supervisor_pid) == (3, 41)
     assert (seen.attempt, seen.resumed_from, seen.resumed_step) == (2, "step-00000010", 10)
-    assert seen.landed == (Landing(fault="F1", attempt=1, rank=1, pid=12, signal=9),)
+    assert seen.landed == (Landing(fault="F1", attempt=1, rank=1, pid=12, how="death", signal=9, exit_code=None),)
     assert (seen.quarantined, seen.unplanned, seen.outcome) == (1, (), None)
 
 

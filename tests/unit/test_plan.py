@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import PHASES, Fault, FaultPlan
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.kinds import PHASES
 from chaosrun.plan.planner import MAX_FAULTS, make_plan
 from chaosrun.spec.model import JobSpec
 
@@ -221,7 +222,7 @@ def test_foreign_json_is_refused():
     plan = make_plan(spec({"at_step": 7, "rank": 0})).to_json()
     fault = plan["faults"][0]
     for foreign in (
-        {**plan, "version": 2},
+        {**plan, "version": 1},
         {**plan, "more": 1},
         {**plan, "faults": [{**fault, "phase": "lunch"}]},
         {**plan, "faults": [{**fault, "kind": "hug"}]},

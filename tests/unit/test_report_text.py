@@ -120,7 +120,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     write_chaos(
         layout,
         ("leg.started", {"workers": 3, "supervisor_pid": 1}),
-        ("fault.observed", {"fault": "F1", "attempt": 1, "rank": 1, "pid": 4211, "signal": 9}),
+        (
+            "fault.observed",
+            {"fault": "F1", "attempt": 1, "rank": 1, "pid": 4211, "how": "death", "exit_code": None, "signal": 9},
+        ),
     )
     return layout
 

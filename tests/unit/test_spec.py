@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from chaosrun.spec.model import JobSpec, RandomFaults, ScheduledFault, Tolerance
+from chaosrun.spec.faults import RandomFaults, ScheduledFault
+from chaosrun.spec.model import JobSpec, Tolerance
 
 LEAST = {"name": "probe", "script": "train.py", "workers": 2}
 
@@ -133,7 +134,7 @@ def test_other_phases_need_no_step(phase):
     ("entry", "message"),
     [
         ({"count": 3, "mean_steps": 4}, "exclude each other"),
-        ({}, "need count or mean_steps"),
+        ({}, "need count, mean_steps, rate or mtbf"),
         ({"count": 1, "between": [9, 2]}, "no step lies between"),
     ],
 )

@@ -17,11 +17,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import chaosrun
 from chaosrun.errors import MisuseError
+from chaosrun.inject.points import FaultPoints
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import DataResume, WorkerOrder
 from chaosrun.train import context
 from chaosrun.train.checkpointing import Checkpointer
-from chaosrun.train.faultpoints import FaultPoints
 from chaosrun.train.ledger import SampleLedger, _next_index, listen
 from chaosrun.train.position import Position
 from chaosrun.train.protocols import check_loader, open_epoch, resumed_position
@@ -194,7 +194,7 @@ def test_only_rank_zero_writes_the_files_that_accelerate_has_every_rank_write(
     scaler = accelerator.scaler = torch.amp.GradScaler("cpu")  # pyright: ignore[reportPrivateImportUsage]
     order = dataclasses.replace(worker_of("stateful").order, rank=rank, world_size=2)
     leg, state = LegLayout(tmp_path / "leg"), TrainingState(accelerator)
-    faults = FaultPoints([], markers=leg.faults, rank=rank, attempt=1)
+    faults = FaultPoints(order, leg)
     with Checkpointer(accelerator, state, order, leg, faults)._shared_files_by_rank_zero():
         accelerator.save_state(str(tmp_path / "state"))
     names = {path.name for path in (tmp_path / "state").iterdir()} & {"dl_state_dict.bin", "scaler.pt"}

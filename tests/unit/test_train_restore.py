@@ -10,10 +10,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.errors import RestoreMismatchError
+from chaosrun.inject.points import FaultPoints
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.train.checkpointing import Checkpointer
-from chaosrun.train.faultpoints import FaultPoints
 from chaosrun.train.position import Position
 from chaosrun.train.state import TrainingState
 
@@ -47,7 +47,7 @@ class Training:
         self.dtype = dtype
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         leg = LegLayout(folder / "leg", None)
-        faults = FaultPoints([], markers=leg.faults, rank=0, attempt=1)
+        faults = FaultPoints(order(leg.path), leg)
         self.checkpointer = Checkpointer(self.accelerator, TrainingState(self.accelerator), order(leg.path), leg, faults)
 
     def schedule(self) -> Any:

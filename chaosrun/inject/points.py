@@ -1,0 +1,129 @@
+"""The named points of a worker, and which fault is due when the worker comes by one.
+
+Every rank of every attempt has one `FaultPoints`, from its first moment on. Points are reached from the same places whether
+anything is armed there or not; with nothing armed they cost a dictionary lookup.
+"""
+
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from chaosrun.inject.arms import ARMS
+from chaosrun.inject.marker import write_marker
+from chaosrun.inject.strike import Strike
+from chaosrun.plan.faults import Fault
+from chaosrun.plan.kinds import Phase
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+if TYPE_CHECKING:
+    from chaosrun.inject.strike import Training
+
+__all__ = ["FaultPoints"]
+
+
+class FaultPoints:
+    """The faults armed for this rank in this attempt."""
+
+    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
+        self._order = order
+        self._leg = leg
+        faults = [Fault.from_json(fault) for fault in order.faults]
+        # A fault of the supervisor that comes after a delay is none of ours.
+        self._armed: dict[str, list[Fault]] = {}
+        for fault in faults:
+            if fault.phase is not None and fault.attempt in (None, order.attempt):
+                self._armed.setdefault(fault.phase, []).append(fault)
+        self._seen: Counter[tuple[str, str | None]] = Counter()
+        for phase, count in order.passed.items():
+            self._seen[phase, None] = count
+        self.training: Training | None = None
+        """What there is to damage; None until the script has attached."""
+
+    def reach(self, phase: Phase, step: int, *, target: str | None = None, **at: Any) -> None:
+        """Strike with what is due here, if anything is. Most kinds do not return.
+
+        `step`: the step that `Fault.at_step` means at this phase; 0 at the rendezvous. `target`: the checkpoint's file of an
+        fsync. `at` is handed to the arm as it is.
+        """
+        for fault in self.due(phase, step, target=target):
+            self.fire(fault, step, **at)
+
+    def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
+        """Faults that are to strike now, that `phase` is reached at `step`. Counts: call it once each time."""
+        armed = self._armed.get(phase)
+        if not armed:
+            return []
+        for key in {(phase, None), (phase, target)}:
+            self._seen[key] += 1
+        return [fault for fault in armed if self._agrees(fault, step, target)]
+
+    def _agrees(self, fault: Fault, step: int, target: str | None) -> bool:
+        if fault.at_step is not None and fault.at_step != step:
+            return False
+        if fault.target is not None and fault.target != target:
+            return False
+        if fault.at_step is None:
+            # A fault that has struck is disarmed: what comes by later than the n-th time is not due, it is overdue.
+            return self._seen[fault.phase or "", fault.target] >= fault.occurrence
+        return True
+
+    def fire(self, fault: Fault, step: int, **at: Any) -> None:
+        """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
+        self._armed[fault.phase or ""].remove(fault)
+        strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, at=at)
+        if not write_marker(
+            self._leg,
+            fault.id,
+            rank=self._order.rank,
+            attempt=self._order.attempt,
+            pid=strike.pid,
+            phase=fault.phase,
+            step=step,
+        ):
+            # Fired in an earlier attempt: a fault id strikes once.
+            return
+        if fault.group is not None:
+            strike.wait_for_group()
+        if fault.facts.striker == "supervisor":
+            wait_for_the_supervisor(fault)
+            return
+        ARMS[fault.kind](strike)
+
+    def fire_inside_reduce(self, parameters: Sequence[torch.nn.Parameter], step: int) -> None:
+        """Arrange for a due `reduce` fault to fire in the coming backward pass, after this rank has launched its gradient
+        all-reduces and before it has waited for them.
+
+        The first gradient to arrive queues the shot as an engine callback; DDP queues its own, which waits for the
+        all-reduces, when the last bucket is ready, hence behind ours.
+        """
+        faults = self.due("reduce", step)
+        if not faults:
+            return
+        engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        handles: list[torch.utils.hooks.RemovableHandle] = []
+
+        def shoot() -> None:
+            for fault in faults:
+                self.fire(fault, step)
+
+        def queue(_gradient: torch.Tensor) -> None:
+            if handles:
+                for handle in handles:
+                    handle.remove()
+                handles.clear()
+                engine.queue_callback(shoot)
+
+        handles.extend(parameter.register_hook(queue) for parameter in parameters if parameter.requires_grad)
+
+
+def wait_for_the_supervisor(fault: Fault) -> None:
+    """Stay at exactly this point until the supervisor, who looks for the marker, has done what the fault says.
+
+    A drain notice is for the ranks to act on, hence nothing to wait for.
+    """
+    while fault.facts.waits:
+        signal.pause()

@@ -1,0 +1,212 @@
+"""What a job file may say about faults: `faults.schedule`, `faults.random`, `faults.replay`, `faults.seed`.
+
+Owns which keys go together. Whether a fault can ever fire is the planner's business.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import InitErrorDetails
+
+from chaosrun.plan.catalogue import KINDS
+from chaosrun.plan.kinds import RESTORE_PHASES, FaultKind, Option, Phase
+from chaosrun.spec.fields import Count, Duration, Number, Positive, Rank, Section, StepRange, Text, conflict, raise_conflicts
+
+__all__ = ["FaultOptions", "FaultsSpec", "RandomFaults", "ReplaySpec", "ScheduledFault"]
+
+ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
+
+_OPTION_KEYS: dict[str, Option] = {
+    "grace": "grace_s",
+    "duration": "duration_s",
+    "factor": "factor",
+    "steps": "steps",
+    "mebibytes": "mebibytes",
+    "state": "state",
+    "tensor": "tensor",
+    "bit": "bit",
+    "file": "file",
+}
+"""Key in the file → option of the fault."""
+
+
+class FaultOptions(Section):
+    """What is done to whom, whenever: the part that scheduled and random faults share."""
+
+    kind: FaultKind = Field(default="kill", description="what is done; kill is SIGKILL, the README's table has all kinds")
+    rank: Rank = Field(default="random", description="the rank it is done to, random: drawn with faults.seed, or all at once")
+    at_once: Positive | None = Field(default=None, description="with rank random: how many ranks it is done to at once")
+    phase: Phase | None = Field(
+        default=None, description="the point within the step: after it, in its all-reduce, in its checkpoint, …"
+    )
+    grace: Duration | None = Field(default=None, description="time between a notice and SIGKILL, such as 5s")
+    duration: Duration | None = Field(default=None, description="how long it lasts, such as 2s")
+    factor: Annotated[Number, Field(gt=1)] | None = Field(default=None, description="how many times as long a step takes")
+    steps: Positive | None = Field(default=None, description="how many steps it lasts")
+    mebibytes: Positive | None = Field(default=None, description="memory that the rank may still take, in MiB")
+    state: Literal["parameter", "gradient", "moment"] | None = Field(default=None, description="what is corrupted")
+    tensor: Text | None = Field(default=None, description="name of the parameter concerned; default: drawn")
+    bit: Count | None = Field(default=None, description="number of the bit in the element, 0 the lowest; default: drawn")
+    file: Text | None = Field(default=None, description="file of the checkpoint, a path relative to it")
+
+    @property
+    def moment(self) -> Phase:
+        """The phase that is meant."""
+        return self.phase or KINDS[self.kind].default_phase
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the fault, as far as they are given."""
+        given = {option: getattr(self, key) for key, option in _OPTION_KEYS.items() if getattr(self, key) is not None}
+        if "file" not in KINDS[self.kind].options:
+            given.pop("file", None)
+        return given
+
+    @property
+    def target(self) -> str | None:
+        """The file of a checkpoint at whose fsync it strikes."""
+        return None if "file" in KINDS[self.kind].options else self.file
+
+    def _mismatches(self) -> Iterator[InitErrorDetails]:
+        kind = KINDS[self.kind]
+        for key, option in _OPTION_KEYS.items():
+            if getattr(self, key) is None or option in kind.options:
+                continue
+            if key == "file" and self.moment.startswith("checkpoint.fsync"):
+                continue
+            known = [name for name, own in _OPTION_KEYS.items() if own in kind.options]
+            hint = f"{self.kind} takes {', '.join(known)}" if known else f"{self.kind} takes no options"
+            yield conflict(key, f"a fault of kind {self.kind} has no {key}", hint)
+        if self.phase is not None and self.phase not in kind.phases:
+            yield conflict(
+                "phase",
+                f"a fault of kind {self.kind} cannot strike at {self.phase}",
+                f"it can at {', '.join(sorted(kind.phases))}",
+            )
+        if self.at_once is not None and self.rank != "random":
+            yield conflict("at_once", "at_once counts ranks that are drawn", "leave rank out, or write rank: all")
+
+
+class ScheduledFault(FaultOptions):
+    """One entry of `faults.schedule`: a fault at one moment, or every so many steps."""
+
+    at_step: Positive | None = Field(default=None, description="the step it happens at, counted from 1")
+    every_steps: Positive | None = Field(default=None, description="repeat at each multiple of this many steps")
+    until_step: Positive | None = Field(
+        default=None, description="the last step that every_steps may reach; default: max_steps"
+    )
+    occurrence: Positive | None = Field(
+        default=None, description="the n-th time that the rank comes by the phase, counted from 1"
+    )
+    attempt: Positive | None = Field(default=None, description="only in this attempt, counted from 1")
+    after: Duration | None = Field(default=None, description="time after the first attempt has started, such as 5s")
+
+    @model_validator(mode="after")
+    def _one_trigger(self) -> Self:
+        found = [*self._mismatches(), *self._triggers()]
+        raise_conflicts("ScheduledFault", found)
+        return self
+
+    def _triggers(self) -> Iterator[InitErrorDetails]:
+        moment = self.moment
+        if self.at_step is not None and self.every_steps is not None:
+            yield conflict("every_steps", "at_step and every_steps exclude each other", "keep one of the two")
+        if self.until_step is not None and self.every_steps is None:
+            hint = "add every_steps, or write at_step for a single fault"
+            yield conflict("until_step", "until_step needs every_steps", hint)
+        if self.until_step is not None and self.every_steps is not None and self.until_step < self.every_steps:
+            reason = f"until_step {self.until_step} comes before the first fault, at step {self.every_steps}"
+            yield conflict("until_step", reason, "raise until_step or lower every_steps")
+        if self.every_steps is not None and moment in ONCE_AN_ATTEMPT:
+            reason = f"a fault at {moment} cannot repeat by steps"
+            yield conflict("every_steps", reason, "add one entry for each, with occurrence or attempt")
+        if self.at_step is not None and moment == "rendezvous":
+            yield conflict(
+                "at_step", "no step has been made at a rendezvous", "write occurrence: 2 for that of the second attempt"
+            )
+        if self.after is not None:
+            yield from self._outside()
+        elif moment in ("step", "reduce") and (self.at_step, self.every_steps, self.occurrence) == (None, None, None):
+            reason = f"a fault at phase {moment} needs at_step or every_steps"
+            yield conflict(None, reason, "say when, such as at_step: 7")
+        if self.occurrence is not None and (self.at_step is not None or self.every_steps is not None):
+            yield conflict("occurrence", "occurrence and steps exclude each other", "keep one of the two")
+
+    def _outside(self) -> Iterator[InitErrorDetails]:
+        others = [key for key in ("at_step", "every_steps", "occurrence", "attempt", "phase") if getattr(self, key) is not None]
+        if others:
+            yield conflict(
+                "after", f"after and {others[0]} exclude each other", "a fault after a delay comes from outside, at no step"
+            )
+        if not KINDS[self.kind].timed:
+            timed = ", ".join(name for name, kind in KINDS.items() if kind.timed)
+            yield conflict("after", f"a fault of kind {self.kind} is made inside the worker", f"after works with {timed}")
+
+
+class RandomFaults(FaultOptions):
+    """`faults.random`: faults at drawn steps or times."""
+
+    count: Positive | None = Field(default=None, description="how many faults, each at another step")
+    mean_steps: Annotated[Number, Field(ge=1)] | None = Field(default=None, description="mean number of steps between faults")
+    rate: Annotated[Number, Field(gt=0, le=1)] | None = Field(default=None, description="probability of a fault at each step")
+    mtbf: Duration | None = Field(default=None, description="mean time between faults, exponential, such as 30s")
+    between: StepRange | None = Field(
+        default=None, description="first and last step that may be drawn; default: [1, max_steps]"
+    )
+    within: Duration | None = Field(
+        default=None, description="with mtbf: time that faults are drawn for; default: ten times mtbf"
+    )
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Self:
+        raise_conflicts("RandomFaults", [*self._mismatches(), *self._amounts()])
+        return self
+
+    def _amounts(self) -> Iterator[InitErrorDetails]:
+        amounts = [key for key in ("count", "mean_steps", "rate", "mtbf") if getattr(self, key) is not None]
+        if len(amounts) > 1:
+            yield conflict(amounts[1], f"{amounts[0]} and {amounts[1]} exclude each other", "keep one of the two")
+        if not amounts:
+            yield conflict(None, "random faults need count, mean_steps, rate or mtbf", "say how many, such as count: 3")
+        if self.between is not None and self.between[0] > self.between[1]:
+            first, last = self.between
+            yield conflict("between", f"no step lies between {first} and {last}", f"write [{last}, {first}]")
+        if self.within is not None and self.mtbf is None:
+            yield conflict("within", "within needs mtbf", "between bounds faults that are drawn by steps")
+        if self.mtbf is not None:
+            if self.phase is not None or self.between is not None:
+                key = "phase" if self.phase is not None else "between"
+                yield conflict(key, f"mtbf and {key} exclude each other", "a fault in time comes from outside, at no step")
+            if not KINDS[self.kind].timed:
+                timed = ", ".join(name for name, kind in KINDS.items() if kind.timed)
+                yield conflict("mtbf", f"a fault of kind {self.kind} is made inside the worker", f"mtbf works with {timed}")
+        elif self.moment not in ("step", "reduce", "fetch", "forward", "optimizer", "record"):
+            yield conflict(
+                "phase" if self.phase else "kind",
+                f"no random step has a {self.moment}",
+                "random faults strike at step, reduce, …",
+            )
+
+
+class ReplaySpec(Section):
+    """`faults.replay`: a recorded preemption trace, played again in compressed time."""
+
+    trace: Text = Field(description="the recorded trace, relative to the job file")
+    format: Literal["auto", "bamboo", "parcae", "skypilot"] = Field(default="auto", description="how the file is written")
+    unit: Literal["seconds", "hours"] = Field(default="seconds", description="unit of a bamboo file's first column")
+    compress: Annotated[Number, Field(gt=0)] = Field(
+        default=1.0, description="how much faster than recorded: 3600 makes an hour a second"
+    )
+    start: Duration | None = Field(default=None, description="recorded time to begin at; default: its beginning")
+    until: Duration | None = Field(default=None, description="recorded time to end at; default: its end")
+    onto: Literal["ranks", "nodes"] = Field(
+        default="ranks", description="what a recorded node stands for: a rank or a whole node"
+    )
+
+
+class FaultsSpec(Section):
+    seed: Count = Field(default=0, description="seed of everything random in the plan")
+    schedule: tuple[ScheduledFault, ...] = Field(default=(), description="faults at known moments")
+    random: RandomFaults | None = Field(default=None, description="faults at random steps or times")
+    replay: ReplaySpec | None = Field(default=None, description="faults as they were recorded on a cluster")

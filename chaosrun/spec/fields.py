@@ -1,0 +1,122 @@
+"""What single values of a spec may be: their types, bounds, and the words of an error about one.
+
+Owns nothing of what a job is. `Section` is the frozen mapping that every part of a spec is made of.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+__all__ = [
+    "Argument",
+    "Count",
+    "Device",
+    "Duration",
+    "Flag",
+    "JobName",
+    "Number",
+    "Positive",
+    "Rank",
+    "Section",
+    "Seed",
+    "StepRange",
+    "Text",
+    "VariableName",
+    "conflict",
+    "raise_conflicts",
+    "wrong",
+]
+
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DURATION = re.compile(r"(?P<amount>\d+(\.\d+)?)\s*(?P<unit>ms|s|m|h|d)")
+DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+
+
+def wrong(expected: str) -> PydanticCustomError:
+    """An error of one value: `expected` completes "<name> must be …"."""
+    return PydanticCustomError("wrong_value", "{expected}", {"expected": expected})
+
+
+def conflict(key: str | None, reason: str, hint: str) -> InitErrorDetails:
+    """An error between fields, shown at `key` (None: at the whole mapping). `reason` is the sentence, `hint` the way out."""
+    kind = PydanticCustomError("conflict", "{reason}", {"reason": reason, "hint": hint})
+    return InitErrorDetails(type=kind, loc=() if key is None else (key,), input=None)
+
+
+def raise_conflicts(title: str, conflicts: list[InitErrorDetails]) -> None:
+    if conflicts:
+        raise ValidationError.from_exception_data(title, conflicts)
+
+
+def _seconds(value: Any) -> float:
+    expected = "a time greater than 0: seconds, or text such as 90s, 10m, 2h"
+    if isinstance(value, str) and (match := DURATION.fullmatch(value.strip())):
+        value = float(match["amount"]) * DURATION_UNITS_S[match["unit"]]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise wrong(expected)
+    return float(value)
+
+
+def _rank(value: Any) -> Any:
+    if value in ("random", "all") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise wrong("'random', 'all' or a rank, counted from 0")
+
+
+def _gpus(value: Any) -> Any:
+    if value in ("auto", 0, 1) and not isinstance(value, bool | float):
+        return value
+    raise wrong("'auto', 0 or 1: a worker trains on one device")
+
+
+def _job_name(value: str) -> str:
+    if not JOB_NAME.fullmatch(value):
+        raise wrong("1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+    return value
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise wrong("text without NUL characters")
+    return value
+
+
+def _variable_name(value: str) -> str:
+    if not value or "=" in value or "\0" in value:
+        raise wrong("the name of an environment variable")
+    if value in RENDEZVOUS:
+        raise PydanticCustomError(
+            "conflict",
+            "{reason}",
+            {"reason": f"{value} is set by chaosrun, for each rank and attempt", "hint": "leave it out of env"},
+        )
+    return value
+
+
+def _step_range(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return tuple(value)
+    raise wrong("two steps, first and last, such as [1, 60]")
+
+
+Count = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # numpy takes no larger one
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul)]
+JobName = Annotated[str, Field(strict=True), AfterValidator(_job_name)]
+Argument = Annotated[str, Field(strict=True), AfterValidator(_no_nul)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
+"""Seconds. A job file may also write 500ms, 90s, 10m, 2h, 1d."""
+Rank = Annotated[int | Literal["random", "all"], BeforeValidator(_rank)]
+Device = Annotated[Literal["auto", 0, 1], BeforeValidator(_gpus)]
+VariableName = Annotated[str, AfterValidator(_variable_name)]
+StepRange = Annotated[tuple[Positive, Positive], BeforeValidator(_step_range)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,84 @@
+"""What was seen of the faults: turns markers, notes, deaths and hangs into `fault.requested` and `fault.observed`.
+
+A fault counts as observed when something outside its own intention agrees with it, in the way that its kind prescribes
+(`plan.kinds.Evidence`). Decides nothing about attempts.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.layout import LegLayout
+from chaosrun.supervise.deaths import fault_markers
+
+__all__ = ["Sightings"]
+
+Record = Callable[..., None]
+"""`record(event, durable=…, **fields)`: append to the journal."""
+
+
+class Sightings:
+    """The faults of one leg, and which of them have been seen."""
+
+    def __init__(self, leg: LegLayout, plan: FaultPlan, record: Record) -> None:
+        self._leg = leg
+        self._faults: Mapping[str, Fault] = {fault.id: fault for fault in plan.faults}
+        self._record = record
+        self.observed: set[str] = set()
+        self.requested: set[str] = set()
+
+    def of_death(self, raw: Mapping[str, Any]) -> str | None:
+        """The fault that this death (an `exited` event) is the proof of, None when it is of none."""
+        who = (raw["attempt"], raw["rank"], raw["pid"])
+        for fault, marker in self._unseen():
+            if (marker.get("attempt"), marker.get("rank"), marker.get("pid")) == who and fault.facts.is_this_death(
+                exit_code=raw["exit_code"], by_signal=raw["signal"]
+            ):
+                self.see(fault.id, marker, how="death", **{key: raw[key] for key in ("exit_code", "signal", "died_s")})
+                return fault.id
+        return None
+
+    def of_hang(self, attempt: int, rank: int, **found: Any) -> str | None:
+        """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
+        for fault, marker in self._unseen():
+            if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
+                self.see(fault.id, marker, how="hang", found=found)
+                return fault.id
+        return None
+
+    def of_notes(self, *, at_last: bool = False) -> None:
+        """Take over the notes that are final; `at_last` those that never will be, too."""
+        if not self._leg.notes.is_dir():
+            return
+        for fault, marker in self._unseen():
+            path = self._leg.notes / f"{fault.id}.json"
+            if fault.facts.evidence != "note" or not path.exists():
+                continue
+            note = json.loads(path.read_text())
+            if note["final"] or at_last:
+                self.see(fault.id, marker, how="note", found=note)
+
+    def see(self, fault: str, marker: Mapping[str, Any], *, how: str, found: Any = None, **seen: Any) -> None:
+        """Journal that a fault was requested, if that is not there yet, and observed."""
+        self.request(fault, marker)
+        self.observed.add(fault)
+        about = {key: marker[key] for key in ("attempt", "rank", "pid")}
+        ended = {"exit_code": None, "signal": None, "died_s": None, **seen}
+        self._record("fault.observed", fault=fault, how=how, found=found, **about, **ended)
+
+    def request(self, fault: str, marker: Mapping[str, Any]) -> None:
+        """Journal that a fault is about to strike, or has struck: what its marker says."""
+        if fault in self.requested:
+            return
+        self.requested.add(fault)
+        said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
+        self._record("fault.requested", durable=False, fault=fault, requested_s=marker["time_s"], **said)
+
+    def _unseen(self) -> list[tuple[Fault, dict[str, Any]]]:
+        """Faults of the plan that have a readable marker and have not been observed."""
+        return [
+            (self._faults[fault], marker)
+            for fault, marker in fault_markers(self._leg).items()
+            if fault not in self.observed and fault in self._faults and marker
+        ]

@@ -1,0 +1,137 @@
+"""Did every planned fault happen, to whom and where it was planned? Judged by the records of who struck and of who saw.
+
+Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from chaosrun.plan.faults import Fault
+from chaosrun.plan.kinds import Evidence
+from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.verify.history import Attempt, LegHistory
+
+__all__ = ["fault_problem", "faults_landed"]
+
+BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
+"""Phases of a step that is not recorded yet."""
+
+
+def faults_landed(drill: Drill) -> Check:
+    """Every planned fault was requested once and then seen to happen to the very process it was meant for."""
+    if not drill.plan.faults:
+        return inconclusive("faults_landed", "no fault was planned: nothing about recovery was tested", planned=0)
+    planned = {fault.id: fault for fault in drill.plan.faults}
+    requested = {record["fault"] for record in drill.chaos.events("fault.requested")}
+    # Drawn in seconds, or replayed: the training may end before their time comes.
+    outrun = [fault.id for fault in drill.plan.faults if not fault.required and fault.id not in requested]
+    if len(outrun) == len(planned):
+        message = f"none of the {len(planned)} planned faults came before the training ended: nothing about recovery was tested"
+        return inconclusive("faults_landed", message, planned=len(planned), outrun=outrun)
+    due = [fault for fault in drill.plan.faults if fault.id not in outrun]
+    problems = {fault.id: problem for fault in due if (problem := fault_problem(fault, drill.chaos))}
+    for record in (*drill.chaos.events("fault.requested"), *drill.chaos.events("fault.observed")):
+        if record["fault"] not in planned:
+            problems[record["fault"]] = "it is not in the plan"
+    if problems:
+        first = next(iter(problems.items()))
+        return inconclusive(
+            "faults_landed",
+            f"{len(problems)} of {len(planned)} planned faults cannot be shown to have happened: {first[0]}: {first[1]}",
+            planned=len(planned),
+            problems=problems,
+        )
+    late = f", {len(outrun)} had not come when the training ended" if outrun else ""
+    summary = f"{len(due)} of {len(planned)} planned faults landed{late}"
+    return passed("faults_landed", summary, planned=len(planned), outrun=outrun)
+
+
+def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
+    """Why `fault` cannot be shown to have happened as planned; None when it can."""
+    requested = [record for record in chaos.events("fault.requested") if record["fault"] == fault.id]
+    observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
+    if not requested:
+        return "it never fired"
+    if not observed:
+        return "it was requested, but nobody saw it happen"
+    if len(requested) > 1 or len(observed) > 1:
+        return f"requested {len(requested)} times, observed {len(observed)} times"
+    asked, seen = requested[0], observed[0]
+    if (asked["rank"], asked["phase"]) != (fault.rank, fault.phase) or fault.at_step not in (None, asked["step"]):
+        return f"it fired on rank {asked['rank']} at {asked['phase']} of step {asked['step']}, not as planned"
+    if fault.attempt not in (None, asked["attempt"]):
+        return f"it fired in attempt {asked['attempt']}, not in attempt {fault.attempt}"
+    if (seen["attempt"], seen["rank"]) != (asked["attempt"], asked["rank"]):
+        places = [f"rank {record['rank']} of attempt {record['attempt']}" for record in (asked, seen)]
+        return f"fired by {places[0]}, seen on {places[1]}"
+    if seen["how"] != fault.facts.evidence:
+        return f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
+    attempt = next((attempt for attempt in chaos.attempts if attempt.number == asked["attempt"]), None)
+    if attempt is None:
+        return f"attempt {asked['attempt']} is not in the journal"
+    return (
+        _wrong_process(fault, seen, attempt)
+        or _wrong_moment(fault, asked, attempt)
+        or _PROOFS[fault.facts.evidence](fault, seen, attempt)
+    )
+
+
+def _wrong_process(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
+    rank, pid = fault.rank, seen["pid"]
+    trace = attempt.traces.get(rank)
+    own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
+    if own != {pid}:
+        who = ", ".join(map(str, own)) or "unknown"
+        return f"process {pid} was struck, rank {rank} of attempt {attempt.number} was process {who}"
+    return None
+
+
+def _wrong_moment(fault: Fault, asked: Mapping[str, Any], attempt: Attempt) -> str | None:
+    """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
+    if fault.phase is None or fault.phase == "rendezvous" or not fault.facts.ends_attempt:
+        return None
+    trace, step = attempt.traces.get(fault.rank), asked["step"]
+    if fault.phase == "restore.begin":
+        return "its attempt went on after a restore that it was to die before" if trace and trace.start else None
+    if trace is None or trace.start is None:
+        return f"rank {fault.rank} left no trace of attempt {attempt.number}"
+    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
+    before = step - 1 if fault.phase in BEFORE_THE_STEP else step
+    # A rank that was told to go finishes its step first.
+    if reached != before and not (fault.kind == "preempt" and reached in (before, before + 1)):
+        return (
+            f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
+            f"step {before}"
+        )
+    return None
+
+
+def _by_death(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
+    ended = {"exit_code": seen["exit_code"], "by_signal": seen["signal"]}
+    if not fault.facts.is_this_death(**ended):
+        return f"the process ended with {_end(seen)}, a fault of kind {fault.kind} ends it otherwise"
+    same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == fault.rank]
+    if (seen["pid"], seen["signal"], seen["exit_code"]) not in same:
+        return f"no exit of process {seen['pid']} by {_end(seen)} was recorded"
+    return None
+
+
+def _by_word(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
+    if not seen.get("found"):
+        return "nothing was written down of what it did"
+    problem = seen["found"].get("problem")
+    return None if problem is None else str(problem)
+
+
+def _end(seen: Mapping[str, Any]) -> str:
+    return f"exit code {seen['exit_code']}" if seen["signal"] is None else f"signal {seen['signal']}"
+
+
+_PROOFS: Mapping[Evidence, Callable[[Fault, Mapping[str, Any], Attempt], str | None]] = {
+    "death": _by_death,
+    "note": _by_word,
+    "hang": _by_word,
+    "node": _by_word,
+    "successor": _by_word,
+}
+"""How the evidence that a kind asks for is looked at. `found` of a sighting may name a `problem`: why it proves nothing."""
