@@ -1,26 +1,26 @@
 """The commands of the command line as Python functions. Heavy imports (ray, torch) happen inside, when they are needed."""
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from chaosrun.errors import InterruptedRunError, UsageError
+from chaosrun.errors import UsageError
+from chaosrun.execution import Listener, placed
+from chaosrun.interrupts import Interrupts
+from chaosrun.keeper import carry_out
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
 
 if TYPE_CHECKING:
-    from chaosrun.cluster.workers import ClusterWorkers
+    from chaosrun.campaign.shrink import Shrunk
+    from chaosrun.campaign.sweeps import Sweep
     from chaosrun.plan.faults import FaultPlan
     from chaosrun.spec.model import JobSpec
     from chaosrun.spec.source import Job
     from chaosrun.suite import SuiteResult
-    from chaosrun.supervise.supervisor import Supervisor
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
     from chaosrun.verify.verdict import Verdict
@@ -28,25 +28,31 @@ if TYPE_CHECKING:
 __all__ = [
     "RunResult",
     "RunSummary",
+    "cancel",
     "compare",
     "default_root",
     "diagnose",
     "find_run",
     "list_runs",
+    "ping",
     "plan",
     "resume",
+    "shrink",
     "submit",
     "suite",
+    "sweep",
     "verify",
 ]
-
-Listener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     run: RunLayout
     verdict: "Verdict"
+
+
+def _nobody(record: dict[str, Any]) -> None:
+    """Who listens when nobody does."""
 
 
 def default_root() -> Path:
@@ -60,7 +66,7 @@ def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
     from chaosrun.spec.source import load_job
 
     loaded = load_job(job, overrides)
-    return loaded, make_plan(loaded.spec)
+    return loaded, make_plan(loaded.spec, loaded.trace)
 
 
 def submit(
@@ -78,7 +84,7 @@ def submit(
     gets every journal record with the key `leg` added. Raises UsageError or SpecError before anything starts, ResourcesError
     when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left then, `resume` goes on.
     """
-    with _Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         from chaosrun.supervise.drill import create_run
 
         base = default_root() if root is None else root
@@ -95,7 +101,7 @@ def submit(
             overrides=list(overrides),
             reference=reference,
         )
-        return _execute(run, base.absolute(), address, on_event, interrupts)
+        return RunResult(run, carry_out(run, base.absolute(), address, on_event or _nobody, interrupts))
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -105,11 +111,12 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
     """
     from chaosrun.supervise.drill import has_ended, lock_run
 
-    with _Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):
                 return RunResult(run, verify(run))
-        return _execute(run, run.path.parent.parent.absolute(), address, on_event, interrupts)
+        root = run.path.parent.parent.absolute()
+        return RunResult(run, carry_out(run, root, address, on_event or _nobody, interrupts))
 
 
 def verify(run: RunLayout) -> "Verdict":
@@ -158,12 +165,12 @@ def diagnose(run: RunLayout, *, address: str | None = None, on_event: Listener |
     from chaosrun.supervise.diagnosis import open_case
     from chaosrun.supervise.drill import lock_run
 
-    listener = on_event or (lambda record: None)
-    with _Interrupts("`chaosrun diagnose {run}` begins again; the run is as it was") as interrupts:
+    listener = on_event or _nobody
+    with Interrupts("`chaosrun diagnose {run}` begins again; the run is as it was") as interrupts:
         interrupts.check(run)
         with lock_run(run):
             case = open_case(run)
-            with _placed(run, address, listener, interrupts) as workers:
+            with placed(run, address, listener, interrupts) as workers:
                 return replay(case, workers=lambda: workers, on_record=listener, on_supervisor=interrupts.watch)
 
 
@@ -187,7 +194,7 @@ def suite(
     loaded = select(loaded, only) if only else loaded
     for drill in loaded.drills:
         plan(drill.job.path, drill.overrides)
-    listener = on_event or (lambda record: None)
+    listener = on_event or _nobody
 
     def run_drill(drill: SuiteDrill) -> "tuple[RunLayout, Verdict]":
         result = submit(drill.job.path, overrides=drill.overrides, root=root, address=address, on_event=on_event)
@@ -207,7 +214,7 @@ def _one_ray(address: str | None, specs: "Sequence[JobSpec]") -> Iterator[None]:
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     from chaosrun.cluster.ray_cluster import RayCluster
 
-    with _Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         with interrupts.postponed():
             cluster = RayCluster.connect(
                 address,
@@ -223,11 +230,76 @@ def _one_ray(address: str | None, specs: "Sequence[JobSpec]") -> Iterator[None]:
                 cluster.close()
 
 
+def sweep(
+    job: Path,
+    *,
+    overrides: Sequence[str] = (),
+    steps: Sequence[int] = (),
+    only: Sequence[str] = (),
+    at_once: int | None = None,
+    keep: bool = False,
+    resume: str | None = None,
+    root: Path | None = None,
+    address: str | None = None,
+    on_event: Listener | None = None,
+) -> "Sweep":
+    """Kill the job once at each of its points, one drill each, against one reference; its own faults are left out.
+
+    `steps`: those at which the training's phases are tried, instead of a few that are chosen; `only`: patterns of phases or
+    points; `at_once`: most drills at the same time; `keep` the runs that pass, too. `resume` goes on with a sweep (id, unique
+    prefix, "latest"). Raises as `submit`; InterruptedRunError leaves it to be gone on with, once its points are known.
+    """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    from chaosrun.campaign.place import warm_places
+    from chaosrun.campaign.sweep import Choice, begin_sweep, opened, take_up, try_points
+    from chaosrun.spec.source import load_job
+
+    listener = on_event or _nobody
+    base = (default_root() if root is None else root).absolute()
+    choice = Choice(overrides=tuple(overrides), steps=tuple(steps), only=tuple(only))
+    with Interrupts() as interrupts, opened(base, job, choice, resume) as (folder, known):
+        loaded = load_job(job, choice.overrides if known is None else known.overrides)
+        with warm_places(address, loaded, base, at_most=at_once, calmly=interrupts.postponed) as places:
+            interrupts.check()
+            if known is None:
+                known = begin_sweep(places[0], folder, choice, watch=interrupts.watch, on_record=listener)
+            else:
+                take_up(known, places[0])
+            return try_points(known, folder, places, keep=keep, on_record=listener)
+
+
+def shrink(
+    run: RunLayout, *, max_drills: int | None = None, address: str | None = None, on_event: Listener | None = None
+) -> "Shrunk":
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way; it is also in its shrunk.yaml.
+
+    Raises UsageError, before anything starts, for a run that did not fail and for one that is being supervised; otherwise as
+    `submit`.
+    """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    from chaosrun.campaign.bench import Bench
+    from chaosrun.campaign.shrink import MAX_DRILLS, open_case
+    from chaosrun.campaign.shrink import shrink as reduce
+    from chaosrun.supervise.drill import lock_run
+
+    with Interrupts("`chaosrun shrink {run}` begins again; the run is as it was") as interrupts, lock_run(run):
+        interrupts.check(run)
+        case = open_case(run)
+        root = run.path.parent.parent.absolute()
+        with Bench(
+            case,
+            address=address,
+            carry_out=lambda candidate: carry_out(candidate, root, address, _nobody, interrupts),
+            watch=interrupts.watch,
+            calmly=interrupts.postponed,
+        ) as bench:
+            return reduce(case, bench.drill, bench.verify, limit=max_drills or MAX_DRILLS, on_record=on_event or _nobody)
+
+
 def list_runs(root: Path | None = None) -> list[RunSummary]:
     """All runs under `root`, newest first."""
-    import json
-
-    from chaosrun.supervise.drill import is_supervised, read_run
+    from chaosrun.records.run_file import read_object, read_run
+    from chaosrun.supervise.drill import is_supervised
 
     folder = (default_root() if root is None else root) / "runs"
     summaries = []
@@ -235,9 +307,16 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
         run = RunLayout(path)
         if not run.run_json.is_file():
             continue  # being created, or not ours
-        info = read_run(run)
-        if run.verdict_json.is_file():
-            status = json.loads(run.verdict_json.read_text())["status"]
+        try:
+            info = read_run(run)
+            ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
+        except UsageError:
+            # One damaged run must not hide the others.
+            created_s = run.run_json.stat().st_mtime
+            summaries.append(RunSummary(run_id=run.run_id, name="?", status="damaged", created_s=created_s, path=path))
+            continue
+        if ended is not None:
+            status = str(ended.get("status", "damaged"))
         else:
             status = "running" if is_supervised(run) else "interrupted"
         summaries.append(
@@ -246,10 +325,31 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
     return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
 
 
+def ping(run: RunLayout) -> dict[str, Any]:
+    """Ask a run's supervisor for a sign of life: its run and its pid. Raises UsageError when nobody supervises the run."""
+    from chaosrun.supervise.control import request
+
+    return request(run, "ping")
+
+
+def cancel(run: RunLayout) -> None:
+    """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once; raises
+    UsageError when nobody supervises the run."""
+    from chaosrun.supervise.control import request
+
+    request(run, "cancel")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def find_run(ref: str, root: Path | None = None) -> RunLayout:
     """The run called `ref`: an id, a unique prefix of one, "latest", or the path of a run directory. Raises UsageError."""
-    if os.sep in ref and RunLayout(Path(ref)).run_json.is_file():
+    if os.sep in ref and os.path.isfile(RunLayout(Path(ref)).run_json):
         return RunLayout(Path(ref))
+    if not ref:
+        raise UsageError("the name of a run is empty", hint="`chaosrun list` shows the runs")
     runs = list_runs(root)
     if ref == "latest" and runs:
         return RunLayout(runs[0].path)
@@ -259,103 +359,7 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
         return RunLayout(matches[0].path)
     place = default_root() if root is None else root
     if not matches:
-        raise UsageError(f"no run {ref!r} under {place}", hint="`chaosrun list` shows the runs; --root names another place")
+        hint = "`chaosrun list` shows the runs; --root names another place"
+        raise UsageError(f"no run {_shortened(ref)!r} under {place}", hint=hint)
     some = ", ".join(summary.run_id for summary in matches[:5])
     raise UsageError(f"{ref!r} could be any of {len(matches)} runs: {some}", hint="write more of the name")
-
-
-def _execute(
-    run: RunLayout, root: Path, address: str | None, on_event: Listener | None, interrupts: "_Interrupts"
-) -> RunResult:
-    from chaosrun.supervise.drill import Drill, lock_run
-
-    listener = on_event or (lambda record: None)
-    interrupts.check(run)
-    with lock_run(run), _placed(run, address, listener, interrupts) as workers:
-        drill = Drill(
-            run=run,
-            root=root,
-            workers=lambda: workers,
-            devices=workers.devices,
-            on_record=listener,
-            on_supervisor=interrupts.watch,
-        )
-        return RunResult(run, drill.execute())
-
-
-@contextmanager
-def _placed(run: RunLayout, address: str | None, listener: Listener, interrupts: "_Interrupts") -> "Iterator[ClusterWorkers]":
-    """A cluster, and a run's workers on it."""
-    # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-
-    from chaosrun.cluster.ray_cluster import RayCluster
-    from chaosrun.cluster.workers import ClusterWorkers
-    from chaosrun.spec.model import JobSpec
-    from chaosrun.supervise.drill import read_run
-
-    spec = JobSpec.model_validate(read_run(run)["spec"])
-    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
-    with interrupts.postponed():
-        cluster = RayCluster.connect(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
-    try:
-        interrupts.check()
-        yield ClusterWorkers(cluster, spec)
-    finally:
-        with interrupts.postponed():
-            cluster.close()
-
-
-class _Interrupts:
-    """SIGINT and SIGTERM end the running leg in order, and anything else with KeyboardInterrupt; that leaves the context as an
-    InterruptedRunError, with `again` as its hint. Should a library swallow the KeyboardInterrupt, `check` and `watch` raise it
-    again."""
-
-    def __init__(self, again: str = "`chaosrun resume {run}` goes on with the run") -> None:
-        self._again = again
-        self._supervisor: Supervisor | None = None
-        self._former: dict[int, Any] = {}
-        self._run: RunLayout | None = None
-        self._wished = False
-        self._postponed = False
-
-    def __enter__(self) -> "_Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        if isinstance(error, KeyboardInterrupt):
-            hint = self._again.format(run=self._run.run_id) if self._run else None
-            raise InterruptedRunError("interrupted", hint=hint) from error
-
-    def check(self, run: RunLayout | None = None) -> None:
-        """`run`: what there is to resume from now on."""
-        self._run = run or self._run
-        if self._wished:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def postponed(self) -> Iterator[None]:
-        """Let a first signal wait for `check`: to leave Ray half started or half stopped may crash. A second does not wait."""
-        self._postponed = True
-        try:
-            yield
-        finally:
-            self._postponed = False
-
-    def watch(self, supervisor: "Supervisor | None") -> None:
-        self._supervisor = supervisor
-        if supervisor is not None:
-            self.check()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        first, self._wished = not self._wished, True
-        if self._postponed and first:
-            return
-        if self._supervisor is None or self._supervisor.is_waiting_for_places:
-            raise KeyboardInterrupt
-        self._supervisor.interrupt()

@@ -9,21 +9,22 @@ Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the 
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
+from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
+from chaosrun.commands.campaigns import shrink, sweep
+from chaosrun.commands.terminal import page, progress
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
-from chaosrun.report.output import has_colour, page_width, rendered, write_error, write_json, write_out
+from chaosrun.report.output import has_colour, write_error, write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
-    from chaosrun.report.live import LiveProgress
     from chaosrun.verify.verdict import Verdict
 
 __all__ = ["app", "main"]
@@ -33,16 +34,6 @@ EXIT_BUG = 1
 EXIT_CODES = """Exit codes: 0 PASS, 3 FAIL, 6 INCONCLUSIVE, 2 wrong usage or YAML,
 4 the training script failed by itself, 5 recovery failed, 7 no resources,
 124 timeout, 130 interrupted, 1 a bug in chaosrun."""
-
-Format = Annotated[
-    Literal["text", "json"], Parameter(name=["--output", "-o"], help="text for people, json for programs (on stdout).")
-]
-Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
-Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
-Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress on stderr.")]
-Run = Annotated[str, Parameter(help="A run id, its unique beginning, or 'latest'.")]
-Job = Annotated[Path, Parameter(help="The job file (YAML).")]
-Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
 
 app = App(
     name="chaosrun",
@@ -76,7 +67,7 @@ def submit(
     """Run one drill: the job undisturbed, the job under faults, and the verdict."""
     from chaosrun import api
 
-    with _progress(quiet=quiet) as live:
+    with progress(quiet=quiet) as live:
         on_event = None if live is None else live.on_event
         result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
     _show_verdict(result.run, result.verdict, root, output)
@@ -89,7 +80,7 @@ def resume(run: Run, /, *, address: Address = None, root: Root = None, quiet: Qu
     from chaosrun import api
 
     layout = api.find_run(run, root)
-    with _progress(quiet=quiet, run=layout) as live:
+    with progress(quiet=quiet, run=layout) as live:
         result = api.resume(layout, address=address, on_event=None if live is None else live.on_event)
     _show_verdict(result.run, result.verdict, root, output)
     return result.verdict.exit_code
@@ -106,7 +97,7 @@ def plan(job: Job, /, *overrides: Overrides, output: Format = "text") -> int:
     else:
         from chaosrun.report.text import render_plan
 
-        write_out(_page(render_plan(loaded.spec, faults)))
+        write_out(page(render_plan(loaded.spec, faults)))
     return 0
 
 
@@ -157,7 +148,7 @@ def compare(
     else:
         from chaosrun.report.compare import render_comparison
 
-        write_out(_page(render_comparison(found)))
+        write_out(page(render_comparison(found)))
     return found.exit_code
 
 
@@ -175,7 +166,7 @@ def suite(
     """Run several drills and compare each verdict with the expected one: exit code 0 when all are as expected, else 3."""
     from chaosrun import api
 
-    with _progress(quiet=quiet) as live:
+    with progress(quiet=quiet) as live:
         on_event = None if live is None else live.on_event
         result = api.suite(path, only=only or (), root=root, address=address, on_event=on_event)
     if output == "json":
@@ -183,7 +174,7 @@ def suite(
     else:
         from chaosrun.report.suite import render_suite
 
-        write_out(_page(render_suite(result, root=root)))
+        write_out(page(render_suite(result, root=root)))
     return result.exit_code
 
 
@@ -194,15 +185,19 @@ def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: 
     from chaosrun import api
 
     layout = api.find_run(run, root)
-    with _progress(quiet=quiet, run=layout) as live:
+    with progress(quiet=quiet, run=layout) as live:
         diagnosis = api.diagnose(layout, address=address, on_event=None if live is None else live.on_event)
     if output == "json":
         write_json(diagnosis.to_json())
     else:
         from chaosrun.report.diagnosis import render_diagnosis
 
-        write_out(_page(render_diagnosis(diagnosis, layout, root=root)))
+        write_out(page(render_diagnosis(diagnosis, layout, root=root)))
     return diagnosis.exit_code
+
+
+app.command(sweep, usage="Usage: chaosrun sweep [OPTIONS] JOB [KEY=VALUE...]")
+app.command(shrink)
 
 
 @app.command(name="list")
@@ -219,7 +214,7 @@ def list_(*, root: Root = None, output: Format = "text") -> int:
     else:
         from chaosrun.report.text import render_runs
 
-        write_out(_page(render_runs(runs, now_s=time.time())))
+        write_out(page(render_runs(runs, now_s=time.time())))
     return 0
 
 
@@ -291,28 +286,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report_bug(error, tokens)
 
 
-@contextmanager
-def _progress(*, quiet: bool, run: "RunLayout | None" = None) -> "Iterator[LiveProgress | None]":
-    if quiet:
-        yield None
-        return
-    from chaosrun.report.live import LiveProgress, is_live_terminal
-
-    with LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live:
-        yield live
-
-
 def _show_verdict(run: "RunLayout", verdict: "Verdict", root: Path | None, output: str) -> None:
     if output == "json":
         write_json({"v": 1, "run": run.run_id, "path": str(run.path), "verdict": verdict.to_json()})
     else:
         from chaosrun.report.text import render_verdict
 
-        write_out(_page(render_verdict(verdict, run, root=root)))
-
-
-def _page(renderable: Any) -> str:
-    return rendered(renderable, width=page_width(), colour=has_colour(sys.stdout, os.environ))
+        write_out(page(render_verdict(verdict, run, root=root)))
 
 
 def _stderr_colour() -> bool:

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
@@ -92,11 +92,11 @@ def open_member(directory: Path, name: str) -> int:
     return descriptor
 
 
-def hash_member(directory: Path, name: str, *, sync: bool = False) -> FileEntry:
-    """Size and sha256 of one file; with `sync` its bytes are on the disk when this returns."""
+def hash_member(directory: Path, name: str, *, sync: Callable[[Path, int], None] | None = None) -> FileEntry:
+    """Size and sha256 of one file; `sync` is given its path and descriptor first, to bring its bytes to the disk."""
     with open(open_member(directory, name), "rb", buffering=0) as file:
-        if sync:
-            os.fsync(file.fileno())
+        if sync is not None:
+            sync(directory / name, file.fileno())
         try:
             digest = hashlib.file_digest(file, "sha256")
         except OSError as error:

@@ -9,7 +9,6 @@ Ranks of one attempt share a staging directory: each seals its own files, one of
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,16 @@ from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, che
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
-from chaosrun.records.journal import fsync_directory, write_durably
+from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import CHECKPOINT_NAME, LegLayout, checkpoint_name, checkpoint_step
 
 __all__ = ["CheckpointStore", "Quarantined", "Selection"]
 
 STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
+
+_OWN_LEVELS = 2
+"""Directories above `checkpoints` that are the run's own: those of the leg and of the run."""
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -50,9 +52,13 @@ class Selection:
 class CheckpointStore:
     """Every method raises ResourcesError, with path and hint, when the storage is full, read-only or not writable."""
 
-    def __init__(self, layout: LegLayout, keep: int) -> None:
+    def __init__(self, layout: LegLayout, keep: int, disk: Filesystem | None = None) -> None:
+        """`disk`: the layer that all changes go through, for those who listen to it."""
         self._layout = layout
         self._keep = keep
+        self._disk = disk or Filesystem()
+        self._is_durable = False
+        """The directory that checkpoints are committed to, by this process: made and synced, or synced again."""
         self._vouched: dict[int, Signature] = {}
 
     def stage(self, step: int, attempt: int) -> Path:
@@ -61,8 +67,9 @@ class CheckpointStore:
         assert checkpoint_step(name) == step, f"step {step} has no checkpoint name"
         staging = self._layout.staging / f"{name}.attempt-{attempt}"
         with storage_errors(staging):
-            _make_directory(self._layout.staging)
-            staging.mkdir(exist_ok=True)
+            # Unsynced: what a power cut takes of it is not missed.
+            self._disk.make_directories(self._layout.staging)
+            self._disk.mkdir(staging)
         return staging
 
     def seal(self, staging: Path, names: Iterable[str]) -> dict[str, FileEntry]:
@@ -71,7 +78,7 @@ class CheckpointStore:
         Raises InvalidCheckpointError when one is missing or is not a plain file.
         """
         with storage_errors(staging):
-            return {name: hash_member(staging, check_member_name(name), sync=True) for name in names}
+            return {name: hash_member(staging, check_member_name(name), sync=self._disk.sync) for name in names}
 
     def write_manifest(self, staging: Path, manifest: Manifest) -> None:
         """Vouch for the sealed files; the checkpoint is complete, though not committed, when this returns.
@@ -89,21 +96,23 @@ class CheckpointStore:
                     hint="something writes into the checkpoint while it is saved: finish it before the step ends",
                 )
             for folder, _, _ in os.walk(staging, topdown=False):
-                fsync_directory(Path(folder))
-            write_durably(staging / MANIFEST_NAME, manifest.to_bytes())
+                self._disk.sync_directory(Path(folder))
+            self._disk.write_durably(staging / MANIFEST_NAME, manifest.to_bytes())
 
     def commit(self, staging: Path, step: int) -> Path:
         """Make the staged checkpoint the checkpoint of `step`, durably. An older one of the same step goes to quarantine."""
         assert (staging / MANIFEST_NAME).is_file(), f"{staging} has no manifest"
         target = self._layout.checkpoints / checkpoint_name(step)
         with storage_errors(target):
-            _make_directory(self._layout.checkpoints)
+            if not self._is_durable:
+                self._disk.make_directories_durably(self._layout.checkpoints, above=_OWN_LEVELS)
+                self._is_durable = True
             if os.path.lexists(target):
                 self._to_quarantine(target.name, "superseded")
-            os.rename(staging, target)
+            self._disk.rename(staging, target)
             # The new entry first: if the power fails in between, the directory is there twice rather than not at all.
-            fsync_directory(self._layout.checkpoints)
-            fsync_directory(self._layout.staging)
+            self._disk.sync_directory(self._layout.checkpoints)
+            self._disk.sync_directory(self._layout.staging)
             # Its files were hashed as they were sealed: retention need not read them again.
             self._vouched[step] = _signature(target)
         return target
@@ -118,14 +127,14 @@ class CheckpointStore:
         if not doomed:
             return []
         with storage_errors(self._layout.checkpoints):
-            _make_directory(self._layout.staging)
+            self._disk.make_directories(self._layout.staging)
             moved = [_free_path(self._layout.staging, f"{name}.deleted") for name in doomed]
             for name, target in zip(doomed, moved, strict=True):
-                os.rename(self._layout.checkpoints / name, target)
+                self._disk.rename(self._layout.checkpoints / name, target)
             # Before the contents go: a half-deleted checkpoint must not come back under its name after a power cut.
-            fsync_directory(self._layout.checkpoints)
+            self._disk.sync_directory(self._layout.checkpoints)
             for target in moved:
-                _remove(target)
+                self._disk.remove(target)
         return doomed
 
     def audit(self, name: str, *, hashed: Collection[str] | None = None) -> Manifest:
@@ -162,12 +171,14 @@ class CheckpointStore:
         """
         return self._quarantine(step, "unwanted", reason) if step in self._steps() else None
 
-    def clear_staging(self) -> None:
-        """Remove what killed attempts left in staging; entries that are not ours stay. To be called between attempts only."""
+    def clear_staging(self) -> list[str]:
+        """Remove what killed attempts left in staging, and return its names; entries that are not ours stay. To be called
+        between attempts only."""
         with storage_errors(self._layout.staging):
-            for name in _listed(self._layout.staging):
-                if STAGED_NAME.fullmatch(name):
-                    _remove(self._layout.staging / name)
+            names = sorted(name for name in _listed(self._layout.staging) if STAGED_NAME.fullmatch(name))
+            for name in names:
+                self._disk.remove(self._layout.staging / name)
+        return names
 
     def _steps(self) -> list[int]:
         with storage_errors(self._layout.checkpoints):
@@ -192,11 +203,11 @@ class CheckpointStore:
         return Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=str(moved_to))
 
     def _to_quarantine(self, name: str, why: str) -> Path:
-        _make_directory(self._layout.quarantine)
+        self._disk.make_directories_durably(self._layout.quarantine)
         target = _free_path(self._layout.quarantine, f"{name}.{why}")
-        os.rename(self._layout.checkpoints / name, target)
-        fsync_directory(self._layout.quarantine)
-        fsync_directory(self._layout.checkpoints)
+        self._disk.rename(self._layout.checkpoints / name, target)
+        self._disk.sync_directory(self._layout.quarantine)
+        self._disk.sync_directory(self._layout.checkpoints)
         return target
 
     def _finish_interrupted_commit(self) -> None:
@@ -209,8 +220,8 @@ class CheckpointStore:
             step = int(last[1])
             # Older than another checkpoint: its successor came, and retention has taken it since.
             if step > max(self._steps(), default=-1):
-                os.rename(self._layout.quarantine / last[0], self._layout.checkpoints / checkpoint_name(step))
-                fsync_directory(self._layout.checkpoints)
+                self._disk.rename(self._layout.quarantine / last[0], self._layout.checkpoints / checkpoint_name(step))
+                self._disk.sync_directory(self._layout.checkpoints)
 
 
 def _listed(directory: Path) -> list[str]:
@@ -230,18 +241,3 @@ def _free_path(directory: Path, stem: str) -> Path:
     while os.path.lexists(path := directory / f"{stem}-{number}"):
         number += 1
     return path
-
-
-def _make_directory(path: Path) -> None:
-    """`mkdir -p` whose new entries survive a power cut."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        fsync_directory(folder.parent)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -15,20 +15,32 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
+from chaosrun.cluster.processes import (
+    ProcessIdentity,
+    catches,
+    identify,
+    kill_marked,
+    remove_shared_memory_leftovers,
+    shared_memory_entries,
+)
+from chaosrun.cluster.pulses import feel_pulses
+from chaosrun.cluster.stacks import collect_stacks
+from chaosrun.cluster.strikes import Blow, NodeProcesses, deliver
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 
 __all__ = ["NodeAgent"]
@@ -67,7 +79,13 @@ class Server:
     stopped: dict[int, asyncio.Future[list[int]]] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
     """rank → pid of ranks of the running attempt that have not exited."""
+    ranks: dict[int, ProcessIdentity] = field(default_factory=dict)
+    """All ranks of the running attempt; without those that had gone before they could be looked at."""
+    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """How ranks of the running attempt have ended."""
     attempt: int | None = None
+    asked: asyncio.Future[dict[int, dict[str, Any]]] | None = None
+    """Who was asked for stacks."""
     shared_memory: frozenset[str] = frozenset()
     closing: bool = False
     listening: asyncio.Task[None] | None = None
@@ -85,6 +103,8 @@ class NodeAgent:
         self._events: list[dict[str, Any]] = []
         self._seq = 0
         self._news = asyncio.Event()
+        self._striking: set[asyncio.Task[None]] = set()
+        self._raylet: int | None = None
 
     # Fork server
 
@@ -179,16 +199,24 @@ class NodeAgent:
                 server.ready.set_exception(
                     UsageError(message + detail, hint="the modules named in the traceback must import here")
                 )
+            case "asked":
+                if server.asked is not None:
+                    server.asked.set_result({int(rank): asked for rank, asked in event["ranks"].items()})
+                    server.asked = None
             case "start_failed":
                 if server.started is not None:
                     server.started.set_exception(ResourcesError(f"{platform.node()}: {event['message']}"))
             case "started":
                 server.live.update({int(rank): pid for rank, pid in event["pids"].items()})
+                # Before any of them can have been reaped, for that is told later.
+                found = {rank: identify(pid) for rank, pid in server.live.items()}
+                server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
                 self._tell(event)
             case "exited":
                 server.live.pop(event["rank"], None)
+                server.ends[event["rank"]] = {key: event[key] for key in ("exit_code", "signal", "killed")}
                 self._tell(event)
             case "stopped":
                 server.attempt = None
@@ -254,6 +282,8 @@ class NodeAgent:
             server.attempt = attempt
             server.shared_memory = shared_memory_entries()
             server.live.clear()
+            server.ranks.clear()
+            server.ends = {}
             server.stopped[attempt] = loop.create_future()
             server.started = started = loop.create_future()
             self._send(server, "start", attempt=attempt, orders=orders, listen=listen)
@@ -268,6 +298,50 @@ class NodeAgent:
             return []
         self._send(server, "stop", attempt=attempt)
         return await asyncio.shield(waiting)
+
+    # Faults
+
+    async def identify_rank(self, attempt: int, rank: int, listening: bool = False) -> tuple[int, int] | None:
+        """(pid, start time in ticks) of a rank that runs here in this attempt, None when it does not.
+
+        `listening`: only once it takes a SIGTERM for a notice; before it would die of it.
+        """
+        server = self._server
+        if server is None or server.attempt != attempt or rank not in server.live or rank not in server.ranks:
+            return None
+        if listening and not catches(server.ranks[rank], signal.SIGTERM):
+            return None
+        return server.ranks[rank].pid, server.ranks[rank].start_ticks
+
+    async def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Do at once what faults say to ranks, or to this node; False for one whose rank is gone, and nothing was done.
+
+        What takes its time goes on after this has returned. A fault that ends this agent is seen to by a process of its own.
+        """
+        server = self._server
+        if server is None:
+            return [False] * len(blows)
+        node = NodeProcesses(
+            node_id=self._node_id, server_pid=server.process.pid, mark=server.mark, ranks=dict(server.ranks), ends=server.ends
+        )
+        return [
+            blow.attempt == server.attempt and server.ranks.get(blow.rank) == blow.victim and deliver(blow, node, self._go_on)
+            for blow in (Blow(**each) for each in blows)
+        ]
+
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._striking.add(task)
+        task.add_done_callback(self._striking.discard)
+
+    def _leave_with_the_raylet(self) -> None:
+        """Ray lets an actor live on when its raylet has died, and gives its place to another: ranks would train twice."""
+        parent = os.getppid()
+        if self._raylet is not None or "raylet" not in Path(f"/proc/{parent}/comm").read_text():
+            return
+        self._raylet = os.pidfd_open(parent)
+        # The fork server kills everything below when this end of its socket goes.
+        asyncio.get_running_loop().add_reader(self._raylet, os._exit, 1)
 
     # Telling
 
@@ -292,6 +366,7 @@ class NodeAgent:
 
     async def snapshot(self) -> dict[str, Any]:
         """Who this node is: node_id, hostname, address, pid, python, server_pid."""
+        self._leave_with_the_raylet()
         return {
             "node_id": self._node_id,
             "hostname": platform.node(),
@@ -301,18 +376,20 @@ class NodeAgent:
             "server_pid": None if self._server is None else self._server.process.pid,
         }
 
-    async def progress(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, dict[str, float] | None]:
-        """Per rank {mtime_s, size} of its trace file, None when it has none yet: a file that does not grow is a hang."""
-        layout = LegLayout(Path(leg_path)).attempt(attempt)
-        found: dict[int, dict[str, float] | None] = {}
-        for rank in ranks:
-            try:
-                status = layout.trace(rank).stat()
-            except FileNotFoundError:
-                found[rank] = None
-            else:
-                found[rank] = {"mtime_s": status.st_mtime, "size": status.st_size}
-        return found
+    async def pulses(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Pulse]:
+        """What there is to see of these ranks of this node."""
+        live = {} if self._server is None else self._server.live
+        return feel_pulses(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
+
+    async def stacks(self, attempt: int, wait_s: float) -> dict[int, dict[str, Any]]:
+        """Have the live ranks of an attempt write their stacks to their logs; returns what `collect_stacks` found, by rank."""
+        server = self._server
+        if server is None or server.attempt != attempt:
+            return {}
+        if server.asked is None:
+            server.asked = asyncio.get_running_loop().create_future()
+            self._send(server, "stacks", attempt=attempt)
+        return await collect_stacks(asyncio.shield(server.asked), wait_s)
 
     async def shutdown(self) -> None:
         """Kill everything below this agent and wait until it is gone."""

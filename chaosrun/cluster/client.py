@@ -72,6 +72,11 @@ class AgentClient:
             ray.kill(self._handle, no_restart=True)
             self._pump.join(timeout=timeout_s)
 
+    def abandon(self) -> None:
+        """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
+        self._closing = True
+        ray.kill(self._handle, no_restart=True)
+
     def _carry_events(self) -> None:
         after = 0
         while True:

@@ -6,10 +6,12 @@ In:   configure {target, preload [module], env {name: value|null}, spares, tempo
                                                                  once; spares: ranks to expect here; temporary: their TMPDIR
       start     {attempt, orders [WorkerOrder], listen}              listen: this node hosts rank 0
       stop      {attempt}
+      stacks    {attempt}                                            have the live ranks write their stacks to their logs
 Out:  ready     {pid, import_s}
       failed    {message, traceback}                                 the preloads failed; the server exits
       started   {attempt, pids {rank: pid}, port}                    or start_failed {attempt, message}
       exited    {attempt, rank, pid, exit_code, signal, completed, killed, died_s}   killed: by this server
+      asked     {attempt, ranks {rank: what ask_for_stacks returns}}
       stopped   {attempt, killed [rank]}                             every process of the attempt is gone
 
 It stays single-threaded and away from CUDA, or a fork would not be safe. It is the subreaper of everything below it and an
@@ -19,7 +21,6 @@ rank does is the target's business; this module imports neither ray nor, by itse
 """
 
 import gc
-import importlib
 import json
 import math
 import os
@@ -37,8 +38,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chaosrun.cluster.preloads import import_all, why_unsafe_to_fork
 from chaosrun.cluster.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.cluster.spare import Spare, Target, fork_spare
+from chaosrun.cluster.stacks import ask_for_stacks
+from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -143,6 +147,8 @@ class ForkServer:
                 if self._attempt is not None and self._attempt.number == command["attempt"]:
                     self._kill_ranks(self._attempt)
                     self._see_deaths()
+            case "stacks":
+                self._ask_for_stacks(command["attempt"])
             case unknown:
                 raise AssertionError(f"unknown command {unknown!r}")
 
@@ -223,12 +229,17 @@ class ForkServer:
         dead = sorted((seen for seen in looked if seen is not None), key=lambda seen: seen.si_code == os.CLD_EXITED)
         died_s = time.time()
         completed: dict[int, bool] = {}
+        in_order: list[bool] = []
         for seen in dead:
             attempt.live.remove(seen.si_pid)
             _kill_group(seen.si_pid)
-            end = attempt.layouts[attempt.ranks[seen.si_pid]].end(attempt.ranks[seen.si_pid])
-            completed[seen.si_pid] = seen.si_code == os.CLD_EXITED and seen.si_status == 0 and _is_complete(end)
-        if not all(completed.values()):
+            end = _end_record(attempt.layouts[attempt.ranks[seen.si_pid]].end(attempt.ranks[seen.si_pid]))
+            left_with = seen.si_status if seen.si_code == os.CLD_EXITED else None
+            completed[seen.si_pid] = left_with == 0 and end.get("completed") is True
+            # On notice all ranks leave after the same step: the others are on their way.
+            on_notice = left_with == PREEMPTED_EXIT_CODE and end.get("status") == LEFT_ON_NOTICE
+            in_order.append(completed[seen.si_pid] or on_notice)
+        if not all(in_order):
             self._kill_ranks(attempt)
         for seen in dead:
             os.waitid(os.P_PID, seen.si_pid, os.WEXITED)
@@ -250,6 +261,16 @@ class ForkServer:
         for pid in attempt.live:
             attempt.killed.add(attempt.ranks[pid])
             _kill_group(pid)
+
+    def _ask_for_stacks(self, number: int) -> None:
+        attempt = self._attempt
+        asked: dict[int, dict[str, Any]] = {}
+        if attempt is not None and attempt.number == number:
+            for pid in attempt.live:
+                rank = attempt.ranks[pid]
+                title = f"attempt {number} hangs; where the threads of rank {rank}, process {pid}, are"
+                asked[rank] = ask_for_stacks(pid, attempt.layouts[rank].log(rank), title)
+        self.send("asked", attempt=number, ranks=asked)
 
     def _forget_dead_spares(self) -> None:
         """A spare that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
@@ -311,29 +332,12 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _is_complete(end: Path) -> bool:
+def _end_record(path: Path) -> dict[str, Any]:
+    """Empty when the rank left none, or only a part of one."""
     try:
-        return json.loads(end.read_bytes()).get("completed") is True
+        return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
-        return False
-
-
-def _preload(names: list[str], target: str) -> Target:
-    module, _, function = target.partition(":")
-    for name in (*names, module):
-        importlib.import_module(name)
-    return getattr(sys.modules[module], function)
-
-
-def _why_unsafe() -> str | None:
-    threads = os.listdir("/proc/self/task")
-    if len(threads) != 1:
-        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
-        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "the preloaded modules initialised CUDA; a forked process could not use it"
-    return None
+        return {}
 
 
 def main(arguments: list[str]) -> int:
@@ -354,8 +358,8 @@ def main(arguments: list[str]) -> int:
         return 0
     configure = json.loads(first)
     try:
-        target = _preload(configure["preload"], configure["target"])
-        unsafe = _why_unsafe()
+        target = import_all(configure["preload"], configure["target"])
+        unsafe = why_unsafe_to_fork()
     except Exception as error:
         # Whatever a user's module raises while it is imported is an answer, not an accident.
         unsafe, target = f"{type(error).__name__}: {error}", None

@@ -18,7 +18,9 @@ from pathlib import Path
 __all__ = [
     "ProcessIdentity",
     "become_subreaper",
+    "catches",
     "children",
+    "cpu_and_state",
     "die_with_parent",
     "identify",
     "is_alive",
@@ -28,6 +30,7 @@ __all__ = [
     "remove_shared_memory_leftovers",
     "send_signal",
     "shared_memory_entries",
+    "state_of",
     "wait_gone",
 ]
 
@@ -89,7 +92,31 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return fields is not None and int(fields[19]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
 
 
-def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+def state_of(identity: ProcessIdentity) -> str | None:
+    """The letter of its state in /proc/PID/stat: R, S, D, T (stopped), Z, …; None when it is gone."""
+    fields = _stat(identity.pid)
+    return fields[0].decode() if fields is not None and int(fields[19]) == identity.start_ticks else None
+
+
+def cpu_and_state(pid: int) -> tuple[float, str | None]:
+    """Processor seconds that a process has used, user and system, and the letter of its state; (0, None) when it is gone."""
+    fields = _stat(pid)
+    if fields is None:
+        return 0.0, None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0].decode()
+
+
+def catches(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Whether this process has a handler for a signal."""
+    try:
+        lines = Path(f"/proc/{identity.pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return identify(identity.pid) == identity and bool(caught >> (number - 1) & 1)
+
+
+def send_signal(identity: ProcessIdentity, number: int) -> bool:
     """Signal this very process, never another that took over its pid. False when it is gone."""
     try:
         descriptor = os.pidfd_open(identity.pid)

@@ -10,8 +10,9 @@ import os
 import queue
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -23,7 +24,9 @@ from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.connection import PrivateRay, join_ray
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.errors import ResourcesError
+from chaosrun.cluster.processes import ProcessIdentity, children, identify
+from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.order import WorkerOrder
 
 __all__ = ["AttemptStarted", "NodePlacement", "Placement", "RayCluster"]
@@ -106,6 +109,13 @@ class RayCluster:
         """Whether the workers ask for more CPUs than this machine has (only a private Ray allows that)."""
         return self.kind == "private" and self._workers * self._cpu > _cpu_count()
 
+    @property
+    def room(self) -> int:
+        """How many placements like this one there are free resources for."""
+        free = ray.available_resources()
+        wanted = {"CPU": self._workers * self._cpu, **({"GPU": self._workers * self.gpu} if self.gpu else {})}
+        return int(min(free.get(name, 0) / amount for name, amount in wanted.items()))
+
     def __enter__(self) -> Self:
         return self
 
@@ -114,21 +124,33 @@ class RayCluster:
 
     # Placement
 
-    def acquire(self, timeout_s: float) -> Placement:
-        """Reserve the whole world size and put an agent on each of its nodes.
+    def acquire(self, timeout_s: float, *, avoid: Collection[str] = ()) -> Placement:
+        """Reserve the whole world size and put an agent on each of its nodes, none of which is in `avoid`.
 
         Raises ResourcesError when that cannot be had within `timeout_s`. Without effect when it is had already.
         """
         if self.placement is not None:
             return self.placement
         deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._acquire(deadline, avoid, timeout_s)
+            except RecoveryError:
+                # A node that had died before Ray knew of it.
+                self.release(lost=self.agents.keys())
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _acquire(self, deadline: float, avoid: Collection[str], timeout_s: float) -> Placement:
         bundle: dict[str, float] = {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
         if self.kind == "private" and self._workers * self.gpu > ray.cluster_resources().get("GPU", 0):
             # Nobody will add a GPU to this machine while we wait.
-            raise self._no_placement(bundle, waited_s=0)
-        self._group = group = placement_group([bundle] * self._workers, strategy="PACK")
-        if not group.wait(timeout_s):
-            error = self._no_placement(bundle, waited_s=timeout_s)
+            raise self._no_placement(bundle, avoid, waited_s=0)
+        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"}
+        where: dict[str, Any] = {"bundle_label_selector": [elsewhere] * self._workers} if avoid else {}
+        self._group = group = placement_group([bundle] * self._workers, strategy="PACK", **where)
+        if not group.wait(max(0.0, deadline - time.monotonic())):
+            error = self._no_placement(bundle, avoid, waited_s=timeout_s)
             self.release()
             raise error
         gpus = self._gpus_of_bundles(deadline) if self.gpu else {}
@@ -172,11 +194,13 @@ class RayCluster:
         found = ray.get(references, timeout=max(30.0, deadline - time.monotonic()))
         return {index: tuple(int(gpu) for gpu in ids) for index, ids in enumerate(found)}
 
-    def _no_placement(self, bundle: Mapping[str, float], *, waited_s: float) -> ResourcesError:
-        total, free = ray.cluster_resources(), ray.available_resources()
+    def _no_placement(self, bundle: Mapping[str, float], avoid: Collection[str], *, waited_s: float) -> ResourcesError:
+        usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
+        total = {name: sum(node["Resources"].get(name, 0.0) for node in usable) for name in bundle}
+        free = {name: min(amount, ray.available_resources().get(name, 0.0)) for name, amount in total.items()}
         asked = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
         has = ", ".join(f"{name} {total.get(name, 0):g} ({free.get(name, 0):g} free)" for name in bundle)
-        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        nodes = len(usable)
         waited = f" within {waited_s:g} s" if waited_s else ""
         possible = all(self._workers * amount <= total.get(name, 0) for name, amount in bundle.items())
         return ResourcesError(
@@ -186,11 +210,15 @@ class RayCluster:
             else "lower workers, per_worker.cpu or per_worker.gpu, or join a larger cluster with --address",
         )
 
-    def release(self) -> None:
-        """End the agents and everything below them, and give the reserved resources back."""
+    def release(self, *, lost: Collection[str] = ()) -> None:
+        """End the agents and everything below them, and give the reserved resources back; agents on `lost` nodes are gone."""
+        lost = frozenset(lost)
         agents, self.agents, self.placement = self.agents, {}, None
-        for agent in agents.values():
-            agent.close()
+        for node_id, agent in agents.items():
+            if node_id in lost:
+                agent.abandon()
+            else:
+                agent.close()
         group, self._group = self._group, None
         if group is not None:
             remove_placement_group(group)
@@ -234,17 +262,39 @@ class RayCluster:
         assert port is not None
         return AttemptStarted(pids=pids, master_addr=by_rank[0].master_addr, master_port=port)
 
-    def progress(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, dict[str, float] | None]:
-        """Per rank {mtime_s, size} of its trace file, None when it has none yet."""
+    def pulses(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, Pulse]:
+        """What there is to see of every rank."""
         assert self.placement is not None, "acquire comes first"
-        calls = [
-            (self.agents[node.node_id], self.agents[node.node_id].submit("progress", leg_path, attempt, node.ranks))
-            for node in self.placement.nodes
-        ]
-        found: dict[int, dict[str, float] | None] = {}
-        for agent, reference in calls:
+        calls = {node.node_id: ("pulses", leg_path, attempt, node.ranks) for node in self.placement.nodes}
+        return self._gather(calls, timeout_s)
+
+    def stacks(self, attempt: int, *, wait_s: float, timeout_s: float = 60.0) -> dict[int, dict[str, Any]]:
+        """Have all live ranks write their stacks to their logs; returns what `cluster.stacks.collect_stacks` found."""
+        return self._gather({node: ("stacks", attempt, wait_s) for node in self.agents}, timeout_s)
+
+    def _gather(self, calls: Mapping[str, tuple[Any, ...]], timeout_s: float) -> dict[int, Any]:
+        """What agents say by rank, in one dictionary; `calls` by node."""
+        submitted = [(self.agents[node], self.agents[node].submit(*call)) for node, call in calls.items()]
+        found: dict[int, Any] = {}
+        for agent, reference in submitted:
             found.update(agent.collect(reference, timeout_s=timeout_s))
         return found
+
+    # Faults
+
+    @property
+    def own_node(self) -> str:
+        """The node that this process is connected to."""
+        return ray.get_runtime_context().get_node_id()
+
+    def head(self) -> ProcessIdentity | None:
+        """Ray's head process of a private Ray: a child of this process."""
+        if self._private is None:
+            return None
+        for pid in children(os.getpid()):
+            if "gcs_server" in Path(f"/proc/{pid}/comm").read_text():
+                return identify(pid)
+        return None
 
     # End
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chaosrun.cluster.processes import die_with_parent
+from chaosrun.cluster.stacks import answer_with_stacks
 from chaosrun.records.order import WorkerOrder
 
 __all__ = ["Spare", "Target", "fork_spare"]
@@ -77,7 +78,8 @@ def _live(target: Target, channel: socket.socket, close: Iterable[int], server_p
         channel.close()
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.close(output)
+        # The log itself, kept open: scripts lead 1 and 2 elsewhere at times.
+        answer_with_stacks(output)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
         code = target(order, listen_fd)

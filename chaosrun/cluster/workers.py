@@ -1,16 +1,20 @@
 """A leg's worker processes, as the supervisor sees them: places, starts, stops and events, on the agents of a RayCluster."""
 
 import queue
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import ray
 
+from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
+from chaosrun.cluster.processes import ProcessIdentity
 from chaosrun.cluster.ray_cluster import RayCluster
-from chaosrun.errors import RecoveryError
+from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.plan.catalogue import KINDS
+from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
@@ -28,6 +32,10 @@ class ClusterWorkers:
         self._env = {**spec.env, "PYTHONHASHSEED": str(spec.seed)}
         self._preload = (*PRELOAD, *spec.recovery.preload)
         self._lost: set[str] = set()
+        self._leaving: set[str] = set()
+        """Nodes that a fault is ending."""
+        self._avoid: dict[str, str] = {}
+        """Nodes that are not to be used again, and why."""
 
     def devices(self) -> str:
         """The GPU models that the job may run on, or "cpu"."""
@@ -38,9 +46,18 @@ class ClusterWorkers:
 
     def acquire(self) -> dict[str, Any]:
         if self._lost:
-            self._cluster.release()
+            self._cluster.release(lost=self._lost)
             self._lost.clear()
-        placement = self._cluster.acquire(self._acquire_timeout_s)
+            self._leaving.clear()
+            self._forget_old_events()
+        try:
+            placement = self._cluster.acquire(self._acquire_timeout_s, avoid=self._avoid)
+        except ResourcesError as error:
+            if not self._avoid:
+                raise
+            lost = "; ".join(self._avoid.values())
+            hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
+            raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
         self._cluster.start_servers(self._env, preload=self._preload)
         return {
             "nodes": {
@@ -74,7 +91,7 @@ class ClusterWorkers:
 
     def stop(self, attempt: int) -> None:
         for node, agent in self._cluster.agents.items():
-            if node not in self._lost:
+            if node not in self._lost | self._leaving:
                 agent.submit("stop", attempt)
 
     def next_event(self, timeout_s: float) -> dict[str, Any] | None:
@@ -83,16 +100,92 @@ class ClusterWorkers:
         except queue.Empty:
             return None
         if event["event"] == "agent_lost":
+            if node in self._lost | self._leaving:
+                return None  # `lose` has told, or will
             self._lost.add(node)
         return {**event, "node": node}
 
     def wake(self, event: dict[str, Any]) -> None:
         self._cluster.events.put(("", event))
 
-    def last_progress_s(self, leg: LegLayout, attempt: int) -> float:
+    # Faults
+
+    @property
+    def ray(self) -> str:
+        return self._cluster.kind
+
+    def node_of(self, rank: int) -> str:
+        placement = self._cluster.placement
+        assert placement is not None, "acquire comes first"
+        return next(node.node_id for node in placement.nodes if rank in node.ranks)
+
+    def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         try:
-            progress = self._cluster.progress(str(leg.path), attempt)
+            return self._agent_of(rank).call("identify_rank", attempt, rank, listening)
+        except RecoveryError:
+            return None  # its agent is gone, an event tells that
+
+    def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        done: dict[str, bool] = {}
+        calls: list[tuple[AgentClient, list[str], Any]] = []
+        by_node: dict[str, list[Mapping[str, Any]]] = {}
+        for blow in blows:
+            by_node.setdefault(self.node_of(blow["rank"]), []).append(blow)
+        for node, own in by_node.items():
+            if node in self._lost | self._leaving:
+                continue
+            if any(KINDS[blow["kind"]].evidence == "node" for blow in own):
+                # From here on whatever Ray says of this agent is what was planned.
+                self._leaving.add(node)
+            agent = self._cluster.agents[node]
+            calls.append((agent, [blow["fault"] for blow in own], agent.submit("strike", [dict(blow) for blow in own])))
+        for agent, faults, reference in calls:
+            try:
+                struck: list[bool] = agent.collect(reference, timeout_s=60.0)
+            except RecoveryError:
+                # Gone before it could answer. Had it been gone before it was asked, there will be no witness's note.
+                struck = [agent.node_id in self._leaving] * len(faults)
+            done.update(zip(faults, struck, strict=True))
+            if not any(struck):
+                self._leaving.discard(agent.node_id)
+        return [done.get(blow["fault"], False) for blow in blows]
+
+    def lose(self, node: str) -> None:
+        self._leaving.discard(node)
+        self._lost.add(node)
+
+    def avoid(self, node: str, why: str) -> None:
+        self._avoid[node] = f"node {node[:8]} ({why})"
+
+    def lives_beside(self, rank: int) -> bool:
+        return self.node_of(rank) == self._cluster.own_node
+
+    def head(self) -> ProcessIdentity | None:
+        return self._cluster.head()
+
+    def _agent_of(self, rank: int) -> AgentClient:
+        return self._cluster.agents[self.node_of(rank)]
+
+    def _forget_old_events(self) -> None:
+        """What agents have said that are no more. What was given to `wake` stays."""
+        kept: list[tuple[str, dict[str, Any]]] = []
+        with suppress(queue.Empty):
+            while True:
+                node, event = self._cluster.events.get_nowait()
+                if not node:
+                    kept.append((node, event))
+        for each in kept:
+            self._cluster.events.put(each)
+
+    def pulses(self, leg: LegLayout, attempt: int) -> Mapping[int, Pulse] | None:
+        try:
+            return self._cluster.pulses(str(leg.path), attempt)
         except RecoveryError:
             # An agent died. An event tells that; until it comes, nobody can say that the ranks are silent.
-            return time.time()
-        return max((rank["mtime_s"] for rank in progress.values() if rank is not None), default=0.0)
+            return None
+
+    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, Mapping[str, Any]] | None:
+        try:
+            return self._cluster.stacks(attempt, wait_s=wait_s)
+        except RecoveryError:
+            return None  # an agent died, an event tells that

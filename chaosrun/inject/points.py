@@ -5,6 +5,7 @@ anything is armed there or not; with nothing armed they cost a dictionary lookup
 """
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from chaosrun.inject.arms import ARMS
-from chaosrun.inject.marker import write_marker
+from chaosrun.inject.pace import Pace
 from chaosrun.inject.strike import Strike
+from chaosrun.inject.survey import Survey
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import Phase
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_note, write_marker
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
     from chaosrun.inject.strike import Training
 
 __all__ = ["FaultPoints"]
+
+NOTICE_LIMIT_S = 10.0
+LOOK_EVERY_S = 0.002
 
 
 class FaultPoints:
@@ -37,11 +43,14 @@ class FaultPoints:
         for fault in faults:
             if fault.phase is not None and fault.attempt in (None, order.attempt):
                 self._armed.setdefault(fault.phase, []).append(fault)
-        self._seen: Counter[tuple[str, str | None]] = Counter()
+        self._seen: Counter[tuple[str, str | None, int | None]] = Counter()
+        """How often a phase was reached: for this target and at this step, None being any."""
         for phase, count in order.passed.items():
-            self._seen[phase, None] = count
+            self._seen[phase, None, None] = count
+        self._survey = Survey(leg.attempt(order.attempt).points(order.rank)) if order.survey else None
         self.training: Training | None = None
         """What there is to damage; None until the script has attached."""
+        self.pace = Pace()
 
     def reach(self, phase: Phase, step: int, *, target: str | None = None, **at: Any) -> None:
         """Strike with what is due here, if anything is. Most kinds do not return.
@@ -52,13 +61,18 @@ class FaultPoints:
         for fault in self.due(phase, step, target=target):
             self.fire(fault, step, **at)
 
+    def awaits(self, phase: Phase) -> bool:
+        """Whether it matters that this phase is reached: for what is worked out for that alone."""
+        return phase in self._armed or self._survey is not None
+
     def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
         """Faults that are to strike now, that `phase` is reached at `step`. Counts: call it once each time."""
+        if self._survey is not None:
+            self._survey.note(phase, step, target)
         armed = self._armed.get(phase)
         if not armed:
             return []
-        for key in {(phase, None), (phase, target)}:
-            self._seen[key] += 1
+        self._seen.update({(phase, each, at) for each in (None, target) for at in (None, step)})
         return [fault for fault in armed if self._agrees(fault, step, target)]
 
     def _agrees(self, fault: Fault, step: int, target: str | None) -> bool:
@@ -66,15 +80,13 @@ class FaultPoints:
             return False
         if fault.target is not None and fault.target != target:
             return False
-        if fault.at_step is None:
-            # A fault that has struck is disarmed: what comes by later than the n-th time is not due, it is overdue.
-            return self._seen[fault.phase or "", fault.target] >= fault.occurrence
-        return True
+        # A fault that has struck is disarmed: what comes by later than the n-th time is not due, it is overdue.
+        return self._seen[fault.phase or "", fault.target, fault.at_step] >= fault.occurrence
 
     def fire(self, fault: Fault, step: int, **at: Any) -> None:
         """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
         self._armed[fault.phase or ""].remove(fault)
-        strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, at=at)
+        strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, pace=self.pace, at=at)
         if not write_marker(
             self._leg,
             fault.id,
@@ -83,13 +95,14 @@ class FaultPoints:
             pid=strike.pid,
             phase=fault.phase,
             step=step,
+            group=fault.group,
         ):
             # Fired in an earlier attempt: a fault id strikes once.
             return
         if fault.group is not None:
             strike.wait_for_group()
         if fault.facts.striker == "supervisor":
-            wait_for_the_supervisor(fault)
+            wait_for_the_supervisor(strike)
             return
         ARMS[fault.kind](strike)
 
@@ -120,10 +133,13 @@ class FaultPoints:
         handles.extend(parameter.register_hook(queue) for parameter in parameters if parameter.requires_grad)
 
 
-def wait_for_the_supervisor(fault: Fault) -> None:
+def wait_for_the_supervisor(strike: Strike) -> None:
     """Stay at exactly this point until the supervisor, who looks for the marker, has done what the fault says.
 
-    A drain notice is for the ranks to act on, hence nothing to wait for.
+    A drain notice is for the ranks to act on: there it is only the notice that is waited for.
     """
-    while fault.facts.waits:
+    while strike.fault.facts.waits:
         signal.pause()
+    deadline = time.monotonic() + NOTICE_LIMIT_S
+    while read_note(strike.leg, strike.fault.id) is None and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)

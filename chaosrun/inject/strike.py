@@ -2,22 +2,25 @@
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
 
-from chaosrun.inject.marker import write_note
+from chaosrun.errors import RecoveryError
+from chaosrun.inject.pace import Pace
 from chaosrun.plan.faults import Fault
-from chaosrun.records.layout import LegLayout
+from chaosrun.records.layout import LegLayout, checkpoint_step
+from chaosrun.records.markers import read_marker, write_note
 from chaosrun.records.order import WorkerOrder
 
 __all__ = ["Strike", "Training"]
 
 GROUP_LIMIT_S = 60.0
+LOOK_EVERY_S = 0.002
 
 
 class Training(Protocol):
@@ -26,6 +29,8 @@ class Training(Protocol):
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 
     def optimizers(self) -> list[torch.optim.Optimizer]: ...
+
+    def loader_workers(self) -> list[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +41,12 @@ class Strike:
     leg: LegLayout
     training: Training | None
     """None before the script has attached."""
+    pace: Pace
+    """The clock of this rank's steps."""
     at: Mapping[str, Any]
-    """What this point hands over: `checkpoint` (Path) of a committed one, `staging` (Path) of one that is being written."""
+    """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem) and
+    `until_saved` (ExitStack, closed when it is saved). While it is: `path` of the file concerned, and its `descriptor` if it
+    is being written."""
 
     @property
     def pid(self) -> int:
@@ -51,13 +60,13 @@ class Strike:
         return self.fault.option(name)
 
     def note(self, **found: Any) -> None:
-        """Write down what the fault did (`inject.marker.write_note`)."""
+        """Write down what the fault did (`records.markers.write_note`)."""
         write_note(self.leg, self.fault.id, rank=self.rank, attempt=self.order.attempt, pid=self.pid, step=self.step, **found)
 
     def newest_checkpoint(self) -> Path | None:
         """Directory of the newest committed checkpoint of this leg."""
         folder = self.leg.checkpoints
-        names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+        names = sorted(e.name for e in folder.iterdir() if checkpoint_step(e.name) is not None) if folder.is_dir() else []
         return folder / names[-1] if names else None
 
     def die(self, number: signal.Signals) -> NoReturn:
@@ -67,19 +76,19 @@ class Strike:
             signal.pause()  # the signal is on its way
 
     def wait_for_group(self) -> None:
-        """Wait, at the rendezvous store, until every fault of the group has come to its own point."""
-        assert self.fault.group is not None
-        if self.order.world_size == 1:
-            return
-        store = torch.distributed.TCPStore(
-            self.order.master_addr,
-            self.order.master_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=GROUP_LIMIT_S),
-        )
-        key = f"chaosrun/group/{self.fault.group}"
-        size = int(self.fault.group.rpartition("/")[2])
-        if store.add(f"{key}/arrived", 1) >= size:
-            store.set(f"{key}/go", "1")
-        store.wait([f"{key}/go"])
+        """Wait until every fault of the group has come to its own point: until all of them have a marker.
+
+        The markers rather than the rendezvous store, which is not there yet at a rendezvous. Raises RecoveryError after
+        GROUP_LIMIT_S.
+        """
+        group, size = self.fault.group, int((self.fault.group or "").rpartition("/")[2])
+        deadline_s = time.monotonic() + GROUP_LIMIT_S
+        ours: dict[str, bool] = {}
+        while sum(ours.values()) < size:
+            for path in self.leg.faults.glob("*.json"):
+                if path.stem not in ours and (marker := read_marker(self.leg, path.stem)) is not None:
+                    ours[path.stem] = marker.get("group") == group
+            if time.monotonic() > deadline_s:
+                message = f"fault {self.fault.id}: {sum(ours.values())} of the {size} ranks that it is to strike at once came"
+                raise RecoveryError(message, hint="something else keeps the others from their point")
+            time.sleep(LOOK_EVERY_S)

@@ -18,7 +18,7 @@ _IN_TRAINING = TRAINING_PHASES
 _AT_STEPS = frozenset({"step"})
 _COMMITTED = frozenset({"checkpoint.postcommit", "step"})
 _BEFORE_UPDATE = frozenset({"optimizer"})
-
+_STORAGE_FAILED = r"^ResourcesError: checkpoint storage failed at .*: "
 
 _FILE: Mapping[Option, None] = {"file": None}
 _DAMAGES: tuple[tuple[str, str, Mapping[Option, None]], ...] = (
@@ -45,8 +45,9 @@ KINDS: Mapping[str, Kind] = {
         timed=True,
         signals=frozenset({_SIGKILL}),
         exit_codes="preempted",
+        error=r"^Preempted: rank \d+ was told to leave",
         options={"grace_s": 30.0},
-        proof=f"its process left with exit code {PREEMPTED_EXIT_CODE}, or died of SIGKILL when grace ran out",
+        proof=f"its process left with exit code {PREEMPTED_EXIT_CODE}, saying so, or died of SIGKILL when grace had run out",
     ),
     "stop": Kind(
         family="process",
@@ -75,27 +76,30 @@ KINDS: Mapping[str, Kind] = {
         family="process",
         words="an exception raised in {rank}",
         exit_codes="failure",
-        proof="its process was seen to leave with that exception",
+        error=r"^InjectedError: fault {fault}\b",
+        proof="its end record names that very exception",
     ),
     "exit": Kind(
         family="process",
         words="{rank} leaves silently with exit code 0",
         exit_codes="zero",
-        proof="its process was seen to leave with exit code 0, its training not done",
+        proof="its process was seen to leave with exit code 0 and without an end record",
     ),
     "memory": Kind(
         family="process",
         words="{rank} runs out of memory within {mebibytes} MiB more",
         exit_codes="failure",
+        error=r"^MemoryError: fault {fault}\b",
         options={"mebibytes": 256},
-        proof="its process was seen to leave with a MemoryError at the limit set for it alone",
+        proof="its end record names the MemoryError at the limit that was set for it alone",
     ),
     "loader_worker": Kind(
         family="process",
         words="SIGKILL a loader worker of {rank}",
         phases=_IN_TRAINING,
         exit_codes="failure",
-        proof="the loader worker was seen to die, and its rank to leave with torch's error about it",
+        error=r"^RuntimeError: DataLoader worker \(pid.*\b{victim}\b",
+        proof="its end record names torch's error about that very loader worker",
     ),
     "slow": Kind(
         family="process",
@@ -229,7 +233,8 @@ KINDS: Mapping[str, Kind] = {
         phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
         default_phase="checkpoint.file",
         exit_codes="failure",
-        proof="its process was seen to leave with ENOSPC",
+        error=f"{_STORAGE_FAILED}No space left on device",
+        proof="its end record names ENOSPC, and an older checkpoint was used",
     ),
     "io_error": Kind(
         family="storage",
@@ -237,7 +242,8 @@ KINDS: Mapping[str, Kind] = {
         phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
         default_phase="checkpoint.file",
         exit_codes="failure",
-        proof="its process was seen to leave with EIO",
+        error=f"{_STORAGE_FAILED}Input/output error",
+        proof="its end record names EIO, and an older checkpoint was used",
     ),
     "slow_storage": Kind(
         family="storage",
@@ -255,7 +261,8 @@ KINDS: Mapping[str, Kind] = {
         phases=frozenset({"checkpoint.rename.before"}),
         default_phase="checkpoint.rename.before",
         exit_codes="failure",
-        proof="rank 0 was seen to leave with EIO, and nothing was committed",
+        error=f"{_STORAGE_FAILED}Input/output error",
+        proof="rank 0's end record names EIO, and nothing was committed",
     ),
     "port_taken": Kind(
         family="rendezvous",
@@ -263,7 +270,8 @@ KINDS: Mapping[str, Kind] = {
         phases=frozenset({"rendezvous"}),
         default_phase="rendezvous",
         exit_codes="failure",
-        proof="rank 0 was seen to leave with EADDRINUSE",
+        error=r"^DistNetworkError: .*\bport: {port}\b.*\bEADDRINUSE\b",
+        proof="the end record of rank 0 names EADDRINUSE, of the very port that it was to host the rendezvous at",
     ),
     "no_arrival": Kind(
         family="rendezvous",

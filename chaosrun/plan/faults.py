@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from chaosrun.errors import UsageError
 from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.kinds import OPTIONS, PHASES, FaultKind, Kind, Phase
+from chaosrun.plan.kinds import OPTIONS, FaultKind, Kind, Phase
 
 __all__ = ["PLAN_VERSION", "Fault", "FaultPlan"]
 
 PLAN_VERSION = 2
+_HINT = "the plan was written by another version of chaosrun, or by hand"
 
 _MOMENTS: dict[str, tuple[str, str]] = {
     "rendezvous": ("at the rendezvous", "at its {nth} rendezvous"),
@@ -27,8 +30,8 @@ _MOMENTS: dict[str, tuple[str, str]] = {
     "record": ("right after the record of step {step}", "right after the record of its {nth} step"),
     "checkpoint.begin": ("before it writes {saved}", "before it writes {saved}"),
     "checkpoint.file": ("while it writes {saved}", "while it writes {saved}"),
-    "checkpoint.fsync.before": ("before the fsync of {file} in {saved}", "before the fsync of {file} in {saved}"),
-    "checkpoint.fsync.after": ("after the fsync of {file} in {saved}", "after the fsync of {file} in {saved}"),
+    "checkpoint.fsync.before": ("before the {again}fsync of {file} in {saved}", "before its {nth} fsync of {file}"),
+    "checkpoint.fsync.after": ("after the {again}fsync of {file} in {saved}", "after its {nth} fsync of {file}"),
     "checkpoint.precommit": ("between write and commit of {saved}", "between write and commit of {saved}"),
     "checkpoint.rename.before": (
         "right before the rename that commits {saved}",
@@ -40,6 +43,11 @@ _MOMENTS: dict[str, tuple[str, str]] = {
     "step": ("after step {step}", "after its {nth} step"),
 }
 """Per phase, the words for a fault at a given step and for the n-th time."""
+_ONCE_AN_ATTEMPT: dict[str, str] = {
+    "rendezvous": "at the rendezvous of attempt {attempt}",
+    "restore.begin": "before the restore of attempt {attempt}",
+    "restore.end": "right after the restore of attempt {attempt}",
+}
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
@@ -87,17 +95,21 @@ class Fault:
         """Say it in words: "SIGKILL rank 1 after step 7"."""
         options = {**self.facts.options, **self.options}
         words = self.facts.words.format(rank=f"rank {self.rank}", **options)
-        return f"{words} {self.moment()}"
+        together = "" if self.group is None else f", {self.group.rpartition('/')[2]} ranks at once"
+        return f"{words} {self.moment()}{together}"
 
     def moment(self) -> str:
         """When, in words: "after step 7"."""
         if self.phase is None:
             return f"{self.after_s:g} s after the start"
+        if self.attempt is not None and self.at_step is None and self.occurrence == 1 and self.phase in _ONCE_AN_ATTEMPT:
+            return _ONCE_AN_ATTEMPT[self.phase].format(attempt=self.attempt)
         at, nth = _MOMENTS[self.phase]
         order = _ORDINALS.get(self.occurrence, f"{self.occurrence}th")
         words = (nth if self.at_step is None else at).format(
             step=self.at_step,
             nth=order,
+            again="" if self.occurrence == 1 else f"{order} ",
             saved=f"the {order} checkpoint it reaches" if self.at_step is None else f"the checkpoint of step {self.at_step}",
             file=self.target or "a file",
         )
@@ -110,13 +122,21 @@ class Fault:
     def from_json(cls, value: Mapping[str, Any]) -> "Fault":
         """Raises UsageError when the value is not a fault this version knows."""
         _expect_fields(value, cls, "a fault")
-        unknown = [name for name in value["options"] if name not in OPTIONS]
-        if value["kind"] not in KINDS or value["phase"] not in (None, *PHASES) or unknown:
-            raise UsageError(
-                f"fault {value['id']} has an unknown kind, phase or option: {value['kind']!r} at {value['phase']!r} {unknown}",
-                hint="the plan was written by another version of chaosrun, or by hand",
-            )
-        return cls(**value)
+        try:
+            fault = _FAULT.validate_python(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"fault {value['id']!r}: {place}: {first['msg']}, not {first['input']!r}", hint=_HINT) from error
+        if fault.to_json() != dict(value):
+            raise UsageError(f"fault {fault.id}: one of its values is of another type than it should be", hint=_HINT)
+        if fault.phase is None and fault.after_s is None:
+            raise UsageError(f"fault {fault.id}: neither a phase nor a time", hint=_HINT)
+        for name, given in fault.options.items():
+            default = fault.facts.options.get(name)  # type: ignore[call-overload]
+            if name not in OPTIONS or (isinstance(default, int | float) and not isinstance(given, int | float)):
+                raise UsageError(f"fault {fault.id} of kind {fault.kind} has no option {name}: {given!r}", hint=_HINT)
+        return fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +159,21 @@ class FaultPlan:
                 f"the plan has version {value['version']!r}, this chaosrun reads version {PLAN_VERSION}",
                 hint="read the run with the chaosrun that wrote it",
             )
+        if not isinstance(value["seed"], int) or not isinstance(value["faults"], list | tuple):
+            raise UsageError("not a plan: its seed is no number, or its faults are no list", hint=_HINT)
         faults = tuple(Fault.from_json(fault) for fault in value["faults"])
         return cls(version=value["version"], seed=value["seed"], faults=faults)
 
 
-def _expect_fields(value: Mapping[str, Any], of: type[Fault] | type[FaultPlan], what: str) -> None:
+_FAULT = TypeAdapter(Fault)
+
+
+def _expect_fields(value: Any, of: type[Fault] | type[FaultPlan], what: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"not {what}: {value!r:.60}", hint=_HINT)
     expected = {field.name for field in dataclasses.fields(of)}
     if value.keys() != expected:
         raise UsageError(
             f"not {what}: fields {sorted(value)} where {sorted(expected)} are expected",
-            hint="the plan was written by another version of chaosrun, or by hand",
+            hint=_HINT,
         )

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 __all__ = [
     "CHECKPOINT_PHASES",
+    "LEFT_ON_NOTICE",
     "OPTIONS",
     "PHASES",
     "PREEMPTED_EXIT_CODE",
@@ -101,6 +102,8 @@ successor: the supervisor itself was gone; the one after it says so.
 
 PREEMPTED_EXIT_CODE = 85
 """What a rank leaves with after a preemption notice, its checkpoint committed."""
+LEFT_ON_NOTICE = "preempted"
+"""The status in the end record of such a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,10 @@ class Kind:
     signals: frozenset[int] = frozenset()
     """Of evidence "death": signals that the process may end by."""
     exit_codes: Literal["none", "zero", "failure", "preempted"] = "none"
-    """Of evidence "death": exit codes that the process may end with."""
+    """Of evidence "death": exit codes that the process may end with. After zero there is no end record: it left silently."""
+    error: str | None = None
+    """Of evidence "death": how the error in the end record of a process that left reads, as "Type: message", a regular
+    expression. {fault} stands for the fault's id, other names for values of its note. None: whatever it says."""
     options: Mapping[Option, float | int | str | None] = field(default_factory=dict)
     """With their defaults; None: chosen where it strikes, or not at all."""
     waits: bool = True
@@ -130,14 +136,3 @@ class Kind:
     """Of a job that comes back exactly."""
     proof: str
     """For people: how chaosrun knows that it happened."""
-
-    def is_this_death(self, *, exit_code: int | None, by_signal: int | None) -> bool:
-        """Whether a process that ended like this ended in the way of this kind."""
-        if self.evidence != "death":
-            return False
-        if by_signal is not None:
-            return by_signal in self.signals
-        wanted = {"none": (), "zero": (0,), "preempted": (PREEMPTED_EXIT_CODE,)}
-        if self.exit_codes == "failure":
-            return exit_code not in (None, 0)
-        return exit_code in wanted[self.exit_codes]

@@ -1,73 +1,81 @@
-"""From the faults a spec asks for to the plan: every fault with its rank and step, or the reason why there can be none.
+"""From the faults a spec asks for to the plan: every fault with its rank and moment, or the reason why there can be none.
 
-Pure: the same spec gives the same plan on every machine. Chance comes only from `random.Random(seed).random()`, whose
-sequence Python keeps the same between versions, and is only compared, multiplied and truncated, which IEEE 754 fixes.
+Pure: the same spec, and the same recorded trace where it replays one, give the same plan on every machine (`plan.chance`).
 """
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from chaosrun.errors import UsageError
+from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
+from chaosrun.plan.course import is_notice, outlives
 from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.feasible import first_checkpoint, objections
-from chaosrun.spec.faults import RandomFaults, ScheduledFault
+from chaosrun.plan.feasible import first_checkpoint, objections, only_rank
+from chaosrun.plan.kinds import Phase
+from chaosrun.plan.replay import replayed
+from chaosrun.spec.faults import FaultOptions, RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Source
 
 __all__ = ["MAX_DRAWN_STEPS", "MAX_FAULTS", "make_plan"]
 
 MAX_FAULTS = 10_000
 MAX_DRAWN_STEPS = 10_000_000
-"""Steps that `mean_steps` may range over: each is one draw."""
+"""Steps that `mean_steps` and `rate` may range over: each is one draw."""
+MEAN_TIMES_WITHIN = 10
+"""How many times their mean apart faults are drawn for by `mtbf`, unless `within` says so."""
 
 
-def make_plan(spec: JobSpec) -> FaultPlan:
-    """The plan of a job, sorted by step, with ids F1, F2, … in that order.
+class _RefusedError(Exception):
+    """One entry cannot be planned; the message says which and why."""
 
-    Raises UsageError, naming every entry at fault, when one could never fire, or has no last step to stop at.
+
+def make_plan(spec: JobSpec, trace: Source | None = None) -> FaultPlan:
+    """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
+
+    Raises UsageError, naming every entry at fault, when one could never strike, or has no last step to stop at; SpecError when
+    the trace cannot be read.
     """
     chance = random.Random(spec.faults.seed)
     faults: list[Fault] = []
     refused: list[str] = []
     for index, entry in enumerate(spec.faults.schedule):
-        source = f"faults.schedule[{index}]"
-        steps = _scheduled_steps(spec, entry, source)
-        if isinstance(steps, str):
-            refused.append(steps)
-            continue
-        ranks = [_rank(entry.rank, spec.workers, chance) for _ in steps]
-        faults += (_scheduled(entry, rank, step, source) for rank, step in zip(ranks, steps, strict=True))
+        try:
+            faults += _scheduled(spec, entry, f"faults.schedule[{index}]", chance)
+        except _RefusedError as error:
+            refused.append(str(error))
     if spec.faults.random is not None:
-        taken = {fault.at_step or first_checkpoint(spec) for fault in faults}
-        drawn = _random_faults(spec, spec.faults.random, taken, chance)
-        if isinstance(drawn, str):
-            refused.append(drawn)
-        else:
-            faults += drawn
+        taken = {fault.at_step or first_checkpoint(spec) for fault in faults if fault.phase is not None}
+        try:
+            faults += _random_faults(spec, spec.faults.random, taken, chance)
+        except _RefusedError as error:
+            refused.append(str(error))
+    if spec.faults.replay is not None:
+        assert trace is not None, "whoever loads the job reads its trace"
+        faults += replayed(spec, spec.faults.replay, trace)
     if not refused and len(faults) > MAX_FAULTS:
         refused.append(f"faults: {len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})")
     if refused:
         raise _refusal(refused)
-    faults.sort(key=lambda fault: fault.at_step or 0)
+    faults.sort(key=lambda fault: (fault.after_s or 0, fault.at_step or 0))
     if impossible := objections(spec, faults):
         raise _refusal(impossible)
-    numbered = (dataclasses.replace(fault, id=f"F{number}") for number, fault in enumerate(faults, start=1))
-    return FaultPlan(seed=spec.faults.seed, faults=tuple(numbered))
+    return FaultPlan(seed=spec.faults.seed, faults=_numbered(faults))
 
 
-def _scheduled(entry: ScheduledFault, rank: int, step: int | None, source: str) -> Fault:
-    return Fault(
-        id="",
-        kind=entry.kind,
-        rank=rank,
-        phase=None if entry.after is not None else entry.moment,
-        at_step=step,
-        occurrence=entry.occurrence or 1,
-        attempt=entry.attempt,
-        target=entry.target,
-        after_s=entry.after,
-        options=entry.options,
-        source=source,
+def _numbered(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """With ids, and groups called G1/2, G2/3, … by their size."""
+    names: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for fault in faults:
+        if fault.group is not None:
+            names.setdefault(fault.group, f"G{len(names) + 1}")
+            sizes[fault.group] = sizes.get(fault.group, 0) + 1
+    groups = {group: f"{name}/{sizes[group]}" for group, name in names.items()}
+    return tuple(
+        dataclasses.replace(fault, id=f"F{number}", group=groups[fault.group] if fault.group else None)
+        for number, fault in enumerate(faults, start=1)
     )
 
 
@@ -76,83 +84,162 @@ def _refusal(reasons: list[str]) -> UsageError:
     return UsageError(message, hint="a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint")
 
 
-def _scheduled_steps(spec: JobSpec, entry: ScheduledFault, source: str) -> range | list[int | None] | str:
-    """The steps of one schedule entry, or why it has none."""
+def _scheduled(spec: JobSpec, entry: ScheduledFault, source: str, chance: random.Random) -> list[Fault]:
+    return [
+        fault
+        for step in _scheduled_steps(spec, entry, source)
+        for fault in _at_one_moment(
+            spec,
+            entry,
+            source,
+            chance,
+            phase=None if entry.after is not None else entry.moment,
+            at_step=step,
+            occurrence=entry.occurrence or 1,
+            attempt=entry.attempt,
+            after_s=entry.after,
+        )
+    ]
+
+
+def _scheduled_steps(spec: JobSpec, entry: ScheduledFault, source: str) -> range | list[int | None]:
+    """The steps of one schedule entry."""
     if entry.every_steps is None:
         return [entry.at_step]
     last = entry.until_step if entry.until_step is not None else spec.max_steps
     if last is None:
-        return f"{source}: every_steps needs a last step, set until_step or max_steps"
+        raise _RefusedError(f"{source}: every_steps needs a last step, set until_step or max_steps")
     if spec.max_steps is not None and last > spec.max_steps:
-        return f"{source}: until_step {last} is never reached, max_steps is {spec.max_steps}"
+        raise _RefusedError(f"{source}: until_step {last} is never reached, max_steps is {spec.max_steps}")
     if last < entry.every_steps:
-        return f"{source}: every {entry.every_steps} steps comes to none within {last} steps"
+        raise _RefusedError(f"{source}: every {entry.every_steps} steps comes to none within {last} steps")
     steps = range(entry.every_steps, last + 1, entry.every_steps)
     if len(steps) > MAX_FAULTS:
-        return f"{source}: {len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})"
+        raise _RefusedError(f"{source}: {len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})")
     return steps
 
 
-def _random_faults(spec: JobSpec, entry: RandomFaults, taken: set[int], chance: random.Random) -> list[Fault] | str:
-    """Faults at drawn steps, none of them one that the schedule has already taken; or why they cannot be drawn."""
+def _random_faults(spec: JobSpec, entry: RandomFaults, taken: set[int], chance: random.Random) -> list[Fault]:
+    """Faults at drawn times, or at drawn steps, none of them one that the schedule has already taken."""
     source = "faults.random"
-    if entry.between is None and spec.max_steps is None:
-        return f"{source}: needs to know the last step, set between or max_steps"
-    first, last = entry.between or (1, spec.max_steps or 1)
-    if spec.max_steps is not None and last > spec.max_steps:
-        return f"{source}: step {last} of between is never reached, max_steps is {spec.max_steps}"
-    occupied = sorted(step for step in taken if first <= step <= last)
-    if entry.count is not None:
-        free = last - first + 1 - len(occupied)
-        if entry.count > min(free, MAX_FAULTS):
-            return (
-                f"{source}: {entry.count} faults do not fit, {min(free, MAX_FAULTS)} can be placed from step {first} to {last}"
-            )
-        steps = [_nth_free(first, occupied, index) for index in _distinct(entry.count, free, chance)]
-    else:
-        if last - first >= MAX_DRAWN_STEPS:
-            return (
-                f"{source}: mean_steps over {last - first + 1} steps is too far, set between (at most {MAX_DRAWN_STEPS} steps)"
-            )
-        steps = [step for step in _bernoulli(entry, first, last, chance) if step not in taken]
+    if entry.mtbf is not None:
+        return [
+            fault
+            for after_s in _times(entry.mtbf, entry.within or MEAN_TIMES_WITHIN * entry.mtbf, chance)
+            for fault in _at_one_moment(spec, entry, source, chance, phase=None, after_s=after_s, required=False)
+        ]
     return [
-        Fault(
-            id="",
-            kind=entry.kind,
-            rank=_rank(entry.rank, spec.workers, chance),
-            phase=entry.moment,
-            at_step=step,
-            options=entry.options,
-            source=source,
-        )
-        for step in steps
+        fault
+        for step in _random_steps(spec, entry, source, taken, chance)
+        for fault in _at_one_moment(spec, entry, source, chance, phase=entry.moment, at_step=step)
     ]
 
 
-def _rank(rank: int | str, workers: int, chance: random.Random) -> int:
-    return rank if isinstance(rank, int) else int(chance.random() * workers)
+def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]:
+    """Seconds, in steps of one millisecond, at which faults come that are independent of each other and this far apart."""
+    times: list[float] = []
+    now_s = mean_s * exponential(chance)
+    while now_s <= within_s:
+        times.append(max(0.001, round(now_s, 3)))
+        if len(times) > MAX_FAULTS:
+            raise _RefusedError(
+                f"faults.random: more than {MAX_FAULTS} faults within {within_s:g} s, lower within or raise mtbf"
+            )
+        now_s += mean_s * exponential(chance)
+    return times
 
 
-def _distinct(count: int, among: int, chance: random.Random) -> list[int]:
-    """`count` different numbers of range(among), ascending, each set equally likely (R. W. Floyd's sampling: `count` draws)."""
-    chosen: set[int] = set()
-    for limit in range(among - count, among):
-        candidate = int(chance.random() * (limit + 1))
-        chosen.add(limit if candidate in chosen else candidate)
-    return sorted(chosen)
+def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[int], chance: random.Random) -> list[int]:
+    if entry.between is None and spec.max_steps is None:
+        raise _RefusedError(f"{source}: needs to know the last step, set between or max_steps")
+    first, last = entry.between or (1, spec.max_steps or 1)
+    if spec.max_steps is not None and last > spec.max_steps:
+        raise _RefusedError(f"{source}: step {last} of between is never reached, max_steps is {spec.max_steps}")
+    occupied = sorted(step for step in taken if first <= step <= last)
+    # After a notice the job makes one step more and goes on from there: no other notice comes at that step, none at the last.
+    apart = 2 if is_notice(Fault(id="", kind=entry.kind, rank=0, source=source)) else 1
+    last -= apart - 1 if last == spec.max_steps else 0
+    if entry.count is not None:
+        free = last - first + 1 - len(occupied)
+        room = min(free + apart - 1, MAX_FAULTS * apart) // apart
+        if entry.count > room:
+            raise _RefusedError(f"{source}: {entry.count} faults do not fit, {room} can be placed from step {first} to {last}")
+        drawn = distinct(entry.count, free - (entry.count - 1) * (apart - 1), chance)
+        return [nth_free(first, occupied, index + place * (apart - 1)) for place, index in enumerate(drawn)]
+    probability, key = (entry.rate, "rate") if entry.rate is not None else (1 / (entry.mean_steps or 1), "mean_steps")
+    if last - first >= MAX_DRAWN_STEPS:
+        raise _RefusedError(
+            f"{source}: {key} over {last - first + 1} steps is too far, set between (at most {MAX_DRAWN_STEPS} steps)"
+        )
+    steps: list[int] = []
+    for step in bernoulli(probability, first, last, chance):
+        if step not in taken and (not steps or step - steps[-1] >= apart):
+            steps.append(step)
+    return steps
 
 
-def _nth_free(first: int, occupied: list[int], index: int) -> int:
-    """The step number `index` (from 0) of those from `first` on that are not in `occupied` (ascending)."""
-    step = first + index
-    for busy in occupied:
-        if busy > step:
-            break
-        step += 1
-    return step
+def _at_one_moment(
+    spec: JobSpec,
+    entry: FaultOptions,
+    source: str,
+    chance: random.Random,
+    *,
+    phase: Phase | None,
+    at_step: int | None = None,
+    occurrence: int = 1,
+    attempt: int | None = None,
+    after_s: float | None = None,
+    required: bool = True,
+) -> Iterator[Fault]:
+    """One fault, or one for each rank that it strikes at once."""
+    ranks = _ranks(spec, entry, source, phase, chance)
+    # From outside they come at the same time anyway.
+    together = len(ranks) > 1 and phase is not None
+    for rank in ranks:
+        yield Fault(
+            id="",
+            kind=entry.kind,
+            rank=rank,
+            phase=phase,
+            at_step=at_step,
+            occurrence=occurrence,
+            attempt=attempt,
+            target=entry.target,
+            after_s=after_s,
+            group=f"{source} {at_step}" if together else None,
+            required=required,
+            options=entry.options,
+            source=source,
+        )
 
 
-def _bernoulli(entry: RandomFaults, first: int, last: int, chance: random.Random) -> Iterator[int]:
-    # One draw a step: gaps by a logarithm would differ between C libraries in the last bit, and so between machines.
-    probability = 1 / (entry.mean_steps or 1)
-    return (step for step in range(first, last + 1) if chance.random() < probability)
+def _ranks(spec: JobSpec, entry: FaultOptions, source: str, phase: str | None, chance: random.Random) -> list[int]:
+    if entry.rank == "random" and entry.at_once is None:
+        alone = only_rank(entry.kind, phase, entry.target)
+        return [int(chance.random() * spec.workers) if alone is None else alone]
+    if isinstance(entry.rank, int):
+        return [entry.rank]
+    size = entry.at_once or spec.workers
+    if size > spec.workers:
+        raise _RefusedError(f"{source}: {size} ranks at once are more than there are: {spec.workers}")
+    if size > 1:
+        _expect_plural(entry, source)
+    return list(range(spec.workers)) if entry.rank == "all" else distinct(size, spec.workers, chance)
+
+
+def _expect_plural(entry: FaultOptions, source: str) -> None:
+    """Refuse what cannot be done to several ranks at once."""
+    fault = Fault(id="", kind=entry.kind, rank=0, source=source)
+    if "{rank}" not in fault.facts.words:
+        raise _RefusedError(
+            f"{source}: a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank"
+        )
+    if fault.facts.striker == "supervisor":
+        raise _RefusedError(
+            f"{source}: a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
+        )
+    if not outlives(fault):
+        raise _RefusedError(
+            f"{source}: of several ranks at once only the first would be seen to end by a fault of kind {entry.kind}, "
+            "the others are stopped with its attempt"
+        )

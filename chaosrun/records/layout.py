@@ -6,8 +6,8 @@ from pathlib import Path
 
 __all__ = ["CHECKPOINT_NAME", "AttemptLayout", "LegLayout", "RunLayout", "checkpoint_name", "checkpoint_step"]
 
-CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
-ATTEMPT_NAME = re.compile(r"\d{3,}")
+CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
+ATTEMPT_NAME = re.compile(r"[0-9]{3,}")
 DIAGNOSIS = "diagnosis"
 
 
@@ -33,8 +33,15 @@ class AttemptLayout:
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def heartbeat(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.heartbeat"
+
     def end(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.end.json"
+
+    def points(self, rank: int) -> Path:
+        """What a surveyed rank came by, one JSON line {phase, step, target} each; see `inject.points`."""
+        return self.path / f"rank-{rank}.points.jsonl"
 
     def inspection(self, rank: int) -> Path:
         """Directory of the moments that a replay wrote down; see `records.inspection`."""
@@ -62,7 +69,7 @@ class LegLayout:
 
     @property
     def notes(self) -> Path:
-        """Directory of what faults that leave their rank alive were seen to do; see `inject.marker`."""
+        """Directory of what faults that leave their rank alive were seen to do; see `records.markers`."""
         return self.faults / "notes"
 
     @property

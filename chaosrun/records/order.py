@@ -39,6 +39,8 @@ class WorkerOrder:
     max_steps: int | None = None
     every_steps: int
     keep: int
+    classes: tuple[str, ...] = ()
+    """Classes of the user's own that checkpoints may hold; see `train.plain_values`."""
     data_resume: DataResume = "seedable"
     probe: bool = True
     """Whether samples are fetched to see what they depend on (train.probe)."""
@@ -50,6 +52,8 @@ class WorkerOrder:
     """How often attempts before this one came by a phase that an attempt comes by once (rendezvous, restore.*)."""
     distributed_debug: bool = False
     """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
+    survey: bool = False
+    """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
     inspect: tuple[int, ...] = ()
     """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
     job_fingerprint: str = ""
@@ -64,5 +68,5 @@ class WorkerOrder:
         unknown = value.keys() - known
         if unknown:
             raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
-        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "faults", "inspect") if name in value}
+        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "classes", "faults", "inspect") if name in value}
         return cls(**{**value, **tuples})

@@ -11,6 +11,6 @@ class RunSummary:
     run_id: str
     name: str
     status: str
-    """PASS, FAIL, INCONCLUSIVE, "running", or "interrupted" when nobody supervises it and it has no verdict."""
+    """PASS, FAIL, INCONCLUSIVE, "running", "interrupted" when nobody supervises it and it has no verdict, or "damaged"."""
     created_s: float
     path: Path

@@ -29,12 +29,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chaosrun.errors import RecoveryError
+
 __all__ = ["TRACE_VERSION", "TornRecordError", "TraceWriter", "read_lines"]
 
 TRACE_VERSION = 1
 
 
-class TornRecordError(ValueError):
+class TornRecordError(RecoveryError, ValueError):
     """A line in the middle of a record file is not JSON: the file was damaged, not cut off."""
 
 
@@ -67,7 +69,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TornRecordError(f"{path}:{number}: not a JSON record ({error})") from error
             if not isinstance(record, dict):
                 raise TornRecordError(f"{path}:{number}: not a JSON object")

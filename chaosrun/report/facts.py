@@ -1,12 +1,12 @@
 """The few things a report says of a run besides its verdict: read from run.json and plan.json, which may not be there yet."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_json
 
 __all__ = ["RunFacts", "read_facts", "read_object"]
 
@@ -32,24 +32,32 @@ class RunFacts:
 
 
 def read_facts(run: RunLayout) -> RunFacts:
-    """Raises UsageError when a file is there but holds no JSON object."""
+    """Raises UsageError when a file is there but holds no JSON object; what is not of the type it should be is left out."""
     info, plan = read_object(run.run_json) or {}, read_object(run.plan_json)
-    spec: dict[str, Any] = info.get("spec", {})
+    spec, reference = (value if isinstance(value, dict) else {} for value in (info.get("spec"), info.get("reference")))
+    overrides, faults = info.get("overrides"), (plan or {}).get("faults")
     return RunFacts(
-        name=spec.get("name"),
-        job=info.get("job"),
-        overrides=tuple(info.get("overrides", ())),
-        workers=spec.get("workers"),
-        max_steps=spec.get("max_steps"),
-        faults=None if plan is None else len(plan.get("faults", ())),
-        reference_source=info.get("reference", {}).get("source"),
+        name=_only(str, spec.get("name")),
+        job=_only(str, info.get("job")),
+        overrides=tuple(filter(None, (_only(str, change) for change in overrides))) if isinstance(overrides, list) else (),
+        workers=_only(int, spec.get("workers")),
+        max_steps=_only(int, spec.get("max_steps")),
+        faults=len(faults) if isinstance(faults, list) else None,
+        reference_source=_only(str, reference.get("source")),
     )
+
+
+_Kind = TypeVar("_Kind", int, str)
+
+
+def _only(kind: type[_Kind], value: Any) -> _Kind | None:
+    return value if isinstance(value, kind) else None
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON file's object, None when there is no file. Raises UsageError when it holds anything else."""
     try:
-        value = json.loads(path.read_bytes())
+        value = read_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError as error:

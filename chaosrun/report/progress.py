@@ -29,6 +29,25 @@ __all__ = [
 ]
 
 TAIL_BYTES = 1 << 16
+_TYPES: dict[str, Any] = {
+    "time_s": int | float,
+    "event": str,
+    "workers": int,
+    "supervisor_pid": int,
+    "attempt": int,
+    "resume": str | None,
+    "resume_step": int,
+    "fault": str,
+    "rank": int | None,
+    "step": int | None,
+    "phase": str | None,
+    "reason": str | None,
+    "outcome": str | None,
+    "message": str | None,
+    "hint": str | None,
+    "final_step": int | None,
+}
+"""Keys of the journal's records and what they hold, in whichever event."""
 LANDING_KEYS = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
 
 
@@ -43,17 +62,20 @@ class Landing:
     how: str
     signal: int | None
     exit_code: int | None
+    state: str | None = None
+    """Of one that hung: the state in which its process was found, a letter."""
 
     @property
     def evidence(self) -> str:
         """In a few words: "pid 4211: SIGKILL"."""
         died = signal_name(self.signal) if self.signal else f"exit code {self.exit_code}"
-        return f"pid {self.pid}: {_EVIDENCE.get(self.how, died)}"
+        state = f", in state {self.state}" if self.state else ""
+        return f"pid {self.pid}: {_EVIDENCE.get(self.how, died)}{state}"
 
 
 _EVIDENCE = {
     "note": "seen before and after",
-    "hang": "hung",
+    "hang": "stopped first",
     "node": "gone with its node",
     "successor": "seen by the next supervisor",
 }
@@ -115,7 +137,8 @@ def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
         case "attempt.starting":
             changes |= {"attempt": record["attempt"], "resumed_from": record["resume"], "resumed_step": record["resume_step"]}
         case "fault.observed" if all(landing.fault != record["fault"] for landing in progress.landed):
-            landing = Landing(**{key: record[key] for key in LANDING_KEYS})
+            state = (record.get("found") or {}).get("state") if record.get("how") == "hang" else None
+            landing = Landing(**{key: record[key] for key in LANDING_KEYS}, state=state)
             changes["landed"] = (*progress.landed, landing)
         case "death.unplanned":
             traceback = (record.get("error") or {}).get("traceback")
@@ -137,12 +160,24 @@ def read_progress(leg: str, layout: LegLayout) -> LegProgress:
         return progress
     try:
         for record in read_lines(layout.journal):
-            progress = advance(progress, record)
+            progress = advance(progress, _sound(record))
     except TornRecordError as error:
         return replace(progress, damage=str(error))
     except KeyError as error:
         return replace(progress, damage=f"{layout.journal}: a record lacks {error}")
+    except (AttributeError, TypeError, ValueError) as error:
+        # One that holds other types than the journal's schema promises.
+        damage = f"{layout.journal}: a record is not what it should be ({type(error).__name__}: {error})"
+        return replace(progress, damage=damage)
     return progress
+
+
+def _sound(record: dict[str, Any]) -> dict[str, Any]:
+    """Raises TypeError for a record whose values are not of the types that are made something of."""
+    for key, kind in _TYPES.items():
+        if key in record and not isinstance(record[key], kind):
+            raise TypeError(f"{key} is {record[key]!r:.60}")
+    return record
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -156,6 +191,8 @@ def sentence(record: dict[str, Any]) -> str:
             return f"drill {get('number')} of {get('of')}: {get('name')}"
         case "run.created":
             return f"created in {get('path')}"
+        case "control.failed":
+            return f"{get('message')}: the run cannot be cancelled from elsewhere"
         case "reference.cached":
             return "taken from the cache: this job has been run undisturbed before"
         case "leg.started":
@@ -181,6 +218,12 @@ def sentence(record: dict[str, Any]) -> str:
         case "fault.observed":
             what = _EVIDENCE.get(str(get("how")), _end_of_worker(record))
             return f"{get('fault')} landed: rank {get('rank')} {what} (pid {get('pid')})"
+        case "fault.withdrawn":
+            return f"{get('fault')} has not struck ({get('reason')}): it is to strike again"
+        case "supervisor.ended":
+            return f"{', '.join(get('faults') or [])} ended the supervisor (pid {get('pid')}): another one takes over"
+        case "hang.declared":
+            return str(get("message"))
         case "death.unplanned":
             error = get("error") or {}
             cause = _first_line(f"{error.get('type')}: {error.get('message')}") if error else get("reason")
@@ -243,7 +286,7 @@ def count(number: int | None, one: str, many: str | None = None) -> str:
 def _where(record: dict[str, Any]) -> str:
     step, phase = record.get("step"), record.get("phase")
     at = "" if step is None else f"step {step}"
-    return ", ".join(part for part in (at, "" if phase == "step" else str(phase)) if part)
+    return ", ".join(part for part in (at, "" if phase == "step" else str(phase or "from outside")) if part)
 
 
 def _end_of_worker(record: dict[str, Any]) -> str:
@@ -289,7 +332,7 @@ def _lines_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 def _object(path: Path, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TornRecordError(f"{path}: not a JSON record ({error})") from error
     if not isinstance(record, dict):
         raise TornRecordError(f"{path}: not a JSON object")

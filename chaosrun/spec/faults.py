@@ -11,7 +11,19 @@ from pydantic_core import InitErrorDetails
 
 from chaosrun.plan.catalogue import KINDS
 from chaosrun.plan.kinds import RESTORE_PHASES, FaultKind, Option, Phase
-from chaosrun.spec.fields import Count, Duration, Number, Positive, Rank, Section, StepRange, Text, conflict, raise_conflicts
+from chaosrun.spec.fields import (
+    Count,
+    Duration,
+    Flag,
+    Number,
+    Positive,
+    Rank,
+    Section,
+    StepRange,
+    Text,
+    conflict,
+    raise_conflicts,
+)
 
 __all__ = ["FaultOptions", "FaultsSpec", "RandomFaults", "ReplaySpec", "ScheduledFault"]
 
@@ -127,11 +139,12 @@ class ScheduledFault(FaultOptions):
             )
         if self.after is not None:
             yield from self._outside()
-        elif moment in ("step", "reduce") and (self.at_step, self.every_steps, self.occurrence) == (None, None, None):
-            reason = f"a fault at phase {moment} needs at_step or every_steps"
+        elif moment in ("step", "reduce") and not any((self.at_step, self.every_steps, self.occurrence, self.attempt)):
+            reason = f"a fault at phase {moment} needs at_step, every_steps, occurrence or attempt"
             yield conflict(None, reason, "say when, such as at_step: 7")
-        if self.occurrence is not None and (self.at_step is not None or self.every_steps is not None):
-            yield conflict("occurrence", "occurrence and steps exclude each other", "keep one of the two")
+        if self.occurrence is not None and (self.at_step or self.every_steps) and not moment.startswith("checkpoint.fsync"):
+            reason = f"occurrence and steps exclude each other: a step has one {moment}"
+            yield conflict("occurrence", reason, "keep one of the two")
 
     def _outside(self) -> Iterator[InitErrorDetails]:
         others = [key for key in ("at_step", "every_steps", "occurrence", "attempt", "phase") if getattr(self, key) is not None]
@@ -203,6 +216,31 @@ class ReplaySpec(Section):
     onto: Literal["ranks", "nodes"] = Field(
         default="ranks", description="what a recorded node stands for: a rank or a whole node"
     )
+    kind: Literal["kill", "preempt", "node", "raylet", "drain"] | None = Field(
+        default=None, description="what is done at a loss: kill or preempt to ranks, node, raylet or drain to nodes"
+    )
+
+    @property
+    def strikes(self) -> FaultKind:
+        """The kind that is meant."""
+        return self.kind or ("kill" if self.onto == "ranks" else "node")
+
+    @model_validator(mode="after")
+    def _one_window(self) -> Self:
+        raise_conflicts("ReplaySpec", list(self._mismatches()))
+        return self
+
+    def _mismatches(self) -> Iterator[InitErrorDetails]:
+        if KINDS[self.strikes].family != ("process" if self.onto == "ranks" else "node"):
+            known = "kill or preempt" if self.onto == "ranks" else "node, raylet or drain"
+            yield conflict(
+                "kind", f"a fault of kind {self.strikes} is not done to {self.onto}", f"onto: {self.onto} takes {known}"
+            )
+        if self.start is not None and self.until is not None and self.start >= self.until:
+            reason = f"no time lies between start, {self.start:g} s, and until, {self.until:g} s"
+            yield conflict("until", reason, "raise until or lower start")
+        if self.unit != "seconds" and self.format not in ("auto", "bamboo"):
+            yield conflict("unit", f"the format {self.format} has its own unit of time", "unit is for bamboo's files")
 
 
 class FaultsSpec(Section):
@@ -210,3 +248,4 @@ class FaultsSpec(Section):
     schedule: tuple[ScheduledFault, ...] = Field(default=(), description="faults at known moments")
     random: RandomFaults | None = Field(default=None, description="faults at random steps or times")
     replay: ReplaySpec | None = Field(default=None, description="faults as they were recorded on a cluster")
+    allow_cluster_faults: Flag = Field(default=False, description="let faults of kind raylet strike a cluster that was joined")

@@ -11,6 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 __all__ = [
     "Argument",
+    "ClassName",
     "Count",
     "Device",
     "Duration",
@@ -96,6 +97,12 @@ def _variable_name(value: str) -> str:
     return value
 
 
+def _class_name(value: str) -> str:
+    if "." not in value or not all(part.isidentifier() for part in value.split(".")):
+        raise wrong("the name of a class with its module, such as package.module.Class")
+    return value
+
+
 def _step_range(value: Any) -> Any:
     if isinstance(value, list | tuple) and len(value) == 2:
         return tuple(value)
@@ -114,6 +121,7 @@ Duration = Annotated[float, BeforeValidator(_seconds)]
 """Seconds. A job file may also write 500ms, 90s, 10m, 2h, 1d."""
 Rank = Annotated[int | Literal["random", "all"], BeforeValidator(_rank)]
 Device = Annotated[Literal["auto", 0, 1], BeforeValidator(_gpus)]
+ClassName = Annotated[str, Field(strict=True), AfterValidator(_class_name)]
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 StepRange = Annotated[tuple[Positive, Positive], BeforeValidator(_step_range)]
 

@@ -12,6 +12,7 @@ from chaosrun.records.order import DataResume
 from chaosrun.spec.faults import FaultsSpec
 from chaosrun.spec.fields import (
     Argument,
+    ClassName,
     Count,
     Device,
     Duration,
@@ -57,6 +58,11 @@ class CheckpointSpec(Section):
     storage: Text | None = Field(
         default=None, description="directory for checkpoints; by default they lie in the run's directory"
     )
+    classes: tuple[ClassName, ...] = Field(
+        default=(),
+        description="classes of your own that checkpoints may hold, such as [package.module.Class]; anything but tensors and "
+        "plain values is refused otherwise",
+    )
 
 
 class DataSpec(Section):
@@ -76,7 +82,19 @@ class RecoverySpec(Section):
         default=3, description="restarts after deaths that were not planned; planned faults do not count"
     )
     acquire_timeout: Duration = Field(default=60.0, description="longest wait for the cluster's resources, such as 60s")
-    hang_timeout: Duration = Field(default=300.0, description="longest time without a step before the attempt counts as hung")
+    hang_timeout: Duration | None = Field(
+        default=None,
+        description="longest time without progress before an attempt counts as hung, such as 60s; by default ten times the "
+        "longest that the job's steps and checkpoints have taken, at least 20 s",
+    )
+    start_timeout: Duration = Field(
+        default=300.0,
+        description="the same before the first step, and where nothing is known yet of how long it takes",
+    )
+    backoff: Duration = Field(
+        default=1.0,
+        description="rest before the second unplanned restart without progress, such as 1s; doubled each time, at most 30 s",
+    )
     preload: tuple[Text, ...] = Field(
         default=(), description="modules imported once, before the workers are forked, so that a restart need not import them"
     )

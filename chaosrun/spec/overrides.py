@@ -14,7 +14,7 @@ from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
 
 __all__ = ["apply_changes", "apply_overrides"]
 
-PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>\d+)\]")
+PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})\]")
 EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
 
 
@@ -75,7 +75,7 @@ def _parse_path(path: str, written_at: Place) -> list[_Step]:
         first = written_at.column
         return Place(source=written_at.source, line=written_at.line, column=first + start, end=first + end)
 
-    while position < len(path):
+    while position < len(path) or not steps:
         match = PART.match(path, position)
         if match is None or (match["index"] and not steps):
             message = f"{path!r} does not name a key"

@@ -1,6 +1,7 @@
 """Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
 
 import difflib
+import os
 from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from chaosrun.errors import UsageError
+from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import apply_changes, apply_overrides
@@ -17,6 +18,7 @@ from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, re
 
 __all__ = ["Job", "load_job", "read_source"]
 
+LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 
 
@@ -32,6 +34,8 @@ class Job:
     """Absolute; it existed when the file was loaded."""
     text: str
     """The file as it was, without overrides."""
+    trace: Source | None = None
+    """The recorded trace that its faults replay."""
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
@@ -50,10 +54,13 @@ def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str,
     spec, invalid = _validate(root)
     told = {problem.place for problem in problems}
     invalid += _script_problems(root, directory)
+    trace, unreadable = _trace(root, path.parent)
+    invalid += unreadable
     problems = [*problems, *rejected, *(problem for problem in invalid if problem.place not in told)]
     if spec is None or problems:
         raise spec_error(problems)
-    return Job(spec=spec, path=path, directory=directory, script_path=(directory / spec.script).resolve(), text=source.text)
+    script = (directory / spec.script).resolve()
+    return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, trace=trace)
 
 
 def read_source(path: Path, what: str) -> Source:
@@ -64,10 +71,12 @@ def read_source(path: Path, what: str) -> Source:
         raise UsageError(f"no such {what}: {path}", hint=_files_like(path)) from error
     except IsADirectoryError as error:
         inside = path / "job.yaml"
-        hint = f"did you mean {inside}?" if inside.is_file() else "name the YAML file itself"
+        hint = f"did you mean {inside}?" if os.path.isfile(inside) else "name the YAML file itself"
         raise UsageError(f"{path} is a directory, not a {what}", hint=hint) from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} cannot be the path of a {what}", hint="no path holds such characters") from error
     try:
         return Source(label=str(path), text=data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -97,17 +106,38 @@ def _script_problems(root: Mapping, directory: Path) -> list[Problem]:
     if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or "\0" in node.value:
         return []  # the validation has told it
     script = directory / node.value
-    if script.is_file():
+    # os.path says no to a path that cannot be one, pathlib raises.
+    if os.path.isfile(script):
         return []
-    if script.is_dir():
+    if os.path.isdir(script):
         return [Problem(place=node.place, message=f"the script {script} is a directory", hint="name the Python file itself")]
     hint = _files_like(script) or "script is a path relative to the job file"
     return [Problem(place=node.place, message=f"no such script: {script}", hint=hint)]
 
 
+def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]]:
+    """The trace that the file replays, and what is wrong with its name, or with the file under it."""
+    _, node = find(root, ("faults", "replay", "trace"))
+    asked = find(root, ("faults", "replay"))[1]
+    if not isinstance(asked, Mapping) or "trace" not in asked.entries:
+        return None, []
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or "\0" in node.value:
+        return None, []  # the validation has told it
+    path = directory / node.value
+    try:
+        if os.path.isfile(path) and path.stat().st_size > LARGEST_TRACE_BYTES:
+            message = f"the trace {path} is larger than {LARGEST_TRACE_BYTES >> 20} MiB"
+            return None, [Problem(place=node.place, message=message, hint="name a trace, or cut this one")]
+        return read_source(path, "trace"), []
+    except SpecError:
+        raise  # the place is the trace's own
+    except UsageError as error:
+        return None, [Problem(place=node.place, message=error.message, hint=error.hint)]
+
+
 def _files_like(path: Path) -> str:
     """The file beside `path` that its name probably stands for, or what lies there at all."""
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return f"the directory {path.parent} does not exist"
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
     if close := difflib.get_close_matches(path.name, names, n=1):

@@ -4,6 +4,7 @@ Every drill's job file is loaded here, with its changes put in, so that whatever
 starts. Must not know what a drill does.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def _drill(path: Path, root: Mapping, spec: SuiteSpec, number: int) -> SuiteDril
         message = f"drill {drill.name!r} has no job file, and the suite names none"
         raise spec_error([Problem(place=entry.place, message=message, hint="add job: …/job.yaml to the suite or to the drill")])
     job_path = path.parent / named
-    if not job_path.is_file():
+    if not os.path.isfile(job_path):
         where, _ = find(root, ("drills", number, "job") if drill.job else ("job",))
         assert where is not None
         raise spec_error([Problem(place=where, message=f"no such job file: {job_path}", hint="job is relative to the suite")])

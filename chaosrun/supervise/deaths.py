@@ -1,23 +1,32 @@
 """How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
 
-import json
 import signal
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
+from chaosrun.plan.kinds import LEFT_ON_NOTICE
+from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.trace import read_lines
+from chaosrun.records.markers import read_marker
+from chaosrun.records.run_file import read_json
 from chaosrun.supervise.lifecycle import Failure
 from chaosrun.supervise.reducer import reducer_error
+from chaosrun.verify.traces import whole_lines
 
-__all__ = ["failure_of", "fault_markers", "last_step", "read_end", "training_ended", "withdraw_marker"]
+__all__ = ["failure_of", "fault_markers", "last_step", "reach_of", "read_end", "withdraw_marker"]
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals that a process brings upon itself."""
+
+_END = {"completed": bool, "status": str, "step": int, "error": (dict, type(None)), "time_s": (int, float)}
+_ERROR = {"type": str, "message": str, "hint": (str, type(None)), "exit_code": int}
+"""What is relied on in an end record, and in its error."""
 
 
 def fault_markers(leg: LegLayout) -> dict[str, dict[str, Any]]:
@@ -26,12 +35,8 @@ def fault_markers(leg: LegLayout) -> dict[str, dict[str, Any]]:
         return {}
     markers = {}
     for path in sorted(leg.faults.glob("*.json")):
-        text = path.read_text()
-        try:
-            markers[path.stem] = json.loads(text)
-        except json.JSONDecodeError:
-            # Created, then killed before the write: the fault id is spent, what it did is not known.
-            markers[path.stem] = {}
+        # Created, then killed before the write: the fault id is spent, what it did is not known.
+        markers[path.stem] = read_marker(leg, path.stem) or {}
     return markers
 
 
@@ -45,9 +50,17 @@ def withdraw_marker(leg: LegLayout, fault: str) -> None:
 
 
 def read_end(leg: LegLayout, attempt: int, rank: int) -> dict[str, Any] | None:
-    """A rank's end record, None when it left none (killed, os._exit)."""
-    path = leg.attempt(attempt).end(rank)
-    return json.loads(path.read_text()) if path.exists() else None
+    """A rank's end record, None when it left none (killed, os._exit), or none that can be read."""
+    try:
+        end = read_json(leg.attempt(attempt).end(rank).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = _has(end, _END) and (end["error"] is None or _has(end["error"], _ERROR))
+    return end if whole and (end["status"] != LEFT_ON_NOTICE or _has(end, {"told": int})) else None
+
+
+def _has(value: Any, keys: Mapping[str, Any]) -> bool:
+    return isinstance(value, dict) and all(key in value and isinstance(value[key], kind) for key, kind in keys.items())
 
 
 def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
@@ -56,26 +69,35 @@ def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
     if not path.exists():
         return 0
     step = 0
-    for line in read_lines(path):
-        if line["kind"] == "start":
-            step = line["position"]["step"]
-        elif line["kind"] == "step":
-            step = line["step"]
+    # Which records are sound the verdict says; a restart needs but a number.
+    for line in whole_lines(path, []):
+        done = line["position"] if line.get("kind") == "start" and isinstance(line.get("position"), dict) else line
+        if line.get("kind") in ("start", "step") and isinstance(done.get("step"), int):
+            step = done["step"]
     return step
 
 
-def training_ended(leg: LegLayout, attempt: int, world_size: int) -> bool:
-    """Every rank has written the end of its training: what the scripts do after it makes no steps."""
-    paths = [leg.attempt(attempt).trace(rank) for rank in range(world_size)]
-    return all(path.exists() and _last_line(path).startswith(b'{"kind":"end"') for path in paths)
+def reach_of(beat: Heartbeat | None) -> Literal["before", "in", "beyond"]:
+    """How far a rank had come when its heart beat last: before the restore, in it, or beyond."""
+    if beat is None or list(STAGES).index(beat.stage) < list(STAGES).index("restoring"):
+        return "before"
+    return "in" if beat.stage == "restoring" else "beyond"
 
 
 def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
     """Why this rank's end was no good, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
+    failure = _failure_of(leg, attempt=attempt, rank=rank, exit_code=exit_code, killed_by=killed_by)
+    reach = reach_of(read_heartbeat(leg.attempt(attempt).heartbeat(rank)))
+    return None if failure is None else replace(failure, reach=reach)
+
+
+def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
     end = read_end(leg, attempt, rank)
     log = leg.attempt(attempt).log(rank)
     if end is not None and end["completed"]:
         return None
+    if end is not None and end["status"] == LEFT_ON_NOTICE:
+        return _of_notice(end)
     if end is not None and end["error"] is not None:
         return _of_error(end, rank, log)
     step = last_step(leg, attempt, rank)
@@ -98,7 +120,7 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
         )
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
-        return Failure(message=message, hint=f"see {log}", rank=rank, step=step)
+        return Failure(message=message, hint=f"see {log}", rank=rank, step=step, of_node=True)
     if exit_code == ResourcesError.exit_code and is_full(leg.path):
         message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
         hint = "free some space there, or put the run elsewhere with --root"
@@ -114,10 +136,16 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
     )
 
 
-def _last_line(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - (1 << 20)))
-        return file.read().rstrip(b"\n").rpartition(b"\n")[2]
+def _of_notice(end: dict[str, Any]) -> Failure:
+    """The same for every rank: they leave together."""
+    return Failure(
+        message=f"rank {end['told']} was told to leave (SIGTERM), and no fault was planned for it: "
+        f"all ranks took a checkpoint after step {end['step']} and left",
+        hint="the cluster or a person took its place away",
+        rank=end["told"],
+        step=end["step"],
+        leaving=True,
+    )
 
 
 def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:

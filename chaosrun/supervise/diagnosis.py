@@ -27,7 +27,8 @@ from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import leg_of, order_template, read_run, run_files, supervise_leg
+from chaosrun.supervise.drill import leg_of, read_run, run_files, supervise_leg
+from chaosrun.supervise.orders import order_template
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED

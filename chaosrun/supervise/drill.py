@@ -11,18 +11,22 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.plan.permission import ask_permission
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, job_fingerprint, leg_end, reference_key
+from chaosrun.supervise.hangs import patience_of
+from chaosrun.supervise.orders import order_template
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
@@ -34,7 +38,6 @@ __all__ = [
     "is_supervised",
     "leg_of",
     "lock_run",
-    "order_template",
     "read_run",
     "run_files",
     "supervise_leg",
@@ -142,6 +145,10 @@ class Drill:
     on_record: Callable[[dict[str, Any]], None]
     on_supervisor: Callable[[Supervisor | None], None]
     """Told which supervisor to interrupt."""
+    kept: bool = False
+    """Somebody goes on with the run when this process is killed (`chaosrun.keeper`)."""
+    survey: bool = False
+    """Have every rank write down which points it reaches."""
     _deadline_s: float | None = field(default=None, init=False)
 
     def execute(self) -> Verdict:
@@ -155,7 +162,9 @@ class Drill:
     def _execute(self) -> Verdict:
         info = read_run(self.run)
         spec = JobSpec.model_validate(info["spec"])
-        plan = FaultPlan.from_json(json.loads(self.run.plan_json.read_text()))
+        plan = FaultPlan.from_json(read_object(self.run.plan_json))
+        allowed = spec.faults.allow_cluster_faults
+        ask_permission(plan.faults, ray=self.workers().ray, allow_cluster_faults=allowed, kept=self.kept)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and not _finished(self._leg("chaos")):
             self._run_leg("chaos", spec, info, plan)
@@ -242,13 +251,14 @@ class Drill:
         result = supervise_leg(
             name,
             leg,
-            order_template(name, leg, spec, info),
+            replace(order_template(name, leg, spec, info), survey=self.survey),
             plan,
             spec,
             workers=self.workers(),
             deadline_s=self._deadline_s,
             on_record=self.on_record,
             on_supervisor=self.on_supervisor,
+            kept=self.kept,
         )
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {self.run.run_id}` goes on with the run"
@@ -256,7 +266,7 @@ class Drill:
         return result
 
     def _leg(self, name: str) -> LegLayout:
-        return leg_of(self.run, name)
+        return own_leg(self.run, read_run(self.run), name)
 
 
 def supervise_leg(
@@ -270,8 +280,14 @@ def supervise_leg(
     deadline_s: float | None,
     on_record: Callable[[dict[str, Any]], None],
     on_supervisor: Callable[[Supervisor | None], None],
+    kept: bool = False,
 ) -> LegResult:
-    """Run one leg, called `name` in its records. `on_supervisor` knows whom to interrupt for as long as it runs."""
+    """Run one leg, called `name` in its records. `on_supervisor` knows whom to interrupt for as long as it runs.
+
+    Raises UsageError for a fault that this Ray, or this process (`kept`), does not allow.
+    """
+    allowed = spec.faults.allow_cluster_faults
+    ask_permission(plan.faults, ray=workers.ray, allow_cluster_faults=allowed, kept=kept)
     supervisor = Supervisor(
         name=name,
         leg=leg,
@@ -279,7 +295,8 @@ def supervise_leg(
         plan=plan,
         workers=workers,
         max_restarts=spec.recovery.max_restarts,
-        hang_timeout_s=spec.recovery.hang_timeout,
+        backoff_s=spec.recovery.backoff,
+        patience=patience_of(spec.recovery, inspecting=bool(template.inspect)),
         deadline_s=deadline_s,
         on_record=on_record,
     )
@@ -292,21 +309,12 @@ def supervise_leg(
 
 def has_ended(run: RunLayout) -> bool:
     """The run has a verdict that going on with it would not change."""
-    return run.verdict_json.is_file() and json.loads(run.verdict_json.read_text())["outcome"] not in RESUMABLE
-
-
-def read_run(run: RunLayout) -> dict[str, Any]:
-    """run.json. Raises UsageError when the directory is no run."""
-    try:
-        return json.loads(run.run_json.read_text())
-    except (FileNotFoundError, json.JSONDecodeError) as error:
-        raise UsageError(f"{run.path} is not a run of chaosrun ({error})", hint="chaosrun list shows the runs") from error
+    return run.verdict_json.is_file() and read_object(run.verdict_json).get("outcome") not in RESUMABLE
 
 
 def leg_of(run: RunLayout, name: str) -> LegLayout:
     """One of the run's own legs, with its checkpoints where run.json says they are."""
-    storage = read_run(run)["storage"][name]
-    return run.leg(name, Path(storage) if storage else None)
+    return recorded_leg(run, read_run(run), name)
 
 
 def _write_run(run: RunLayout, info: dict[str, Any]) -> None:
@@ -326,35 +334,6 @@ def _storage(spec: JobSpec, directory: Path, run_id: str) -> Path | None:
             hint="name a directory that exists or can be made, on storage that all nodes share",
         ) from error
     return storage.resolve()
-
-
-def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
-    """What every worker of a leg is told; attempt and rank are filled in later."""
-    return WorkerOrder(
-        leg=name,
-        leg_path=str(leg.path.resolve()),
-        storage_path=str(leg.storage) if leg.storage else None,
-        attempt=0,
-        rank=0,
-        world_size=spec.workers,
-        local_rank=0,
-        local_world_size=spec.workers,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=0,
-        script=info["script"],
-        args=spec.args,
-        cwd=info["directory"],
-        seed=spec.seed,
-        deterministic=spec.deterministic,
-        threads=spec.threads,
-        max_steps=spec.max_steps,
-        every_steps=spec.checkpoint.every_steps,
-        keep=spec.checkpoint.keep,
-        data_resume=spec.data.resume,
-        probe=spec.data.probe,
-        job_fingerprint=job_fingerprint(spec),
-    )
 
 
 @contextmanager

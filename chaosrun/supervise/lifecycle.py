@@ -1,14 +1,48 @@
 """The life of one leg as a pure state machine: `decide(state, event) → (state, actions)`. No clock, no files, no ray.
 
-    placing ──Placed──► auditing ──Audited──► starting ──Started──► running ──Died/Stopped──► auditing … ──► done
+    placing ──Placed──► auditing ──Audited──► starting ──Started──► running ──Died/Stopped──► [resting] auditing … ──► done
 
-Only this module decides whether an attempt is restarted. Every decision carries its reason in the action it returns.
+Only this module decides whether an attempt is restarted. Every decision carries its reason in the action it returns. What
+ends an attempt, and what it costs:
+
+- a planned fault: nothing
+- anything else: one of `max_restarts`, which come back when the job begins from a checkpoint further on than ever before. The
+  first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
+- the same error at the same step twice in a row: the script's doing, the leg ends
+- two attempts in a row that began from one checkpoint and leave no newer one: it goes to quarantine, and the next older one, or
+  the beginning, is tried. This gives no restart back, so that the number of attempts stays bounded. An attempt that never came
+  to the restore, or that a node took along, says nothing of the checkpoint and does not count; a planned fault in between
+  separates the two. An error in the restore itself is not called the script's before an older checkpoint has shown it too.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chaosrun.records.journal import Outcome
+from chaosrun.supervise.moves import (
+    Action,
+    AgentLost,
+    Audit,
+    Audited,
+    Death,
+    Event,
+    Failure,
+    Finish,
+    Hang,
+    Interrupt,
+    Place,
+    Placed,
+    PlacementFailed,
+    Rest,
+    Rested,
+    Resume,
+    RunTimeout,
+    SetAside,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+    Unstoppable,
+)
 
 __all__ = [
     "Action",
@@ -25,8 +59,11 @@ __all__ = [
     "Place",
     "Placed",
     "PlacementFailed",
+    "Rest",
+    "Rested",
     "Resume",
     "RunTimeout",
+    "SetAside",
     "Start",
     "Started",
     "Stop",
@@ -36,42 +73,25 @@ __all__ = [
     "decide",
 ]
 
-Phase = Literal["placing", "auditing", "starting", "running", "stopping", "done"]
+Phase = Literal["placing", "auditing", "starting", "running", "stopping", "resting", "done"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why an attempt ended without a planned fault. The same kind of error at the same step is the script's own doing."""
-
-    message: str
-    hint: str | None = None
-    outcome: Outcome = "recovery_failed"
-    """What the leg ends as if this is not worth another attempt."""
-    rank: int | None = None
-    step: int | None = None
-    error: tuple[str, str] | None = None
-    """Type and message of an exception; None for a death that named no error."""
-    reducer: bool = False
-    """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
-    raised_s: float | None = None
-    """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
-
-    def repeats(self, earlier: "Failure | None") -> bool:
-        """The same type of error at the same step; its message may name a rank, a port or an address."""
-        if earlier is None or self.error is None or earlier.error is None:
-            return False
-        return (self.error[0], self.step) == (earlier.error[0], earlier.step)
+LONGEST_REST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegState:
     world_size: int
     max_restarts: int
+    backoff_s: float = 0.0
     phase: Phase = "placing"
     attempt: int = 0
     fired: frozenset[str] = frozenset()
     restarts: int = 0
     """Unplanned restarts used since the job last made progress."""
+    resume: str | None = None
+    """The checkpoint that this attempt began from."""
+    died_from: tuple[int, ...] = ()
+    """Attempts in a row, this one included, that began from it and died unplanned."""
     best_step: int = 0
     """The furthest checkpointed step any attempt began from."""
     completed: frozenset[int] = frozenset()
@@ -90,144 +110,15 @@ class LegState:
     """How the leg ends once its processes are gone, whatever else happens: timeout or interrupt."""
 
 
-# Events
+DEATHS_FROM_ONE = 2
+"""So many attempts in a row may die from one checkpoint.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """A supervisor takes a leg over: attempts so far and faults that have fired."""
-
-    attempt: int
-    fired: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementFailed:
-    message: str
-    hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audited:
-    """The newest valid checkpoint, after the invalid ones have been put aside."""
-
-    resume: str | None
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """A rank's process is gone. `fault` is the planned fault that this death proves; `failure` is any other bad end."""
-
-    rank: int
-    fault: str | None = None
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Every process of the attempt is gone, on all nodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unstoppable:
-    """Processes of the attempt have been killed and do not go."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
-    """No rank makes progress. `fault` is the planned fault that explains it."""
-
-    message: str
-    rank: int | None = None
-    """The rank that stopped first, where that can be told."""
-    fault: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLost:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunTimeout:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    pass
-
-
-Event = (
-    Resume
-    | Placed
-    | PlacementFailed
-    | Audited
-    | Started
-    | Death
-    | Stopped
-    | Unstoppable
-    | Hang
-    | AgentLost
-    | RunTimeout
-    | Interrupt
-)
-
-# Actions
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    attempt: int
-    resume: str | None
-    resume_step: int
-    distributed_debug: bool = False
-    """The attempt before ended with an error of DDP's reducer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    outcome: Outcome
-    message: str
-    hint: str | None = None
-
-
-Action = Place | Audit | Start | Stop | Finish
-
+A checkpoint that a quarantine has put aside is not begun from again, so there are never more in `LegState.died_from`."""
 REPEATED = "the same error at the same step as in the attempt before: this is the script, not a fault"
 
 
-def begin(world_size: int, max_restarts: int) -> tuple[LegState, tuple[Action, ...]]:
-    return LegState(world_size=world_size, max_restarts=max_restarts), (Place(),)
+def begin(world_size: int, max_restarts: int, backoff_s: float = 0.0) -> tuple[LegState, tuple[Action, ...]]:
+    return LegState(world_size=world_size, max_restarts=max_restarts, backoff_s=backoff_s), (Place(),)
 
 
 def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]:
@@ -249,6 +140,9 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
         case Audited():
             assert state.phase == "auditing"
             return _start(state, event)
+        case Rested():
+            assert state.phase == "resting"
+            return _again(state)
         case Started():
             assert state.phase == "starting"
             return replace(state, phase="running"), ()
@@ -260,11 +154,15 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
             if event.fault is not None and state.phase == "running":
                 state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
                 return _stop(state, f"planned fault {event.fault}")
-            hint = "see the ranks' logs; recovery.hang_timeout sets the patience"
-            return _fail(state, Failure(message=event.message, hint=hint, rank=event.rank))
+            hint = "the ranks' stacks are in their logs (chaosrun logs); recovery.hang_timeout sets the patience"
+            return _fail(state, Failure(message=event.message, hint=hint, rank=event.rank, step=event.step, reach=event.reach))
         case AgentLost():
             state = replace(state, agent_lost=True)
-            return _fail(state, Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`"))
+            if event.fault is not None and state.phase in ("starting", "running", "stopping"):
+                # Ranks on other nodes may have been seen to die of it before.
+                state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
+                return _stop(state, f"planned fault {event.fault}")
+            return _fail(state, Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True))
         case RunTimeout():
             return _end(state, Finish(outcome="timeout", message=event.message))
         case Interrupt():
@@ -277,6 +175,8 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
         state,
         phase="starting",
         attempt=state.attempt + 1,
+        resume=event.resume,
+        died_from=state.died_from if event.resume == state.resume else (),
         best_step=max(state.best_step, event.step),
         restarts=0 if progressed else state.restarts,
         completed=frozenset(),
@@ -294,12 +194,14 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
     if event.fault is not None:
         # Whatever else died in this attempt died of this: survivors notice a lost peer within milliseconds.
         state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
-        return _stop(state, f"planned fault {event.fault}")
+        return (state, ()) if event.leaving else _stop(state, f"planned fault {event.fault}")
     if event.failure is None:
         state = replace(state, completed=state.completed | {event.rank})
         return state, ()
+    if event.failure.leaving:
+        return (state if state.planned else replace(state, failure=state.failure or event.failure)), ()
     if state.planned is not None:
-        return state, ()
+        return _stop(state, event.failure.message)
     if state.phase == "stopping":
         return replace(state, failure=_cause(state.failure, event.failure)), ()
     return _stop(replace(state, failure=event.failure), event.failure.message)
@@ -338,7 +240,7 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     if len(state.completed) == state.world_size:
         return _finish(state, Finish(outcome="completed", message="all ranks completed the training"))
     if state.planned is not None:
-        return _again(state)
+        return _again(replace(state, died_from=()))
     failure = state.failure
     assert failure is not None, "an attempt stopped without a cause"
     if failure.outcome in ("inexact_restore", "resources"):
@@ -346,14 +248,33 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     if failure.reducer and state.distributed_debug:
         # At whatever step: a checkpoint taken since would only move the error on, attempt after attempt.
         return _finish(state, _ended_by(failure))
-    if failure.repeats(state.previous) and not failure.reducer:
+    if failure.reach != "before" and not failure.of_node:
+        state = replace(state, died_from=(*state.died_from, state.attempt))
+    spent = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE
+    if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
         return _finish(state, Finish(outcome="user_error", message=failure.message, hint=failure.hint or REPEATED))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure))
-        spent = f"{failure.message} (after {state.restarts} unplanned restarts without progress)"
-        return _finish(state, Finish(outcome="recovery_failed", message=spent, hint=failure.hint))
-    return _again(replace(state, restarts=state.restarts + 1))
+        said = f"{failure.message} (after {state.restarts} unplanned restarts without progress)"
+        return _finish(state, Finish(outcome="recovery_failed", message=said, hint=failure.hint))
+    return _restart(state, failure, from_older=spent)
+
+
+def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[LegState, tuple[Action, ...]]:
+    """After an unplanned death: at once the first time, then with ever longer rests."""
+    aside: tuple[Action, ...] = ()
+    if from_older:
+        assert state.resume is not None
+        attempts = " and ".join(map(str, state.died_from))
+        reason = f"attempts {attempts} began from it and died without a newer checkpoint, the last of: {failure.message}"
+        aside = (SetAside(name=state.resume, reason=reason),)
+    rest_s = 0.0 if state.restarts == 0 else min(LONGEST_REST_S, state.backoff_s * 2.0 ** (state.restarts - 1))
+    state = replace(state, restarts=state.restarts + 1)
+    if rest_s > 0:
+        return replace(state, phase="resting"), (*aside, Rest(seconds=rest_s))
+    state, actions = _again(state)
+    return state, (*aside, *actions)
 
 
 def _again(state: LegState) -> tuple[LegState, tuple[Action, ...]]:

@@ -20,7 +20,8 @@ from typing import Any
 import chaosrun
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.trace import read_lines
+from chaosrun.records.run_file import read_json
+from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.spec.model import JobSpec
 
 __all__ = ["ReferenceCache", "job_fingerprint", "reference_key"]
@@ -60,9 +61,9 @@ class ReferenceCache:
         """The cached leg of this key, None when there is none or one of its input files has changed."""
         path = self.root / "references" / key
         inputs = path / "inputs.json"
-        if not inputs.is_file():
+        if not inputs.is_file() or leg_end(LegLayout(path)) is None:
             return None
-        for name, digest in json.loads(inputs.read_text()).items():
+        for name, digest in _inputs(inputs).items():
             if not Path(name).is_file() or _sha256(Path(name)) != digest:
                 return None
         return LegLayout(path)
@@ -89,6 +90,17 @@ class ReferenceCache:
             yield
 
 
+def _inputs(path: Path) -> dict[str, str]:
+    """Digests by file; of a damaged list an entry that no file agrees with."""
+    try:
+        value = read_json(path.read_bytes())
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and all(isinstance(digest, str) and "\0" not in name for name, digest in value.items()):
+        return value
+    return {"": ""}
+
+
 def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
     """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs come along."""
     target.path.mkdir(parents=True)
@@ -101,9 +113,14 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
 
 
 def leg_end(leg: LegLayout) -> dict[str, Any] | None:
-    """The journal's leg.finished; None while the leg runs, also after it was taken up again."""
-    records = list(read_lines(leg.journal)) if leg.journal.is_file() else []
-    return records[-1] if records and records[-1]["event"] == "leg.finished" else None
+    """The journal's leg.finished; None while the leg runs, also after it was taken up again, and of a damaged journal."""
+    try:
+        records = list(read_lines(leg.journal)) if leg.journal.is_file() else []
+    except TornRecordError:
+        return None  # how far it is sound, whoever goes on with it finds out
+    last = records[-1] if records else {}
+    whole = isinstance(last.get("outcome"), str) and isinstance(last.get("final_step"), int)
+    return last if last.get("event") == "leg.finished" and whole else None
 
 
 def final_step(leg: LegLayout) -> int:

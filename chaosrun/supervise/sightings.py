@@ -4,13 +4,14 @@ A fault counts as observed when something outside its own intention agrees with 
 (`plan.kinds.Evidence`). Decides nothing about attempts.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chaosrun.plan.evidence import death_problem, hang_problem
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.layout import LegLayout
-from chaosrun.supervise.deaths import fault_markers
+from chaosrun.records.markers import read_note
+from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
 
 __all__ = ["Sightings"]
 
@@ -32,32 +33,58 @@ class Sightings:
         """The fault that this death (an `exited` event) is the proof of, None when it is of none."""
         who = (raw["attempt"], raw["rank"], raw["pid"])
         for fault, marker in self._unseen():
-            if (marker.get("attempt"), marker.get("rank"), marker.get("pid")) == who and fault.facts.is_this_death(
-                exit_code=raw["exit_code"], by_signal=raw["signal"]
-            ):
-                self.see(fault.id, marker, how="death", **{key: raw[key] for key in ("exit_code", "signal", "died_s")})
+            if (marker.get("attempt"), marker.get("rank"), marker.get("pid")) != who:
+                continue
+            found = {
+                "end": self._end_of(raw["attempt"], raw["rank"]),
+                "note": self._note(fault.id),
+                "after_s": round(raw["died_s"] - marker["time_s"], 6),
+                "killed": raw.get("killed", False),
+            }
+            if death_problem(fault, exit_code=raw["exit_code"], by_signal=raw["signal"], found=found) is None:
+                ended = {key: raw[key] for key in ("exit_code", "signal", "died_s")}
+                self.see(fault.id, marker, how="death", found=found, **ended)
                 return fault.id
         return None
 
-    def of_hang(self, attempt: int, rank: int, **found: Any) -> str | None:
+    def _end_of(self, attempt: int, rank: int) -> dict[str, Any] | None:
+        end = read_end(self._leg, attempt, rank)
+        if end is None:
+            return None
+        error = end["error"]
+        return {"status": end["status"], "error": None if error is None else f"{error['type']}: {error['message']}"}
+
+    def _note(self, fault: str) -> dict[str, Any] | None:
+        return read_note(self._leg, fault)
+
+    def of_hang(self, attempt: int, rank: int, found: Mapping[str, Any]) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
         for fault, marker in self._unseen():
             if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
-                self.see(fault.id, marker, how="hang", found=found)
+                problem = hang_problem(fault, found)
+                self.see(fault.id, marker, how="hang", found={**found, "problem": problem} if problem else dict(found))
                 return fault.id
         return None
 
     def of_notes(self, *, at_last: bool = False) -> None:
-        """Take over the notes that are final; `at_last` those that never will be, too."""
+        """Take over the notes that are final; `at_last` those that never will be, too.
+
+        Of a fault that asks for another evidence a note is taken that says why there can be none.
+        """
         if not self._leg.notes.is_dir():
             return
         for fault, marker in self._unseen():
-            path = self._leg.notes / f"{fault.id}.json"
-            if fault.facts.evidence != "note" or not path.exists():
+            note = read_note(self._leg, fault.id)
+            if note is None:
                 continue
-            note = json.loads(path.read_text())
-            if note["final"] or at_last:
+            if (note["final"] or at_last) and (fault.facts.evidence == "note" or note.get("problem")):
                 self.see(fault.id, marker, how="note", found=note)
+
+    def conclude(self) -> None:
+        """At the end of the leg: journal what has not been seen, and never will be."""
+        self.of_notes(at_last=True)
+        for fault, marker in self._unseen():
+            self.request(fault.id, marker)
 
     def see(self, fault: str, marker: Mapping[str, Any], *, how: str, found: Any = None, **seen: Any) -> None:
         """Journal that a fault was requested, if that is not there yet, and observed."""
@@ -67,13 +94,20 @@ class Sightings:
         ended = {"exit_code": None, "signal": None, "died_s": None, **seen}
         self._record("fault.observed", fault=fault, how=how, found=found, **about, **ended)
 
-    def request(self, fault: str, marker: Mapping[str, Any]) -> None:
+    def withdraw(self, fault: str, reason: str) -> None:
+        """Let a fault strike again that was claimed and cannot be shown to have struck."""
+        withdraw_marker(self._leg, fault)
+        if fault in self.requested:
+            self.requested.discard(fault)
+            self._record("fault.withdrawn", fault=fault, reason=reason)
+
+    def request(self, fault: str, marker: Mapping[str, Any], *, durable: bool = False) -> None:
         """Journal that a fault is about to strike, or has struck: what its marker says."""
         if fault in self.requested:
             return
         self.requested.add(fault)
         said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
-        self._record("fault.requested", durable=False, fault=fault, requested_s=marker["time_s"], **said)
+        self._record("fault.requested", durable=durable, fault=fault, requested_s=marker["time_s"], **said)
 
     def _unseen(self) -> list[tuple[Fault, dict[str, Any]]]:
         """Faults of the plan that have a readable marker and have not been observed."""

@@ -3,65 +3,31 @@
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.trace import read_lines
 from chaosrun.supervise import lifecycle
-from chaosrun.supervise.deaths import failure_of, fault_markers, read_end, training_ended, withdraw_marker
+from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
+from chaosrun.supervise.detection import Detector
+from chaosrun.supervise.hangs import HangWatch, Patience
+from chaosrun.supervise.injector import Injector
 from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.workers import Workers
+from chaosrun.verify.history import journal_records
 
 __all__ = ["LegResult", "Supervisor", "Workers"]
 
 STOP_LIMIT_S = 60.0
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
-
-
-class Workers(Protocol):
-    """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""
-
-    def acquire(self) -> dict[str, Any]:
-        """Get places for all ranks, anew when a node was lost. Returns what the journal says of them. Raises ResourcesError."""
-        ...
-
-    @property
-    def nodes(self) -> Sequence[str]: ...
-
-    def place(self, order: WorkerOrder) -> WorkerOrder:
-        """Fill in node, local rank and devices."""
-        ...
-
-    def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
-        """Fork all ranks of an attempt; returns their pids by rank, and the rendezvous address. Raises ResourcesError."""
-        ...
-
-    def stop(self, attempt: int) -> None:
-        """Begin to kill an attempt; each node reports when it has stopped."""
-        ...
-
-    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next of these, None when none came in time:
-
-        exited {attempt, rank, pid, exit_code, signal, killed, died_s}, stopped {attempt, node, killed [ranks]} once per node,
-        agent_lost {node, message}, and what was given to `wake`. Others may come and are ignored.
-        """
-        ...
-
-    def wake(self, event: dict[str, Any]) -> None:
-        """Have `next_event` return this; safe from signal handlers and other threads."""
-        ...
-
-    def last_progress_s(self, leg: LegLayout, attempt: int) -> float:
-        """Wall-clock time of the newest sign of life in the ranks' traces, 0.0 when there is none yet."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +50,8 @@ class Supervisor:
         plan: FaultPlan,
         workers: Workers,
         max_restarts: int,
-        hang_timeout_s: float,
+        backoff_s: float,
+        patience: Patience,
         deadline_s: float | None,
         on_record: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.time,
@@ -95,7 +62,7 @@ class Supervisor:
         self._plan = plan
         self._workers = workers
         self._max_restarts = max_restarts
-        self._hang_timeout_s = hang_timeout_s
+        self._backoff_s = backoff_s
         self._deadline_s = deadline_s
         self._on_record = on_record
         self._clock = clock
@@ -104,10 +71,20 @@ class Supervisor:
         self._stopped_nodes: set[str] = set()
         self._killed: list[int] = []
         self._stop_reason, self._stop_began_s = "", 0.0
+        self._rest_until_s: float | None = None
+        self._looked_s = 0.0
         self._attempt = 0
         self._placing = False
-        self._attempt_started_s = 0.0
         self._sightings = Sightings(leg, plan, self._record)
+        self._injector = Injector(leg=leg, plan=plan, sightings=self._sightings, striker=workers, clock=clock)
+        self._detector = Detector(
+            feeler=workers,
+            leg=leg,
+            script=template.script,
+            watch=HangWatch(patience=patience, world_size=template.world_size),
+            sightings=self._sightings,
+            record=self._record,
+        )
         self._passed: Counter[str] = Counter()
         self._journal: Journal | None = None
 
@@ -124,7 +101,7 @@ class Supervisor:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
         took_over = self._leg.journal.exists()
         self._journal = Journal(self._leg.journal, clock=self._clock)
-        state, actions = lifecycle.begin(self._template.world_size, self._max_restarts)
+        state, actions = lifecycle.begin(self._template.world_size, self._max_restarts, self._backoff_s)
         if took_over:
             state, _ = lifecycle.decide(state, self._take_over())
         else:
@@ -138,6 +115,7 @@ class Supervisor:
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
                     self._sightings.of_notes()
+                    self._injector.attempt_stopped()
                     if state.failure is not None:
                         self._record_failure(state.failure)
                 state, actions = lifecycle.decide(state, event)
@@ -154,21 +132,28 @@ class Supervisor:
         while True:
             if self._pending:
                 return self._pending.popleft()
-            raw = self._workers.next_event(TICK_S)
-            if raw is None:
+            running = state.phase == "running"
+            patience_s = self._injector.patience_s(TICK_S, running=running)
+            raw = self._injector.look(running=running) or self._workers.next_event(patience_s)
+            event = None if raw is None else self._understand(raw)
+            if (raw is None and patience_s >= TICK_S) or self._clock() > self._looked_s + TICK_S:
+                # Also while events keep coming that mean nothing to the leg.
                 self._look_at_clocks(state)
-            elif (event := self._understand(raw)) is not None:
+            if event is not None:
                 return event
 
     def _understand(self, raw: dict[str, Any]) -> lifecycle.Event | None:
         match raw["event"]:
             case "exited" if raw["attempt"] == self._attempt:
                 return self._death(raw)
-            case "stopped" if raw["attempt"] == self._attempt:
+            case "stopped" if raw["attempt"] == self._attempt and not self._injector.is_doomed(raw["node"]):
                 return next(self._node_stopped(raw["node"], raw["killed"]), None)
             case "agent_lost":
+                if raw.get("fault"):
+                    self._stop_reason = f"planned fault {raw['fault']}"
                 self._pending += self._node_stopped(raw["node"], [])
-                return lifecycle.AgentLost(message=f"the agent on node {raw['node'][:8]} died: {raw['message']}")
+                message = f"the agent on node {raw['node'][:8]} died: {raw['message']}"
+                return lifecycle.AgentLost(message=message, fault=raw.get("fault"))
             case "interrupt":
                 return lifecycle.Interrupt()
         return None  # an event of an attempt that is already over
@@ -188,8 +173,9 @@ class Supervisor:
         ended = {"exit_code": raw["exit_code"], "signal": raw["signal"], "died_s": raw["died_s"]}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
-        if fault := self._sightings.of_death(raw):
-            return lifecycle.Death(rank=rank, fault=fault)
+        self._detector.exited(rank)
+        if fault := self._sightings.of_death(raw) or self._injector.of_death(raw):
+            return lifecycle.Death(rank=rank, fault=fault, leaving=raw["exit_code"] == PREEMPTED_EXIT_CODE)
         if raw["killed"]:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"))
         failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=raw["exit_code"], killed_by=raw["signal"])
@@ -206,7 +192,7 @@ class Supervisor:
         )
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
-        now = self._clock()
+        self._looked_s = now = self._clock()
         if self._deadline_s is not None and now > self._deadline_s:
             self._deadline_s = None
             self._pending.append(lifecycle.RunTimeout("the run's timeout has passed"))
@@ -215,34 +201,39 @@ class Supervisor:
             nodes = ", ".join(node[:8] for node in missing)
             message = f"processes of attempt {self._attempt} on node {nodes} did not go within {STOP_LIMIT_S:.0f} s of SIGKILL"
             self._pending.append(lifecycle.Unstoppable(message=message))
-        if state.phase == "running" and not training_ended(self._leg, self._attempt, self._template.world_size):
-            silent_s = now - max(self._attempt_started_s, self._workers.last_progress_s(self._leg, self._attempt))
-            if silent_s > self._hang_timeout_s:
-                message = f"attempt {self._attempt} hangs: no progress for {silent_s:.0f} s"
-                self._pending.append(lifecycle.Hang(message=message))
+        if state.phase == "resting" and self._rest_until_s is not None and now >= self._rest_until_s:
+            self._rest_until_s = None
+            self._pending.append(lifecycle.Rested())
+        if state.phase == "running" and (hang := self._detector.look(now)):
+            self._pending.append(hang)
 
     def _take_over(self) -> lifecycle.Resume:
         """What a journal that another supervisor began says of the leg so far.
 
         A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again.
         """
-        past = list(read_lines(self._leg.journal))
+        past = journal_records(self._leg.journal)
         self._record("supervisor.resumed", supervisor_pid=os.getpid())
         exits = {
             (record["attempt"], record["rank"], record["pid"]): record for record in past if record["event"] == "worker.exited"
         }
-        self._sightings.requested = {record["fault"] for record in past if record["event"] == "fault.requested"}
+        for record in past:
+            if record["event"] == "fault.requested":
+                self._sightings.requested.add(record["fault"])
+            elif record["event"] == "fault.withdrawn":
+                self._sightings.requested.discard(record["fault"])
         self._sightings.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
         for record in past:
             if record["event"] == "attempt.starting":
                 self._pass_by(record["resume"])
         self._sightings.of_notes()
+        self._injector.take_over(past)
         for fault, marker in fault_markers(self._leg).items():
             if fault in self._sightings.observed:
                 continue
             exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
             if exited is None:
-                withdraw_marker(self._leg, fault)
+                self._sightings.withdraw(fault, "nobody saw it strike")
                 # The checkpoint of that very step, from which the fault could not be reached again.
                 beyond = marker.get("phase") in ("step", "checkpoint.postcommit")
                 if beyond and (aside := self._store.set_aside(marker["step"], f"{fault} fired after it, and nobody saw it")):
@@ -266,6 +257,12 @@ class Supervisor:
             case lifecycle.Stop():
                 self._stop_reason, self._stop_began_s = action.reason, self._clock()
                 self._workers.stop(action.attempt)
+            case lifecycle.SetAside():
+                step = checkpoint_step(action.name)
+                if step is not None and (aside := self._store.set_aside(step, action.reason)):
+                    self._record_quarantined(aside)
+            case lifecycle.Rest():
+                self._rest_until_s = self._clock() + action.seconds
 
     def _place(self) -> None:
         self._placing = True
@@ -280,10 +277,15 @@ class Supervisor:
         finally:
             self._placing = False
         self._record("placement.acquired", **placed)
+        if problem := self._injector.misplaced():
+            hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
+            self._pending.append(lifecycle.PlacementFailed(message=problem, hint=hint))
+            return
         self._pending.append(lifecycle.Placed())
 
     def _audit(self) -> None:
-        self._store.clear_staging()
+        if cleared := self._store.clear_staging():
+            self._record("staging.cleared", durable=False, names=cleared)
         selection = self._store.newest_valid()
         for bad in selection.quarantined:
             self._record_quarantined(bad)
@@ -323,7 +325,8 @@ class Supervisor:
             # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
-        self._attempt_started_s = self._clock()
+        self._injector.attempt_started(action.attempt, self._clock())
+        self._detector.attempt_started(action.attempt, pids)
         self._record(
             "attempt.started",
             attempt=action.attempt,
@@ -348,7 +351,7 @@ class Supervisor:
         return self._workers.place(WorkerOrder.from_json(values))
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
-        self._sightings.of_notes(at_last=True)
+        self._sightings.conclude()
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
         self._record(

@@ -22,7 +22,10 @@ from chaosrun.checkpoint.manifest import Position as StoredPosition
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import MisuseError, RestoreMismatchError
+from chaosrun.inject.disk_points import DiskPoints
 from chaosrun.inject.points import FaultPoints
+from chaosrun.records.filesystem import Filesystem
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.train.position import Position
@@ -39,14 +42,24 @@ class Checkpointer:
     """The checkpoints of one leg, as one rank of one attempt sees them."""
 
     def __init__(
-        self, accelerator: Accelerator, state: TrainingState, order: WorkerOrder, leg: LegLayout, faults: FaultPoints
+        self,
+        accelerator: Accelerator,
+        state: TrainingState,
+        order: WorkerOrder,
+        leg: LegLayout,
+        faults: FaultPoints,
+        heart: Heart | None = None,
     ) -> None:
         self._accelerator = accelerator
         self._state = state
         self._order = order
         self._faults = faults
+        self._heart = heart or Heart()
         self._leg = leg
-        self._store = CheckpointStore(leg, order.keep)
+        self._disk = Filesystem()
+        self._points = DiskPoints(faults, leg)
+        self._disk.listeners.append(self._points)
+        self._store = CheckpointStore(leg, order.keep, self._disk)
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this attempt restored or committed."""
         self.digests: dict[str, dict[str, str]] | None = None
@@ -57,8 +70,14 @@ class Checkpointer:
 
         Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
         """
+        step = position.step
+        self._heart.beat("checkpoint.write", step)
+        with self._points.saving(step) as until_saved:
+            self._faults.reach("checkpoint.begin", step, disk=self._disk, until_saved=until_saved)
+            return self._save(position, job)
+
+    def _save(self, position: Position, job: dict[str, Any]) -> str:
         rank, step = self._order.rank, position.step
-        self._faults.reach("checkpoint.begin", step)
         staging = self._store.stage(step, self._order.attempt)
         with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
@@ -67,9 +86,11 @@ class Checkpointer:
         if rank == 0:
             others = {name(r) for r in range(1, self._order.world_size) for name in (rank_file, "random_states_{}.pkl".format)}
             own = {path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()} - others
-        sealed = self._store.seal(staging, own)
+        sealed = self._store.seal(staging, sorted(own))
         digests = self._state.digests()
+        self._heart.beat("checkpoint.gather", step)
         everybody = self._gather({"files": sealed, "digests": {key: digests[key] for key in ("rng", "buffers", "registered")}})
+        self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
             manifest = Manifest(
                 step=step,
@@ -87,10 +108,14 @@ class Checkpointer:
             )
             self._store.write_manifest(staging, manifest)
         self._faults.reach("checkpoint.precommit", step)
+        self._heart.beat("checkpoint.precommit", step)
         self._accelerator.wait_for_everyone()
+        self._heart.beat("checkpoint.commit", step)
         if rank == 0:
             self._store.commit(staging, step)
+        self._heart.beat("checkpoint.postcommit", step)
         self._accelerator.wait_for_everyone()
+        self._heart.beat("checkpoint.retention", step)
         self._faults.reach("checkpoint.postcommit", step, checkpoint=self._leg.checkpoints / checkpoint_name(step))
         if rank == 0:
             self._store.retain()
@@ -126,10 +151,8 @@ class Checkpointer:
         with path.open("wb") as file:
             file.write(payload[:half])
             file.flush()
-            self._faults.reach("checkpoint.file", step)
+            self._faults.reach("checkpoint.file", step, path=path, descriptor=file.fileno())
             file.write(payload[half:])
-            file.flush()
-            os.fsync(file.fileno())
 
     @contextmanager
     def _shared_files_by_rank_zero(self) -> Iterator[None]:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from chaosrun.errors import MisuseError
 from chaosrun.inject.points import FaultPoints
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.train.preemption import Preemption
 
 if TYPE_CHECKING:
     from chaosrun.train.session import Session
@@ -20,6 +22,8 @@ class WorkerContext:
     order: WorkerOrder
     leg: LegLayout = field(init=False)
     faults: FaultPoints = field(init=False)
+    heart: Heart = field(init=False, default_factory=Heart)
+    preemption: Preemption = field(init=False)
     session: "Session | None" = None
     """The session that the script attached, once it has."""
 
@@ -27,6 +31,7 @@ class WorkerContext:
         storage = Path(self.order.storage_path) if self.order.storage_path else None
         self.leg = LegLayout(Path(self.order.leg_path), storage)
         self.faults = FaultPoints(self.order, self.leg)
+        self.preemption = Preemption(self.order)
 
     def adopt(self, session: "Session") -> None:
         if self.session is not None:

@@ -5,22 +5,24 @@ runs, which may seed them anew, and all alike (hazard R9). Where the streams sta
 memory. The scheme is numpy's advice (pytorch#5059) as Lightning applies it.
 """
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
 
+from chaosrun.records.markers import start_ticks
 from chaosrun.train.determinism import seed_streams
 from chaosrun.train.randomness import SharedMemory, loader_generator, share_epoch, shared_epoch
 from chaosrun.train.rng import digest_rng
 
-__all__ = ["LoaderWorkers", "WorkerSeeding", "newest_workers", "seed_loader", "seed_worker"]
+__all__ = ["LoaderWorkers", "WorkerSeeding", "newest_workers", "seed_loader", "seed_worker", "worker_processes"]
 
 STREAMS = ("python", "numpy", "torch")
-_SLOT = struct.Struct("<?3Q")
+_SLOT = struct.Struct("<?5Q")
 _CPU = torch.device("cpu")
 
 
@@ -39,18 +41,24 @@ class LoaderWorkers:
 
     def report(self, worker_id: int) -> None:
         digests = digest_rng(_CPU)
-        values = [int(digests[stream], base=16) for stream in STREAMS]
+        values = [*(int(digests[stream], base=16) for stream in STREAMS), os.getpid(), start_ticks(os.getpid())]
         # The flag last: whoever sees it sees the digests.
         for said in (False, True):
             _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, said, *values)
 
     def streams(self) -> list[dict[str, str] | None]:
         """By worker id, a digest of each stream as the worker begins; None for one that has not said."""
-        slots = (_SLOT.unpack_from(self.memory.bytes, worker * _SLOT.size) for worker in range(self.count))
         return [
             {name: f"{digest:016x}" for name, digest in zip(STREAMS, digests, strict=True)} if said else None
-            for said, *digests in slots
+            for said, *digests, _pid, _ticks in self._slots()
         ]
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Pid and start time in clock ticks of each worker that has said something."""
+        return [(pid, ticks) for said, *_digests, pid, ticks in self._slots() if said]
+
+    def _slots(self) -> Iterator[tuple[int, ...]]:
+        return (_SLOT.unpack_from(self.memory.bytes, worker * _SLOT.size) for worker in range(self.count))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +80,8 @@ class WorkerSeeding:
 
 
 _newest: LoaderWorkers | None = None
+_heard: LoaderWorkers | None = None
+"""Before those, the last that said something: persistent workers do so once."""
 
 
 def newest_workers() -> LoaderWorkers | None:
@@ -79,10 +89,17 @@ def newest_workers() -> LoaderWorkers | None:
     return _newest
 
 
+def worker_processes() -> list[tuple[int, int]]:
+    """Pid and start time in clock ticks of the training loader's workers. Some of them may have ended."""
+    return [process for workers in (_newest, _heard) if workers is not None for process in workers.processes()]
+
+
 def seed_loader(loader: Any, *, seed: int, epoch: int, rank: int) -> None:
     """Give a torch DataLoader, on this rank, the worker seeds of one epoch. Before its iterator is made."""
-    global _newest
+    global _newest, _heard
     loader.generator = loader_generator(seed, epoch, rank)
+    if _newest is not None and _newest.processes():
+        _heard = _newest
     if not loader.num_workers:
         _newest = None
         return

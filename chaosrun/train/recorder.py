@@ -42,7 +42,9 @@ class Recorder:
         self._leg = context.leg
         self._faults = context.faults
         self._faults.training = state
-        self._checkpointer = Checkpointer(accelerator, state, order, context.leg, self._faults)
+        self._preemption = context.preemption
+        self._heart = context.heart
+        self._checkpointer = Checkpointer(accelerator, state, order, context.leg, self._faults, self._heart)
         self._trace = TraceWriter(context.leg.attempt(order.attempt).trace(order.rank))
         self._inspector = Inspector(state, order, context.leg, accelerator.device) if order.inspect else None
         self._job: dict[str, Any] = {}
@@ -61,9 +63,12 @@ class Recorder:
         self._job = job
         position = Position()
         if self._order.resume:
-            self._faults.reach("restore.begin", checkpoint_step(self._order.resume) or 0)
+            step = checkpoint_step(self._order.resume) or 0
+            self._heart.beat("restoring", step)
+            self._faults.reach("restore.begin", step)
             position = self._checkpointer.restore(self._order.resume, job)
         self._done = position.step
+        self._heart.beat("restored", position.step)
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             _record_environment(self._leg.environment)
@@ -89,6 +94,7 @@ class Recorder:
         )
         if self._inspector:
             self._inspector.begin(position, named)
+        self._preemption.meet()
         if self._order.resume:
             self._faults.reach("restore.end", position.step)
         return position
@@ -98,11 +104,17 @@ class Recorder:
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write("probe", **probe(loader).to_json())
 
+    def epoch(self) -> None:
+        """The data of an epoch is about to be opened."""
+        self._heart.beat("epoch", self._done + 1)
+
     def batch(self, batch: Any, ids: list[Any] | None) -> None:
         """A micro-batch has been handed to the script."""
         if not self._digests:
+            self._faults.pace.begin()
             self._rng_before = self._rng()
             self._faults.reach("fetch", self._done + 1)
+        self._heart.beat("forward", self._done + 1)
         self._ids.append(ids)
         self._digests.append(content_digest(batch))
         if self._inspector:
@@ -116,10 +128,12 @@ class Recorder:
 
     def before_synchronised_backward(self, step: int) -> None:
         self._faults.reach("forward", step)
+        self._heart.beat("backward", step)
         self._faults.fire_inside_reduce(self._parameters, step)
 
     def before_optimizer_step(self) -> None:
         """The optimizer is about to apply these gradients at this learning rate."""
+        self._heart.beat("optimizer", self._done + 1)
         if not self._rates:
             # Once a step, however many optimizers there are.
             self._faults.reach("optimizer", self._done + 1)
@@ -133,6 +147,7 @@ class Recorder:
 
         `items`: what its window counted over all ranks, None for a loop that counts nothing.
         """
+        self._heart.beat("record", position.step)
         if self._layout_of != primer.settled:
             self._layout_of = primer.settled
             self._trace.write("buckets", step=position.step, layout=primer.layout(), primed=primer.primed)
@@ -160,20 +175,32 @@ class Recorder:
         self._unsettled = position
         self._done = position.step
         self._faults.reach("record", position.step)
+        self._heart.beat("own", position.step)
 
     def settle(self) -> None:
-        """The script is done with the step it last recorded: checkpoint when one is due, and let step faults strike."""
+        """The script is done with the step it last recorded: checkpoint when one is due, let step faults strike, and leave when
+        that has been asked for."""
         self._note_loader_workers()
         position, self._unsettled = self._unsettled, None
         if position is None:
+            self._heart.beat("fetch", self._done + 1)
             return
+        self._heart.beat("settle", position.step)
         if position.step % self._order.every_steps == 0:
             self._checkpoint(position)
+        self._heart.beat("settled", position.step)
+        self._faults.pace.step_done()
         self._faults.reach("step", position.step)
+        if self._preemption.due(position.step):
+            if self._checkpointer.newest_step != position.step:
+                self._checkpoint(position)
+            self._preemption.leave(position.step)
+        self._heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
-        """The training is complete: a final checkpoint, and the digests of everything. Idempotent."""
-        if self.ended:
+        """The training is complete: a final checkpoint, and the digests of everything. Idempotent, and nothing when it was left
+        on notice."""
+        if self.ended or self._preemption.left is not None:
             return
         self.settle()
         self._note_loader_workers(at_last=True)
@@ -189,6 +216,7 @@ class Recorder:
             digests=self._state.digests(),
             checkpoint=f"step-{position.step:08d}",
         )
+        self._heart.beat("ended", position.step)
         self.ended = True
 
     def _note_loader_workers(self, *, at_last: bool = False) -> None:

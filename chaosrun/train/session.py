@@ -57,7 +57,8 @@ class Session:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._state = TrainingState(accelerator)
+        context = current()
+        self._state = TrainingState(accelerator, context.order.classes if context else ())
         self._prepared = (len(accelerator._models), len(accelerator._optimizers))
         configured = accelerator.dataloader_config.data_seed
         self._seed = torch.initial_seed() if configured is None else configured
@@ -67,7 +68,6 @@ class Session:
         accelerator.backward = self._primed_backward  # type: ignore[method-assign]
         self._accelerator_end_training = accelerator.end_training
         accelerator.end_training = self._end_training  # type: ignore[method-assign]
-        context = current()
         if context:
             context.adopt(self)
         self._recorder = _recorder(accelerator, self._state, context) if context else None
@@ -154,6 +154,8 @@ class Session:
         position = resumed_position(self._protocol, self._position.normalised(per_epoch))
         while position.epoch < epochs and not self._reached_max_steps():
             self._position = position
+            if self._recorder:
+                self._recorder.epoch()
             with contextlib.closing(rest_of(loader, position)) as rest:
                 yield from rest
             position = Position(epoch=position.epoch + 1, step=self._position.step)

@@ -4,35 +4,30 @@ Knows nothing of files' names beyond the rank file it is given, nothing of steps
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.train.fingerprint import digests
+from chaosrun.train.loader_workers import worker_processes
+from chaosrun.train.plain_values import load_values, plain_values, refuse_code, unpicklable
 from chaosrun.train.rng import capture_rng, digest_rng, restore_rng
 
 __all__ = ["TrainingState"]
-
-NUMPY_VALUES: list[Any] = [
-    numpy.ndarray,
-    numpy.dtype,
-    numpy._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
-    numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
-    *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"),
-]
-"""What numpy numbers and arrays in a state dict are pickled with: plain values, so loading them runs no code of anybody's."""
 
 
 class TrainingState:
     """Models, optimizers, schedulers, random streams, and whatever the script registered."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, classes: Sequence[str] = ()) -> None:
+        """`classes`: the user's own, by name, that may be in checkpoints; see `train.plain_values`."""
         self._accelerator = accelerator
+        self._classes = classes
         self.registered: dict[str, Any] = {}
 
     def register(self, name: str, item: Any) -> None:
@@ -55,6 +50,10 @@ class TrainingState:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [prepared.optimizer for prepared in self._accelerator._optimizers]
+
+    def loader_workers(self) -> list[tuple[int, int]]:
+        """Pid and start time (clock ticks since boot) of each worker of the training loader; some may have ended."""
+        return worker_processes()
 
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for optimizer in self.optimizers() for group in optimizer.param_groups]
@@ -87,7 +86,10 @@ class TrainingState:
         return {**components, "rng": digest_rng(self._accelerator.device)}
 
     def rank_payload(self) -> bytes:
-        """What accelerate does not save, or not for every rank, as the bytes of a `torch.save` file."""
+        """What accelerate does not save, or not for every rank, as the bytes of a `torch.save` file.
+
+        Raises MisuseError when a restore would refuse it.
+        """
         buffer = io.BytesIO()
         torch.save(
             {
@@ -99,17 +101,27 @@ class TrainingState:
             },
             buffer,
         )
-        return buffer.getvalue()
+        payload = buffer.getvalue()
+        with plain_values(self._classes):
+            if refused := unpicklable(payload):
+                raise MisuseError(
+                    f"state_dict() of a registered object holds {', '.join(refused)}, which no restore would load",
+                    hint="return plain values, or name these classes in checkpoint.classes",
+                )
+        return payload
 
     def load(self, directory: Path, rank_file: Path) -> None:
         """Restore everything: accelerate's own state first, then what it leaves out, the random streams last.
 
-        Executes no code from the files (`weights_only`). Raises RestoreMismatchError when the rank file lacks a part.
+        Executes no code from the files. Raises InvalidCheckpointError naming one that asks for it, before anything is loaded;
+        RestoreMismatchError when the rank file lacks a part.
         """
-        with torch.serialization.safe_globals(NUMPY_VALUES):
+        with plain_values(self._classes):
+            refuse_code(directory)
             # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
-            self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
-            saved = torch.load(rank_file, map_location=self._own_device, weights_only=True)
+            with self._custom_objects_left_alone():
+                self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+            saved = load_values(rank_file, map_location=self._own_device)
         missing = {"micro_step", "rng", "buffers", "registered"} - saved.keys()
         if missing:
             raise RestoreMismatchError(
@@ -132,6 +144,17 @@ class TrainingState:
         for name, item in registered.items():
             item.load_state_dict(saved["registered"][name])
         restore_rng(saved["rng"], self._accelerator.device)
+
+    @contextmanager
+    def _custom_objects_left_alone(self) -> Iterator[None]:
+        """accelerate loads what was registered with it by a full unpickling, which runs any code, and gives rank 0's to all:
+        let it count these objects and load none. Each rank's own state of them is in its rank file."""
+        objects = self._accelerator._custom_objects
+        self._accelerator._custom_objects = _Counted(len(objects))  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            self._accelerator._custom_objects = objects
 
     def _all_registered(self) -> dict[str, Any]:
         """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
@@ -174,3 +197,16 @@ class TrainingState:
 
     def _scheduler_states(self) -> dict[str, Any]:
         return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
+
+
+class _Counted:
+    """So many objects, none of them to be had."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())

@@ -2,12 +2,14 @@
 
 The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
 It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
-message, hint, exit_code, traceback) or null.
+message, hint, exit_code, traceback) or null. A rank that left on notice (`train.preemption`) has the status "preempted", the
+error "Preempted", and told: the first rank that was told to leave.
 """
 
 import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -46,14 +48,19 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     store: object = None
     end: dict[str, Any] = {"status": "returned", "exit_code": 0, "error": None}
     try:
+        context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
+        context.heart.beat("started", 0)
         os.chdir(order.cwd)
         listen()
+        context.preemption.listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
-        context.faults.reach("rendezvous", 0)
+        context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
         store = _host_store(order, listen_fd)
         _announce(order)
         if order.distributed_debug:
             speak_in_detail()
+        _feel_the_rendezvous(context)
+        context.heart.beat("script", 0)
         _run_script(order)
         if context.session is not None:
             context.session.finish()
@@ -70,6 +77,9 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             traceback.print_exc()
         described = _describe(error, order)
         end = {"status": "raised", "exit_code": described["exit_code"], "error": described}
+    if context.preemption.left is not None:
+        # Whatever the script did after it.
+        end = context.preemption.end()
     try:
         _write_end(order, context, end)
     except OSError as error:
@@ -77,8 +87,10 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             raise
         # All that can still be told; the supervisor looks at the disk.
         return ResourcesError.exit_code
-    if end["error"] is None:
-        _leave_process_group()
+    if end["error"] is None or context.preemption.left is not None:
+        context.heart.beat("leaving", context.session.position.step if context.session else 0)
+        if end["error"] is None:
+            _leave_process_group()
         atexit._run_exitfuncs()
     del store
     return end["exit_code"]
@@ -126,6 +138,21 @@ def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
     return torch.distributed.TCPStore(
         "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
     )
+
+
+def _feel_the_rendezvous(context: WorkerContext) -> None:
+    """Have the heart beat where the script, or accelerate for it, makes the process group: from there it waits for others."""
+    join = torch.distributed.init_process_group
+
+    @functools.wraps(join)
+    def joining(*args: Any, **kwargs: Any) -> None:
+        if context.session is not None:
+            return join(*args, **kwargs)
+        context.heart.beat("rendezvous", 0)
+        join(*args, **kwargs)
+        context.heart.beat("joined", 0)
+
+    torch.distributed.init_process_group = joining
 
 
 def _run_script(order: WorkerOrder) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.verify.history import Attempt, LegHistory
-from chaosrun.verify.landed import fault_problem
+from chaosrun.verify.landed import fault_problem, requests_of
 
 __all__ = ["AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
 
@@ -59,7 +59,7 @@ def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ..
 
 
 def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
-    requested = next((record for record in chaos.events("fault.requested") if record["fault"] == fault.id), None)
+    requested = next(iter(requests_of(fault, chaos)), None)
     problem = fault_problem(fault, chaos)
     return FaultOutcome(
         id=fault.id,
@@ -98,7 +98,9 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
 
 def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: bool) -> str:
     words: Mapping[str, str] = {fault.id: fault.describe() for fault in plan.faults}
-    faults = [record["fault"] for record in chaos.events("fault.observed") if record["attempt"] == attempt.number]
+    observed = (record for record in chaos.events("fault.observed") if record["attempt"] == attempt.number)
+    # Of what a fault did to a process that went on there is a note.
+    faults = [record["fault"] for record in observed if record["how"] != "note"]
     if faults:
         return ", ".join(f"{fault} ({words.get(fault, 'not in the plan')})" for fault in faults)
     if attempt.unplanned:

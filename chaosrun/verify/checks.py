@@ -6,7 +6,7 @@ Add a check here and nowhere else; PREMISES and REQUIRED say what its status doe
 from collections.abc import Callable
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import finals, landed, premises, recovery, replicas, restored, steps
+from chaosrun.verify import corruption, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 
 __all__ = ["CHECKS", "PREMISES", "REQUIRED", "required", "run_checks"]
@@ -76,7 +76,9 @@ def required(drill: Drill) -> frozenset[str]:
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] = CHECKS) -> tuple[Check, ...]:
-    return tuple(_run(check, drill) for check in checks)
+    """A plan that corrupts memory is asked for one check more."""
+    more = (corruption.silent_corruption,) if corruption.corrupts(drill.plan) else ()
+    return tuple(_run(check, drill) for check in (*checks, *more))
 
 
 def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:

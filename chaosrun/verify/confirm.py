@@ -3,7 +3,7 @@
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.check import Drill
+from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, run_checks
 from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.history import read_leg
@@ -22,10 +22,15 @@ DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 def worth_confirming(verdict: Verdict) -> bool:
     """Both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
-    if verdict.outcome != "completed":
+    if verdict.outcome != "completed" or any(_injected(check) for check in verdict.checks):
         return False
     doubted = any(check.name in DOUBTFUL_REFERENCE and check.status == "inconclusive" for check in verdict.checks)
     return verdict.status == "FAIL" or doubted
+
+
+def _injected(check: Check) -> bool:
+    """A corruption that was seen at once where it struck: nothing else need be looked for."""
+    return check.name == "silent_corruption" and check.status == "fail" and check.evidence["prompt"]
 
 
 def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> str | None:

@@ -18,6 +18,7 @@ from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.history import Attempt
 from chaosrun.verify.inspection import Comparison
+from chaosrun.verify.landed import requests_of
 from chaosrun.verify.verdict import Verdict
 
 __all__ = ["DIAGNOSIS_VERSION", "Diagnosis", "Replay", "Target", "repeats", "target_of"]
@@ -68,6 +69,10 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
             f"the reference leg of run {run_id} did not complete, so there is nothing to compare with",
             hint=f"see `chaosrun status {run_id}`",
         )
+    for check in verdict.checks:
+        if check.name == "silent_corruption" and check.status == "fail":
+            message = f"the difference of run {run_id} was injected: {check.summary}"
+            raise UsageError(message, hint="it is named there already; diagnose a run without such a fault")
     divergence = verdict.divergence
     failing = [check.name for check in verdict.checks if check.status == "fail"]
     inexact = verdict.outcome == "inexact_restore"
@@ -93,19 +98,25 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
 
 def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
     """What ended the attempts before this one, as faults."""
-    planned = {fault.id: fault for fault in drill.plan.faults}
-    requested = drill.chaos.events("fault.requested")
+    requested = [(fault, record) for fault in drill.plan.faults for record in requests_of(fault, drill.chaos)]
     earlier = [attempt for attempt in drill.chaos.attempts if attempt.number <= number]
     for attempt, following in pairwise(earlier):
-        fired = [record for record in requested if record["attempt"] == attempt.number and record["fault"] in planned]
-        for record in fired:
-            yield dataclasses.replace(planned[record["fault"]], at_step=record["step"])
-        if not fired and (again := _again(drill, attempt, following)):
+        fired = [(fault, record["step"]) for fault, record in requested if record["attempt"] == attempt.number]
+        inside = [_inside(fault, step) for fault, step in fired if fault.phase is not None and fault.kind != "drain"]
+        yield from inside
+        if not any(fault.facts.ends_attempt for fault in inside) and (again := _again(drill, attempt, following)):
             yield again
 
 
+def _inside(fault: Fault, step: int) -> Fault:
+    """A rank that waited at its point while its node or its supervisor was ended dies there by itself in a replay."""
+    # Whatever it was counted by in the run: in a replay attempts have other numbers.
+    here = dataclasses.replace(fault, at_step=step, occurrence=1, attempt=None)
+    return dataclasses.replace(here, kind="kill", options={}, group=None) if fault.facts.striker == "supervisor" else here
+
+
 def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
-    """A death that nobody had planned, as a fault at the last step that the attempt recorded; None when it recorded none."""
+    """A death that nobody had planned, or from outside, as a fault at the last step that was recorded; None when none was."""
     last = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=0)
     if not last:
         return None

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chaosrun.errors import RecoveryError
 from chaosrun.records.journal import JOURNAL_VERSION, OUTCOMES, Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.traces import EndRecord, RankTrace, read_trace, whole_lines
 
-__all__ = ["Attempt", "Exit", "LegHistory", "read_leg"]
+__all__ = ["Attempt", "Exit", "LegHistory", "journal_records", "read_leg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,14 @@ def read_leg(layout: LegLayout) -> LegHistory:
 _JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "attempt.starting": {"attempt": int, "resume": (str, type(None)), "resume_step": int, "armed": list},
     "attempt.started": {"attempt": int, "pids": dict},
-    "worker.exited": {"attempt": int, "rank": int, "pid": int, "died_s": (int, float)},
+    "worker.exited": {
+        "attempt": int,
+        "rank": int,
+        "pid": int,
+        "exit_code": (int, type(None)),
+        "signal": (int, type(None)),
+        "died_s": (int, float),
+    },
     "fault.requested": {
         "fault": str,
         "attempt": int,
@@ -111,12 +119,25 @@ _JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
         "phase": (str, type(None)),
     },
     "fault.observed": {"fault": str, "attempt": int, "rank": int, "pid": int, "how": str, "signal": (int, type(None))},
+    "fault.withdrawn": {"fault": str, "reason": str},
+    "hang.declared": {"attempt": int, "first": int, "ranks": list},
     "death.unplanned": {"attempt": int, "rank": (int, type(None)), "reason": str},
     "attempt.stopped": {"attempt": int, "reason": str},
+    "staging.cleared": {"names": list},
     "checkpoint.quarantined": {"name": str, "reason": str},
     "leg.finished": {"outcome": str, "message": (str, type(None))},
 }
 """What the checks read of each event. Other events are kept unread."""
+
+
+def journal_records(path: Path) -> list[Mapping[str, Any]]:
+    """The records of a journal that is to be gone on with. Raises RecoveryError when it is damaged."""
+    problems: list[str] = []
+    records = list(_read_journal(path, problems))
+    if problems:
+        hint = "submit the job again; this run cannot be gone on with"
+        raise RecoveryError(f"the journal is damaged: {problems[0]}", hint=hint)
+    return records
 
 
 def _read_journal(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
@@ -140,7 +161,9 @@ def _journal_complaint(number: int, record: Mapping[str, Any]) -> str | None:
     for key, kind in _JOURNAL_KEYS.get(record["event"], {}).items():
         if key not in record or not isinstance(record[key], kind):
             return f"{record['event']}: {key} is {record.get(key)!r}"
-    if record["event"] == "attempt.started" and not all(rank.isdecimal() for rank in record["pids"]):
+    if record["event"] == "attempt.started" and not all(
+        rank.isascii() and rank.isdecimal() and isinstance(pid, int) for rank, pid in record["pids"].items()
+    ):
         return f"attempt.started: pids is {record['pids']!r}"
     if record["event"] == "leg.finished" and record["outcome"] not in OUTCOMES:
         return f"unknown outcome {record['outcome']!r}"
@@ -222,7 +245,7 @@ def _read_traces(layout: LegLayout, attempt: int, problems: list[str]) -> Mappin
     traces: dict[int, RankTrace] = {}
     for path in sorted(layout.attempt(attempt).path.glob("rank-*.trace.jsonl")):
         rank_text = path.name.removeprefix("rank-").removesuffix(".trace.jsonl")
-        if not rank_text.isdecimal():
+        if not (rank_text.isascii() and rank_text.isdecimal()):
             problems.append(f"{path}: not the name of a trace")
             continue
         traces[int(rank_text)] = read_trace(path, attempt, int(rank_text), problems)

@@ -6,12 +6,16 @@ Pure.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chaosrun.plan.evidence import death_problem, hang_problem, note_problem
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import Evidence
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.verify.corruption import memory_problem
+from chaosrun.verify.gone import gone_problem
 from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.verify.storage import storage_problem
 
-__all__ = ["fault_problem", "faults_landed"]
+__all__ = ["fault_problem", "faults_landed", "requests_of"]
 
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 """Phases of a step that is not recorded yet."""
@@ -22,7 +26,7 @@ def faults_landed(drill: Drill) -> Check:
     if not drill.plan.faults:
         return inconclusive("faults_landed", "no fault was planned: nothing about recovery was tested", planned=0)
     planned = {fault.id: fault for fault in drill.plan.faults}
-    requested = {record["fault"] for record in drill.chaos.events("fault.requested")}
+    requested = {fault.id for fault in drill.plan.faults if requests_of(fault, drill.chaos)}
     # Drawn in seconds, or replayed: the training may end before their time comes.
     outrun = [fault.id for fault in drill.plan.faults if not fault.required and fault.id not in requested]
     if len(outrun) == len(planned):
@@ -46,9 +50,20 @@ def faults_landed(drill: Drill) -> Check:
     return passed("faults_landed", summary, planned=len(planned), outrun=outrun)
 
 
+def requests_of(fault: Fault, chaos: LegHistory) -> list[Mapping[str, Any]]:
+    """Its `fault.requested` records, those left out that were withdrawn: nothing came of them."""
+    standing: list[Mapping[str, Any]] = []
+    for record in chaos.journal:
+        if record["event"] == "fault.requested" and record["fault"] == fault.id:
+            standing.append(record)
+        elif record["event"] == "fault.withdrawn" and record["fault"] == fault.id:
+            standing.clear()
+    return standing
+
+
 def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
     """Why `fault` cannot be shown to have happened as planned; None when it can."""
-    requested = [record for record in chaos.events("fault.requested") if record["fault"] == fault.id]
+    requested = requests_of(fault, chaos)
     observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
     if not requested:
         return "it never fired"
@@ -65,14 +80,18 @@ def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
         places = [f"rank {record['rank']} of attempt {record['attempt']}" for record in (asked, seen)]
         return f"fired by {places[0]}, seen on {places[1]}"
     if seen["how"] != fault.facts.evidence:
-        return f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
+        # Whoever was to strike may say why it could not.
+        reason = (seen.get("found") or {}).get("problem")
+        return reason or f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
     attempt = next((attempt for attempt in chaos.attempts if attempt.number == asked["attempt"]), None)
     if attempt is None:
         return f"attempt {asked['attempt']} is not in the journal"
     return (
         _wrong_process(fault, seen, attempt)
-        or _wrong_moment(fault, asked, attempt)
+        or _wrong_moment(fault, asked, seen, attempt)
+        or (gone_problem(fault, asked, seen, chaos) if fault.facts.evidence in ("node", "successor") else None)
         or _PROOFS[fault.facts.evidence](fault, seen, attempt)
+        or storage_problem(fault, seen, chaos)
     )
 
 
@@ -86,7 +105,7 @@ def _wrong_process(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> s
     return None
 
 
-def _wrong_moment(fault: Fault, asked: Mapping[str, Any], attempt: Attempt) -> str | None:
+def _wrong_moment(fault: Fault, asked: Mapping[str, Any], seen: Mapping[str, Any], attempt: Attempt) -> str | None:
     """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
     if fault.phase is None or fault.phase == "rendezvous" or not fault.facts.ends_attempt:
         return None
@@ -97,8 +116,13 @@ def _wrong_moment(fault: Fault, asked: Mapping[str, Any], attempt: Attempt) -> s
         return f"rank {fault.rank} left no trace of attempt {attempt.number}"
     reached = max((record.step for record in trace.steps), default=trace.start.position.step)
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
-    # A rank that was told to go finishes its step first.
-    if reached != before and not (fault.kind == "preempt" and reached in (before, before + 1)):
+    if fault.kind in ("preempt", "drain"):
+        # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
+        in_order = seen["signal"] is None if fault.kind == "preempt" else _left_in_order(fault, seen)
+        wrong = reached not in (step, step + 1) if in_order else reached < before
+    else:
+        wrong = reached != before
+    if wrong:
         return (
             f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
             f"step {before}"
@@ -106,21 +130,34 @@ def _wrong_moment(fault: Fault, asked: Mapping[str, Any], attempt: Attempt) -> s
     return None
 
 
+def _left_in_order(fault: Fault, seen: Mapping[str, Any]) -> bool:
+    end = ((seen["found"] or {}).get("ends") or {}).get(str(fault.rank)) or {}
+    return end.get("exit_code") is not None
+
+
 def _by_death(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
-    ended = {"exit_code": seen["exit_code"], "by_signal": seen["signal"]}
-    if not fault.facts.is_this_death(**ended):
-        return f"the process ended with {_end(seen)}, a fault of kind {fault.kind} ends it otherwise"
+    found = seen.get("found") or {}
+    if problem := death_problem(fault, exit_code=seen["exit_code"], by_signal=seen["signal"], found=found):
+        return problem
     same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == fault.rank]
     if (seen["pid"], seen["signal"], seen["exit_code"]) not in same:
         return f"no exit of process {seen['pid']} by {_end(seen)} was recorded"
     return None
 
 
+def _by_hang(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
+    if not seen.get("found"):
+        return "nothing was written down of what was found of it"
+    return hang_problem(fault, seen["found"])
+
+
 def _by_word(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
     if not seen.get("found"):
         return "nothing was written down of what it did"
     problem = seen["found"].get("problem")
-    return None if problem is None else str(problem)
+    if problem is not None:
+        return str(problem)
+    return memory_problem(seen["found"]) if fault.facts.family == "memory" else note_problem(fault, seen["found"])
 
 
 def _end(seen: Mapping[str, Any]) -> str:
@@ -130,7 +167,7 @@ def _end(seen: Mapping[str, Any]) -> str:
 _PROOFS: Mapping[Evidence, Callable[[Fault, Mapping[str, Any], Attempt], str | None]] = {
     "death": _by_death,
     "note": _by_word,
-    "hang": _by_word,
+    "hang": _by_hang,
     "node": _by_word,
     "successor": _by_word,
 }

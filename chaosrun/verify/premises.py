@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields, differing_keys
+from chaosrun.verify.corruption import injections
 from chaosrun.verify.history import Attempt
 from chaosrun.verify.restored import saved_difference
 from chaosrun.verify.traces import Position, StepRecord
@@ -135,7 +136,8 @@ def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
 def reproducible(drill: Drill) -> Check:
     """The job repeats itself: what the chaos leg did before the first fault equals the reference.
 
-    Looks at the first attempt only, all of it: a SIGKILL ends an attempt, so everything in it was recorded untouched.
+    Looks at the first attempt only, all of it but what a corruption may have touched: a SIGKILL ends an attempt, so everything
+    in it was recorded untouched.
     """
     if not drill.chaos.attempts:
         return inconclusive("reproducible", "the chaos leg started no attempt")
@@ -147,9 +149,12 @@ def reproducible(drill: Drill) -> Check:
             message = f"the job does not repeat itself: before the first step, {where} already differs from the reference"
             return inconclusive("reproducible", message, where=where, expected=expected, seen=seen)
     compared = 0
+    damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
-        compared += 1
+        compared += damage is None or step.step <= damage.clean_step
         for field in compared_fields(drill.spec.verify.weights):
+            if damage and damage.may_show(first.number, step.step, field):
+                continue
             found = compare(field, expected_step, step, drill.chaos, drill.spec.verify.losses)
             if found:
                 return inconclusive(
@@ -158,6 +163,8 @@ def reproducible(drill: Drill) -> Check:
                     first=found.to_json(),
                 )
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
+        if damage and damage.may_show(first.number, step, None):
+            continue
         if difference := saved_difference(drill, first, step):
             where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
             message = f"the job does not repeat itself: before the first fault, {where} already differs from the reference"

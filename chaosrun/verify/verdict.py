@@ -4,10 +4,8 @@ Owns the rule that turns checks into a verdict and an exit code. Nothing but an 
 PASS: a skipped, missing, undecided or crashed one does not.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -17,12 +15,14 @@ from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.order import DataResume
+from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import warnings
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, required, run_checks
 from chaosrun.verify.compare import first_difference
+from chaosrun.verify.corruption import CAUSE, HINT, UNSEEN_HINT, explained
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.replicas import DRIFT_HINT, drift
@@ -95,17 +95,19 @@ class _Ruling:
 
 def judge(run: RunLayout) -> Verdict:
     """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
-    facts = _read_object(run.run_json)
-    plan = FaultPlan.from_json(_read_object(run.plan_json))
+    facts = read_object(run.run_json)
+    plan = FaultPlan.from_json(read_object(run.plan_json))
     try:
         spec = JobSpec.model_validate(facts.get("spec"))
     except ValidationError as error:
         raise UsageError(
             f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
         ) from error
-    storage = facts.get("storage") or {}
-    legs = [read_leg(run.leg(name, Path(storage[name]) if storage.get(name) else None)) for name in ("reference", "chaos")]
-    return judge_drill(Drill.of(legs[0], legs[1], spec, plan), irreproducible=facts.get("irreproducible"))
+    irreproducible = facts.get("irreproducible")
+    if not isinstance(irreproducible, str | None):
+        raise UsageError(f"{run.run_json}: irreproducible is {irreproducible!r}", hint="the run is damaged")
+    legs = [read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos")]
+    return judge_drill(Drill.of(legs[0], legs[1], spec, plan), irreproducible=irreproducible)
 
 
 def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
@@ -118,8 +120,12 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     blameless = unfounded or drifted
     if divergence and blameless:
         divergence = _without_blame(divergence, drill.chaos, blameless)
+    elif divergence and (injection := explained(divergence, drill)):
+        divergence = replace(divergence, cause=CAUSE, hint=f"{injection.what}: what the training's own steps make of it")
+    corrupted = None if blameless else _of_corruption(checks, drill)
     ruling = (
-        _of_outcomes(drill.reference, drill.chaos)
+        corrupted
+        or _of_outcomes(drill.reference, drill.chaos)
         or unfounded
         or drifted
         or _of_failures(checks, divergence, drill)
@@ -193,6 +199,18 @@ def _of_drift(checks: Sequence[Check]) -> _Ruling | None:
     return None
 
 
+def _of_corruption(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
+    """A corruption that was injected and seen fails the drill, also where the training broke down over it."""
+    outcome = drill.chaos.outcome
+    if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
+        return None
+    for check in checks:
+        if check.name == "silent_corruption" and check.status == "fail":
+            end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
+            return _Ruling(status="FAIL", cause=f"{CAUSE}: {check.summary}{end}", hint=HINT)
+    return None
+
+
 def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> _Ruling | None:
     """A divergence fails the drill even if no check should have reported it."""
     failing = [check for check in checks if check.status == "fail"]
@@ -228,6 +246,7 @@ def _of_doubts(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
     if doubtful:
         first = doubtful[0]
         hint = _faults_hint(drill) if first.name == "faults_landed" else None
+        hint = UNSEEN_HINT if first.name == "silent_corruption" else hint
         return _Ruling(status="INCONCLUSIVE", cause=f"{first.name}: {first.summary}", hint=hint)
     passing = {check.name for check in checks if check.status == "pass"}
     lacking = sorted(required(drill) - passing)
@@ -264,17 +283,3 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary]) -> _Ruling:
             hint="let a fault strike after the first checkpoint to test a restore",
         )
     return _Ruling(status="PASS", cause=cause)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path.parent} is not a run: {path.name} is missing", hint="`chaosrun list` shows the runs"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error})", hint="the run is damaged") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: not a JSON object", hint="the run is damaged")
-    return value

@@ -35,6 +35,7 @@ def main() -> None:
         batch_size=args.batch_size,
         shuffle=True,
         num_workers=args.loader_workers,
+        persistent_workers=args.persistent,
     )
     steps_an_epoch = math.ceil(math.ceil(len(loader) / accelerator.num_processes) / args.accumulation)
     epochs = math.ceil(args.steps / steps_an_epoch) if args.steps else args.epochs
@@ -77,7 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=340)
     parser.add_argument("--batch-size", type=int, default=8, help="samples in a micro-batch, on each worker")
     parser.add_argument("--accumulation", type=int, default=1, help="micro-batches in an optimizer step")
-    parser.add_argument("--loader-workers", type=int, default=0)
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data, for each worker")
+    parser.add_argument("--persistent", action="store_true", help="keep the loader's processes from epoch to epoch")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="sleep this long at every optimizer step")
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")

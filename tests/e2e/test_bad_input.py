@@ -117,9 +117,13 @@ def test_a_script_that_hangs_spends_the_budget(submit: Submit, tmp_path: Path) -
     job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 3s}")
     result = submit(job)
     assert result.verdict.exit_code == 5
+    line = 1 + (tmp_path / "train.py").read_text().splitlines().index("    if step == 5: time.sleep(1000)")
     assert "attempt 1 hangs: no progress for" in result.verdict.cause
+    assert f"ranks 0 and 1 stopped together, in the script, after step 5 (train.py:{line})" in result.verdict.cause
     (death,) = events(result.run.reference, "death.unplanned")
-    assert "hangs" in death["reason"]
+    assert (death["step"], "hangs" in death["reason"]) == (5, True)
+    log = result.run.reference.attempt(1).log(0).read_text()
+    assert f'train.py", line {line} in <module>' in log, "where it hangs is in its log"
 
 
 @pytest.mark.ray

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -18,6 +19,8 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     match order.args[0]:
         case "sleep":
             time.sleep(600)
+        case "exec sleep":
+            os.execvp("sleep", ["sleep", "600"])
         case "print":
             print(f"out of rank {order.rank}")
             print(f"err of rank {order.rank}", file=sys.stderr)
@@ -29,6 +32,13 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             pass
         case "fail":
             return 7
+        case "leave":
+            return leave_on_notice(attempt, order)
+        case "leave later":
+            time.sleep(0.3)
+            return leave_on_notice(attempt, order)
+        case "leave unsaid":
+            return PREEMPTED_EXIT_CODE
         case "raise":
             raise ValueError("this rank raises")
         case "loader":
@@ -48,6 +58,11 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         case unknown:
             raise AssertionError(unknown)
     return 0
+
+
+def leave_on_notice(attempt: AttemptLayout, order: WorkerOrder) -> int:
+    attempt.end(order.rank).write_text(json.dumps({"status": LEFT_ON_NOTICE, "completed": False}))
+    return PREEMPTED_EXIT_CODE
 
 
 def complete(attempt: AttemptLayout, order: WorkerOrder) -> None:

@@ -21,6 +21,7 @@ from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, marked
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from tests.integration.ranks import TARGET, alive, eventually, make_orders, notes_of
 
@@ -144,11 +145,48 @@ def test_a_preload_that_fails_reaches_the_driver_with_its_traceback(placed: RayC
         placed.start_servers({}, preload=("no_such_module_anywhere",), target=TARGET)
 
 
-def test_progress_is_the_size_and_time_of_the_trace_files(placed: RayCluster, tmp_path: Path) -> None:
-    trace = LegLayout(tmp_path).attempt(4).trace(1)
-    trace.parent.mkdir(parents=True)
-    trace.write_text("line\n")
-    assert placed.progress(str(tmp_path), 4) == {0: None, 1: {"mtime_s": trace.stat().st_mtime, "size": 5}, 2: None}
+def test_the_pulse_of_a_rank_is_its_newest_beat_and_the_processor_time_it_has_used(placed: RayCluster, tmp_path: Path) -> None:
+    started = placed.start_attempt(4, make_orders(tmp_path, "sleep", attempt=4))
+    heart = Heart()
+    heart.open(LegLayout(tmp_path).attempt(4).heartbeat(1))
+    heart.beat("forward", 7)
+    pulses = placed.pulses(str(tmp_path), 4)
+    assert pulses.keys() == started.pids.keys() == {0, 1, 2}
+    assert [pulses[rank].beat for rank in (0, 2)] == [None, None]
+    seen = pulses[1].beat
+    assert seen is not None and (seen.count, seen.step, seen.stage) == (1, 7, "forward")
+    assert all(pulse.cpu_s >= 0 for pulse in pulses.values())
+
+
+def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_that_up(
+    placed: RayCluster, tmp_path: Path
+) -> None:
+    started = placed.start_attempt(4, make_orders(tmp_path, ["sleep", "sleep", "loader"], attempt=4))
+    loaders = notes_of(tmp_path, 2, attempt=4)["workers"]
+    os.kill(started.pids[1], signal.SIGSTOP)
+    found = placed.stacks(4, wait_s=30.0)
+    assert {rank: (told["pid"], told["state"]) for rank, told in found.items()} == {
+        rank: (pid, "T" if rank == 1 else "S") for rank, pid in started.pids.items()
+    }
+    assert found[1]["stack"] == []
+    assert "fork_targets.py" in found[0]["stack"][0]
+    logs = {rank: LegLayout(tmp_path).attempt(4).log(rank).read_text() for rank in found}
+    assert all("attempt 4 hangs" in log for log in logs.values())
+    assert "most recent call first" in logs[0] and "most recent call first" not in logs[1]
+    assert "no answer: the process is in state T" in logs[1]
+    for pid in loaders:
+        told = logs[2].partition(f"its child, process {pid} ---\n")[2].partition("---")[0]
+        assert "_worker_loop" in told, "a loader worker is asked, too"
+    assert len(alive(identities([*started.pids.values(), *loaders]))) == 5, "nobody dies of being asked"
+    assert placed.stacks(3, wait_s=1.0) == {}, "no such attempt runs"
+
+
+def test_a_rank_that_would_not_survive_the_question_is_not_asked(placed: RayCluster, tmp_path: Path) -> None:
+    started = placed.start_attempt(4, make_orders(tmp_path, "exec sleep", attempt=4))
+    eventually(lambda: Path(f"/proc/{started.pids[0]}/comm").read_text() == "sleep\n")
+    found = placed.stacks(4, wait_s=5.0)
+    assert found[0]["stack"] == []
+    assert len(alive(identities([*started.pids.values()]))) == 3
 
 
 def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings_it_back(

@@ -1,6 +1,9 @@
-"""Restarts in a row: none fails, nothing piles up in the processes that live through them all, and nothing is left behind."""
+"""Random faults in a row: no restart fails, nothing piles up in the processes that live through them, and nothing is left."""
 
+import json
 import os
+import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +13,7 @@ import psutil
 import pytest
 
 from chaosrun.cluster.processes import ProcessIdentity, identify, marked, shared_memory_entries
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.trace import read_lines
 from tests.integration.ranks import alive, eventually
 
@@ -18,6 +22,23 @@ KINDS = ("supervisor", "agent", "fork server")
 SETTLED_AFTER = 5
 """Attempts until caches, pools and allocators have their working size."""
 MIB = 1 << 20
+KEEP = 2
+DEATHS = ("kill", "kill", "kill", "segfault", "exception", "exit")
+RECORDS = r"rank-[01]\.(trace\.jsonl|log|end\.json|heartbeat)|\.rank-[01]\.end\.json\.\d+\.tmp"
+"""What an attempt leaves; the last is the record of an error that a survivor was killed over."""
+PHASES = (
+    "fetch",
+    "forward",
+    "reduce",
+    "optimizer",
+    "record",
+    "checkpoint.begin",
+    "checkpoint.file",
+    "checkpoint.precommit",
+    "checkpoint.postcommit",
+    "checkpoint.retention",
+    "step",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,48 +97,80 @@ def look_at(process: psutil.Process) -> Sample:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
-def test_20_restarts_in_a_row(submit: Callable[..., Any]) -> None:
-    restart_in_a_row(submit, 20)
+@pytest.mark.timeout(240)
+def test_40_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 40)
 
 
 @pytest.mark.ray
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_200_restarts_in_a_row(submit: Callable[..., Any]) -> None:
-    restart_in_a_row(submit, 200)
+@pytest.mark.timeout(3600)
+def test_1000_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 1000)
 
 
-def restart_in_a_row(submit: Callable[..., Any], restarts: int) -> None:
-    """Every step ends with a checkpoint and the death of a rank; the probe has one loader worker a rank to leave behind."""
+def random_faults(count: int) -> list[dict[str, Any]]:
+    """One every other step, which no rank gets ahead of the others by: some way to die, somewhere in that step or in the
+    checkpoint after it, on some rank."""
+    draw = random.Random(count)
+    return [
+        {"kind": draw.choice(DEATHS), "phase": draw.choice(PHASES), "rank": draw.randrange(2), "at_step": 2 * number}
+        for number in range(1, count + 1)
+    ]
+
+
+def strike_at_random(submit: Callable[..., Any], count: int) -> None:
+    """Every step has a checkpoint, and a fault; the probe has one loader worker a rank to leave behind."""
     watch = Watch()
     shared_memory_before = shared_memory_entries()
     result = submit(
         REPOSITORY / "jobs" / "probe" / "job.yaml",
-        f"args=[--steps, {restarts + 5}, --loader-workers, 1, --cpu]",
+        f"args=[--steps, {2 * count + 5}, --loader-workers, 1, --cpu]",
         "per_worker.gpu=0",
-        "checkpoint={every_steps: 1, keep: 2}",
-        f"faults.schedule=[{{rank: random, every_steps: 1, until_step: {restarts}}}]",
-        "timeout=15m",
+        f"checkpoint={{every_steps: 1, keep: {KEEP}}}",
+        f"faults.schedule={json.dumps(random_faults(count))}",
+        "timeout=50m",
         on_event=watch,
     )
     verdict = result.verdict
     assert verdict.status == "PASS", verdict.cause
-    assert len(verdict.attempts) == restarts + 1
-    assert verdict.lost_steps == 0
-    assert sum(fault.landed for fault in verdict.faults) == restarts
+    assert len(verdict.attempts) == count + 1
+    assert sum(fault.landed for fault in verdict.faults) == count
     journal = list(read_lines(result.run.leg("chaos").journal))
     assert [record for record in journal if record["event"] == "death.unplanned"] == []
-    assert len(watch.addresses) == restarts + 1
+    assert len(watch.addresses) == count + 1
 
     for kind in KINDS:
         assert len(watch.pids[kind]) == 1, f"one {kind} lived through all restarts"
-        check_bounded(kind, watch.samples[kind], restarts)
+        check_bounded(kind, watch.samples[kind], count)
     # Ray ends the agent's process a moment after it was told to.
     eventually(lambda: not alive(list(watch.seen)), timeout_s=10)
     assert [process for mark in watch.marks for process in marked(mark)] == []
     assert shared_memory_entries() <= shared_memory_before
     assert listening_ports().isdisjoint(int(address.rpartition(":")[2]) for address in watch.addresses)
+    check_disk(result.run, count)
+
+
+def check_disk(run: RunLayout, count: int) -> None:
+    """What a run leaves: records of each attempt and fault, and as many checkpoints as are to be kept."""
+    leg = run.leg("chaos")
+    assert len(list(leg.checkpoints.iterdir())) == KEEP
+    assert not leg.staging.exists() or not list(leg.staging.iterdir())
+    assert not leg.quarantine.exists() or not list(leg.quarantine.iterdir())
+    assert sorted(run.path.iterdir()) == sorted(
+        run.path / name for name in ("chaos", "job.yaml", "lock", "plan.json", "reference", "run.json", "verdict.json")
+    )
+    records = {"attempts", "checkpoints", "environment.json", "faults", "inputs.json", "journal.jsonl", "quarantine", "staging"}
+    assert {path.name for path in leg.path.iterdir()} <= records
+    assert len([path for path in leg.faults.iterdir() if path.is_file()]) == count
+    assert leg.attempts() == list(range(1, count + 2))
+    strangers = [
+        path.name
+        for number in leg.attempts()
+        for path in leg.attempt(number).path.iterdir()
+        if not re.fullmatch(RECORDS, path.name)
+    ]
+    assert not strangers, strangers
 
 
 def check_bounded(kind: str, samples: list[Sample], restarts: int) -> None:

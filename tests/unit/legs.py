@@ -407,7 +407,10 @@ def write_run(
             writer = LegWriter(run.leg(name), workers=workers, steps=steps, every_steps=every_steps, bugs=leg_bugs, clock=clock)
             writer.write(kills if name == "chaos" else (), name)
     spec = {"name": "toy", "script": "train.py", "workers": workers, "verify": verify or {}}
-    run.run_json.write_text(json.dumps({"v": 1, "spec": spec, "storage": {"reference": None, "chaos": None}, **facts}))
+    about = {"v": 1, "run_id": run.run_id, "created_s": 1000.0, "job": "/job.yaml", "directory": "/", "script": "/train.py"}
+    more = {"overrides": [], "reference": {"mode": "auto", "source": None, "key": None}, "irreproducible": None}
+    storage = {"reference": None, "chaos": None, "confirm": None}
+    run.run_json.write_text(json.dumps({**about, **more, "spec": spec, "storage": storage, **facts}))
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=tuple(kills)).to_json()))
     return run
 

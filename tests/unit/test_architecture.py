@@ -18,9 +18,10 @@ import chaosrun
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "chaosrun"
 
-# cli → api → supervise, suite, report → cluster, checkpoint, verify → plan, spec, records → errors. `train` runs in the worker,
-# beside that chain: the fork server starts it by name, without importing it.
+# cli, commands → api → campaign, suite, report → supervise → cluster, checkpoint, verify → plan, spec, records → errors.
+# `train` runs in the worker, beside that chain: the fork server starts it by name, without importing it.
 PURE = {"spec", "plan", "records", "errors"}
+RUNNING = {"interrupts", "execution", "keeper"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
@@ -31,17 +32,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inject": PURE | {"checkpoint"},
     "train": PURE | {"checkpoint", "inject"},
     "cluster": PURE | {"checkpoint"},
-    "report": PURE | {"checkpoint", "verify", "suite"},
+    "report": PURE | {"checkpoint", "verify", "suite", "campaign"},
     "supervise": PURE | {"checkpoint", "verify", "cluster"},
     "suite": PURE | {"verify"},
-    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite"},
-    "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api"},
+    "campaign": PURE | {"checkpoint", "verify", "cluster", "supervise"},
+    "interrupts": PURE,
+    "execution": PURE | {"verify", "cluster", "supervise", "interrupts"},
+    "keeper": PURE | {"verify", "cluster", "supervise", "interrupts", "execution"},
+    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "campaign", *RUNNING},
+    "commands": PURE | {"checkpoint", "verify", "supervise", "report", "campaign", "api"},
+    "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api", "commands"},
     "__init__": {"train"},
 }
 
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = {"spec", "plan", "records", "checkpoint", "errors"}
-NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "suite", "api", "cli"}
+NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "suite", "campaign", "api", "commands", "cli", *RUNNING}
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
 

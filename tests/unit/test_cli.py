@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunLayout:
 def api(monkeypatch: pytest.MonkeyPatch, run: RunLayout) -> Calls:
     calls = Calls(answers={"find_run": lambda ref, root: run})
     module = ModuleType("chaosrun.api")
-    for name in ("submit", "resume", "verify", "plan", "list_runs", "find_run", "diagnose"):
+    for name in ("submit", "resume", "verify", "plan", "list_runs", "find_run", "diagnose", "sweep", "shrink"):
         setattr(module, name, calls.answer(name))
     monkeypatch.setitem(sys.modules, "chaosrun.api", module)
     monkeypatch.setattr(chaosrun, "api", module, raising=False)
@@ -221,6 +221,58 @@ class TestCommands:
         assert json.loads(capsys.readouterr().out) == {"v": 1, "exit_code": code}
         assert api.made[-1] == ("diagnose", {"args": (run,), "address": "auto", "on_event": None})
 
+    @pytest.mark.parametrize("code", [0, 3, 6])
+    def test_sweep(self, api: Calls, capsys: pytest.CaptureFixture[str], code: int) -> None:
+        api.answers["sweep"] = lambda job, **_: SimpleNamespace(exit_code=code, to_json=lambda: {"v": 1})
+        options = [
+            "--steps",
+            "1,27",
+            "--only",
+            "reduce",
+            "--only",
+            "restore.*",
+            "--at-once",
+            "2",
+            "--keep",
+            "--resume",
+            "latest",
+        ]
+        assert cli.main(["sweep", "job.yaml", "workers=2", *options, "--root", "runs", "-q", "-o", "json"]) == code
+        assert json.loads(capsys.readouterr().out) == {"v": 1, "exit_code": code}
+        asked = {
+            "overrides": ("workers=2",),
+            "steps": (1, 27),
+            "only": ["reduce", "restore.*"],
+            "at_once": 2,
+            "keep": True,
+            "resume": "latest",
+            "root": Path("runs"),
+            "address": None,
+            "on_event": None,
+        }
+        assert api.made == [("sweep", {"args": (Path("job.yaml"),), **asked})]
+
+    @pytest.mark.parametrize("code", [0, 6])
+    def test_shrink(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str], code: int) -> None:
+        api.answers["shrink"] = lambda run, **_: SimpleNamespace(exit_code=code, to_json=lambda: {"v": 1, "exit_code": code})
+        assert cli.main(["shrink", "latest", "--max-drills", "9", "-q", "-o", "json"]) == code
+        assert json.loads(capsys.readouterr().out) == {"v": 1, "exit_code": code}
+        assert api.made[-1] == ("shrink", {"args": (run,), "max_drills": 9, "address": None, "on_event": None})
+
+    @pytest.mark.parametrize(
+        ("tokens", "said"),
+        [
+            (["sweep", "job.yaml", "--steps", "1,x"], "--steps '1,x' is no list of steps"),
+            (["sweep", "job.yaml", "--steps", "0"], "steps count from 1"),
+            (["sweep", "job.yaml", "--at-once", "0"], "--at-once 0"),
+            (["shrink", "latest", "--max-drills", "0"], "--max-drills 0"),
+        ],
+    )
+    def test_numbers_that_are_none(self, api: Calls, capsys: pytest.CaptureFixture[str], tokens: list[str], said: str) -> None:
+        assert cli.main(tokens) == 2
+        assert said in capsys.readouterr().err
+        assert api.made == []
+
     def test_plan_and_validate(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90})
         plan = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
@@ -316,7 +368,19 @@ class TestProcess:
             done = self.start("--help")
             took_s.append(time.monotonic() - began_s)
             assert done.returncode == 0
-            for command in ("submit", "resume", "plan", "validate", "verify", "list", "status", "logs", "diagnose"):
+            for command in (
+                "submit",
+                "resume",
+                "plan",
+                "validate",
+                "verify",
+                "list",
+                "status",
+                "logs",
+                "diagnose",
+                "sweep",
+                "shrink",
+            ):
                 assert command in done.stdout
             assert max(map(len, done.stdout.splitlines())) <= 80
         assert min(took_s) <= 0.3

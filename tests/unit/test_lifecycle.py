@@ -1,11 +1,13 @@
 """The leg's state machine: which events restart what, and when it stops. Exact actions, no I/O."""
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from chaosrun.supervise import lifecycle as life
-from chaosrun.supervise.lifecycle import Audit, Finish, Place, Start, Stop, begin, decide
+from chaosrun.supervise.lifecycle import Audit, Finish, Place, Rest, SetAside, Start, Stop, begin, decide
 
 PLANNED = life.Death(rank=1, fault="F1")
 RAISED = life.Failure(
@@ -14,8 +16,10 @@ RAISED = life.Failure(
 KILLED = life.Failure(message="rank 0 was killed by SIGKILL", rank=0, step=3)
 
 
-def run(*events: life.Event, world_size: int = 2, max_restarts: int = 2) -> tuple[life.LegState, list[tuple[life.Action, ...]]]:
-    state, actions = begin(world_size, max_restarts)
+def run(
+    *events: life.Event, world_size: int = 2, max_restarts: int = 2, backoff_s: float = 0.0
+) -> tuple[life.LegState, list[tuple[life.Action, ...]]]:
+    state, actions = begin(world_size, max_restarts, backoff_s)
     seen = [actions]
     for event in events:
         state, actions = decide(state, event)
@@ -232,3 +236,215 @@ def test_an_attempt_in_detail_that_dies_of_something_else_is_not_blamed_on_the_s
     other = life.Death(rank=0, failure=KILLED)
     _, actions = run(life.Placed(), *started(), *COMPLAINT, *started(), other, life.Stopped(), *started())
     assert actions[-3:-1] == [(Audit(),), (Start(attempt=3, resume=None, resume_step=0),)]
+
+
+# Notices
+
+LEFT = life.Failure(message="rank 1 was told to leave", rank=1, step=6, leaving=True)
+
+
+def test_ranks_that_leave_on_a_planned_notice_are_waited_for() -> None:
+    notice = life.Death(rank=1, fault="F1", leaving=True)
+    for deaths in ((life.Death(rank=0, failure=LEFT), notice), (notice, life.Death(rank=0, failure=LEFT))):
+        state, actions = run(life.Placed(), *started(), *deaths, life.Stopped())
+        assert actions[-3:] == [(), (), (Audit(),)]
+        assert (state.fired, state.failure, state.restarts) == (frozenset({"F1"}), None, 0)
+
+
+def test_a_notice_that_nobody_planned_costs_a_restart_until_the_job_is_further() -> None:
+    both = [life.Death(rank=rank, failure=LEFT) for rank in (0, 1)]
+    state, actions = run(life.Placed(), *started(), *both, life.Stopped())
+    assert actions[-3:] == [(), (), (Audit(),)]
+    assert (state.failure, state.restarts) == (LEFT, 1)
+    state, _ = decide(state, life.Audited(resume="step-00000006", step=6))
+    assert state.restarts == 0
+
+
+def test_a_rank_that_dies_while_the_others_leave_ends_the_attempt() -> None:
+    notice = life.Death(rank=1, fault="F1", leaving=True)
+    dies = life.Death(rank=0, failure=KILLED)
+    _, actions = run(life.Placed(), *started(), notice, dies)
+    assert actions[-1] == (Stop(attempt=1, reason=KILLED.message),)
+    state, actions = run(life.Placed(), *started(), life.Death(rank=1, failure=LEFT), dies)
+    assert actions[-1] == (Stop(attempt=1, reason=KILLED.message),)
+    assert state.failure == KILLED
+
+
+# Hangs
+
+
+def test_a_planned_hang_costs_nothing_and_an_unplanned_one_names_its_rank() -> None:
+    planned = life.Hang(message="rank 1 stopped first", rank=1, step=7, fault="F1")
+    state, actions = run(life.Placed(), *started(), planned, life.Stopped())
+    assert actions[-2:] == [(Stop(attempt=1, reason="planned fault F1"),), (Audit(),)]
+    assert (state.restarts, state.failure, state.fired) == (0, None, frozenset({"F1"}))
+    state, _ = run(life.Placed(), *started(), replace(planned, fault=None))
+    assert state.failure is not None
+    assert (state.failure.rank, state.failure.step) == (1, 7)
+
+
+def test_a_hang_at_the_same_step_twice_is_not_called_the_script() -> None:
+    hang = life.Hang(message="rank 1 stopped first", rank=1, step=7)
+    _, actions = run(life.Placed(), *started(), hang, life.Stopped(), *started(), hang, life.Stopped(), max_restarts=5)
+    assert actions[-1] == (Audit(),)
+
+
+# Back-off
+
+
+def test_the_first_restart_comes_at_once_and_the_next_ones_after_ever_longer_rests() -> None:
+    death = (life.Death(rank=0, failure=KILLED), life.Stopped())
+    events = [life.Placed(), *started(), *death]
+    for _ in range(8):
+        events += [*started(), *death, life.Rested()]
+    state, actions = run(*events, max_restarts=100, backoff_s=1.0)
+    rests = [action.seconds for step in actions for action in step if isinstance(action, Rest)]
+    assert rests == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert actions[5] == (Audit(),), "the first one"
+    assert actions[-2:] == [(Rest(seconds=30.0),), (Audit(),)]
+    assert state.restarts == 9
+
+
+def test_progress_makes_the_next_restart_an_immediate_one_again() -> None:
+    death = (life.Death(rank=0, failure=KILLED), life.Stopped())
+    events = [life.Placed(), *started(), *death, *started(), *death, life.Rested(), *started("step-00000005", 5), *death]
+    _, actions = run(*events, backoff_s=1.0)
+    assert actions[-1] == (Audit(),)
+
+
+def test_a_planned_fault_does_not_rest() -> None:
+    death = (life.Death(rank=0, failure=KILLED), life.Stopped())
+    _, actions = run(life.Placed(), *started(), *death, *started(), PLANNED, life.Stopped(), backoff_s=1.0)
+    assert actions[-1] == (Audit(),)
+
+
+def test_a_rest_ends_with_an_interrupt_a_timeout_or_new_places() -> None:
+    death = (life.Death(rank=0, failure=KILLED), life.Stopped())
+    resting = (life.Placed(), *started(), *death, *started(), *death)
+    for event, outcome in ((life.Interrupt(), "interrupted"), (life.RunTimeout("too long"), "timeout")):
+        _, actions = run(*resting, event, backoff_s=1.0)
+        (finish,) = actions[-1]
+        assert isinstance(finish, Finish) and finish.outcome == outcome
+    _, actions = run(*resting, life.AgentLost(message="gone"), life.Rested(), backoff_s=1.0)
+    assert actions[-2:] == [(), (Place(),)]
+
+
+# Checkpoints that nothing comes of
+
+C5, C10 = ("step-00000005", 5), ("step-00000010", 10)
+REASON = "attempts 1 and 2 began from it and died without a newer checkpoint, the last of: rank 0 was killed by SIGKILL"
+
+
+def died(**about: Any) -> tuple[life.Event, ...]:
+    return (life.Death(rank=0, failure=replace(KILLED, **about)), life.Stopped())
+
+
+def test_a_checkpoint_that_two_attempts_in_a_row_died_from_is_put_aside_and_costs_the_budget_as_ever() -> None:
+    state, actions = run(
+        life.Placed(), *started(*C10), *died(), *started(*C10), *died(), *started(*C5), *died(), *started(*C5), *died(),
+        max_restarts=3,
+    )  # fmt: skip
+    taken = [action for step in actions for action in step if isinstance(action, SetAside | Start | Finish)]
+    assert [action.resume for action in taken if isinstance(action, Start)] == [C10[0], C10[0], C5[0], C5[0]]
+    assert taken[2] == SetAside(name=C10[0], reason=REASON)
+    (finish,) = actions[-1]
+    assert isinstance(finish, Finish) and finish.outcome == "recovery_failed"
+    assert state.restarts == 3
+
+
+def test_the_last_checkpoint_goes_too_and_the_beginning_cannot() -> None:
+    _, actions = run(life.Placed(), *started(*C5), *died(), *started(*C5), *died(), max_restarts=9)
+    assert actions[-1] == (SetAside(name=C5[0], reason=REASON), Audit())
+    _, actions = run(life.Placed(), *started(), *died(), *started(), *died(), *started(), *died(), max_restarts=9)
+    assert actions[-1] == (Audit(),)
+
+
+def test_it_goes_before_the_rest() -> None:
+    _, actions = run(life.Placed(), *started(*C5), *died(), *started(*C5), *died(), max_restarts=9, backoff_s=1.0)
+    assert actions[-1] == (SetAside(name=C5[0], reason=REASON), Rest(seconds=1.0))
+
+
+def test_going_back_does_not_give_the_budget_back_before_it_is_made_up_for() -> None:
+    back = (life.Placed(), *started(*C10), *died(), *started(*C10), *died(), *started(*C5), *died(), *started(*C10))
+    state, _ = run(*back, max_restarts=9)
+    assert state.restarts == 3, "step 10 has been there before"
+    state, _ = run(*back, *died(), *started("step-00000015", 15), max_restarts=9)
+    assert state.restarts == 0
+
+
+ERROR = ("RuntimeError", "size mismatch for embedding")
+
+
+@pytest.mark.parametrize(
+    ("between", "put_aside"),
+    [
+        # One death, then progress: each of the two checkpoints has seen one.
+        ([*died(), *started(*C10), *died()], False),
+        # A planned fault in between separates them.
+        ([*died(), *started(*C5), PLANNED, life.Stopped(), *started(*C5), *died()], False),
+        # Planned ones alone are as many as one likes.
+        ([PLANNED, life.Stopped(), *started(*C5), PLANNED, life.Stopped(), *started(*C5), PLANNED, life.Stopped()], False),
+        # What never came to the restore says nothing of the checkpoint, neither for nor against it.
+        ([*died(reach="before"), *started(*C5), *died(reach="before")], False),
+        ([*died(), *started(*C5), *died(reach="before"), *started(*C5), *died()], True),
+        # Nor does a lost node.
+        ([*died(of_node=True), *started(*C5), *died(of_node=True)], False),
+        ([life.AgentLost(message="gone"), life.Stopped(), life.Placed(), *started(*C5), *died()], False),
+        # A hang is a death.
+        ([life.Hang(message="hangs", rank=1), life.Stopped(), *started(*C5), *died()], True),
+        # Errors of different kinds, or at different steps, are not the script's for certain.
+        ([*died(error=ERROR, step=7), *started(*C5), *died(error=ERROR, step=8)], True),
+        # The same one at the same step is, however it died.
+        ([*died(error=ERROR, step=7), *started(*C5), *died(error=ERROR, step=7)], False),
+    ],
+    ids=[
+        "progress", "planned between", "planned alone", "before the restore", "before, between", "node", "agent", "hang",
+        "other step", "same step",
+    ],
+)  # fmt: skip
+def test_which_deaths_count_against_a_checkpoint(between: list[life.Event], put_aside: bool) -> None:
+    _, actions = run(life.Placed(), *started(*C5), *between, max_restarts=9)
+    assert any(isinstance(action, SetAside) for step in actions for action in step) is put_aside
+
+
+def test_an_error_in_the_restore_is_the_checkpoints_until_an_older_one_shows_it_too() -> None:
+    torn = died(error=ERROR, step=0, reach="in")
+    events = (life.Placed(), *started(*C10), *torn, *started(*C10), *torn)
+    _, actions = run(*events, max_restarts=9)
+    assert [type(action) for action in actions[-1]] == [SetAside, Audit]
+    # The older one restores: the job goes on.
+    _, mended = run(*events, *started(*C5), life.Death(rank=0), life.Death(rank=1), life.Stopped(), max_restarts=9)
+    assert mended[-1] == (Finish(outcome="completed", message="all ranks completed the training"),)
+    # It does not, in the same way: no checkpoint is to blame for that.
+    _, broken = run(*events, *started(*C5), *torn, max_restarts=9)
+    assert broken[-1] == (Finish(outcome="user_error", message=KILLED.message, hint=life.REPEATED),)
+
+
+def test_without_restarts_left_nothing_is_put_aside() -> None:
+    _, actions = run(life.Placed(), *started(*C5), *died(), *started(*C5), *died(), max_restarts=1)
+    (finish,) = actions[-1]
+    assert isinstance(finish, Finish) and finish.outcome == "recovery_failed"
+
+
+def test_a_leg_whose_every_attempt_dies_ends_after_a_bounded_number_of_them() -> None:
+    """Whatever checkpoints there are: each begins from the newest that is left, and writes one beyond it now and then."""
+    for writes in range(4):
+        chance = random.Random(writes)
+        left = [5, 10, 15]
+        state, actions = begin(2, 3)
+        attempts = 0
+        pending: list[life.Event] = [life.Placed()]
+        while not any(isinstance(action, Finish) for action in actions):
+            for action in actions:
+                if isinstance(action, SetAside):
+                    left.remove(int(action.name.removeprefix("step-")))
+                if isinstance(action, Audit):
+                    newest = max(left, default=0)
+                    pending += started(f"step-{newest:08}" if newest else None, newest)
+                if isinstance(action, Start):
+                    attempts += 1
+                    if chance.random() < writes / 4 and (step := action.resume_step + 5) <= 20:
+                        left.append(step)
+                    pending += [life.Death(rank=0, failure=replace(KILLED, step=attempts)), life.Stopped()]
+            state, actions = decide(state, pending.pop(0))
+        assert attempts <= (3 + 1) * 5

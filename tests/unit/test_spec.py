@@ -25,7 +25,8 @@ def test_three_keys_are_enough_and_the_rest_has_defaults():
     assert (spec.per_worker.cpu, spec.per_worker.gpu, spec.threads) == (1.0, "auto", 1)
     assert (spec.checkpoint.every_steps, spec.checkpoint.keep, spec.checkpoint.storage) == (50, 3, None)
     assert (spec.faults.seed, spec.faults.schedule, spec.faults.random) == (0, (), None)
-    assert (spec.recovery.max_restarts, spec.recovery.acquire_timeout, spec.recovery.hang_timeout) == (3, 60.0, 300.0)
+    assert (spec.recovery.max_restarts, spec.recovery.acquire_timeout, spec.recovery.backoff) == (3, 60.0, 1.0)
+    assert (spec.recovery.hang_timeout, spec.recovery.start_timeout) == (None, 300.0)
     assert spec.verify.losses.exact and spec.verify.weights.exact and spec.verify.confirm
 
 

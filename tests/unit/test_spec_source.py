@@ -149,7 +149,7 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
         ),
         ("timeout: soon", "4:10: timeout must be a time greater than 0", "soon", "timeout: longest"),
         ("faults: {random: {}}", "4:10: random faults need count, mean_steps, rate or mtbf", "random", "say how many"),
-        ("faults: {schedule: [{rank: 0}]}", "4:21: a fault at phase step needs at_step or every_steps", "{", "say when"),
+        ("faults: {schedule: [{rank: 0}]}", "4:21: a fault at phase step needs at_step, every_steps,", "{", "say when"),
         (
             "faults: {random: {count: 1, between: [0, 3]}}",
             "4:39: faults.random.between[0] must be at least 1, not 0",

@@ -1,0 +1,96 @@
+"""Signals that come later: SIGKILL when grace runs out, SIGCONT after a stop. To one process, known by pid and start time.
+
+    python -m chaosrun.cluster.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it is still there
+    python -m chaosrun.cluster.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped;
+                                                                               prints "ready", then what was seen, as
+                                                                               lines of JSON
+
+A rank starts it beside itself, in its own process group: it dies with the attempt, and ends by itself when the rank does. The
+agent calls `pause` for a rank below it. Standard library only; knows nothing of faults.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from chaosrun.cluster.processes import ProcessIdentity, identify, send_signal, state_of
+
+__all__ = ["pause"]
+
+STOP_LIMIT_S = 10.0
+"""For a process to be seen stopped after SIGSTOP, and running after SIGCONT."""
+LOOK_EVERY_S = 0.001
+STOPPED = "T"
+
+
+def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) -> dict[str, Any]:
+    """Stop a process (`stop=False`: wait until it has stopped itself), let it go on after `duration_s`, and say what was seen.
+
+    Returns {state_stopped, state_before, state_after (letters of /proc/PID/stat), stopped_s, signal} and, when this does not
+    show a pause, `problem`. A process that was stopped is told to go on, whatever was seen of it meanwhile.
+    """
+    found: dict[str, Any] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
+    if stop and not send_signal(identity, signal.SIGSTOP):
+        return {**found, "problem": f"process {identity.pid} was gone before it could be stopped"}
+    found["state_stopped"] = _wait_for(identity, lambda state: state in (STOPPED, None))
+    if found["state_stopped"] != STOPPED:
+        send_signal(identity, signal.SIGCONT)
+        return {**found, "problem": f"process {identity.pid} was never seen stopped"}
+    began_s = time.monotonic()
+    _wait_for_end(identity, duration_s)
+    found["state_before"] = state_of(identity)
+    send_signal(identity, signal.SIGCONT)
+    found["stopped_s"] = round(time.monotonic() - began_s, 3)
+    found["state_after"] = _wait_for(identity, lambda state: state != STOPPED)
+    if found["state_before"] != STOPPED:
+        found["problem"] = f"process {identity.pid} did not stay stopped for {duration_s:g} s"
+    elif found["state_after"] in (STOPPED, "Z", None):
+        found["problem"] = f"process {identity.pid} did not go on after SIGCONT"
+    return found
+
+
+def _wait_for(identity: ProcessIdentity, wanted: Callable[[str | None], bool]) -> str | None:
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while not wanted(state := state_of(identity)) and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY_S)
+    return state
+
+
+def _wait_for_end(identity: ProcessIdentity, limit_s: float) -> None:
+    """Return when the process has ended, or after `limit_s`."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The descriptor pins whoever has the pid now.
+        if identify(identity.pid) == identity:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            poller.poll(limit_s * 1000)
+    finally:
+        os.close(descriptor)
+
+
+def main(arguments: list[str]) -> int:
+    pid, ticks, seconds, do = arguments
+    identity = ProcessIdentity(int(pid), int(ticks))
+    match do:
+        case "kill":
+            _wait_for_end(identity, float(seconds))
+            send_signal(identity, signal.SIGKILL)
+        case "resume":
+            print(json.dumps("ready"), flush=True)
+            print(json.dumps(pause(identity, float(seconds), stop=False)), flush=True)
+        case unknown:
+            raise AssertionError(unknown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

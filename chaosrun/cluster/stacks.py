@@ -1,0 +1,157 @@
+"""Where hanging ranks are: their Python stacks, on request written to their own logs, and what the kernel says of them.
+
+Owns the signal that asks for stacks, how it is sent, how an answer in a log is known and read. faulthandler answers in C,
+without Python's global lock, so that a rank that holds it in native code, or waits for it, answers too; one that is stopped
+cannot. Decides nothing about hangs.
+"""
+
+import asyncio
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chaosrun.cluster.processes import ProcessIdentity, children, identify, send_signal, state_of
+
+__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "ask_for_stacks", "collect_stacks", "main_thread"]
+
+STACKS_SIGNAL = signal.SIGRTMIN + 11
+"""A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
+LOOK_S = 0.02
+QUIET_S = 0.1
+"""An answer has ended when the log has not grown for so long."""
+CHILDREN = 8
+"""So many children of a rank (loader workers) are asked too."""
+DEEPEST = 30
+"""So many frames are told, innermost first."""
+
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_BELOW = f"{Path(__file__).parent}/"
+_STOPPED = frozenset("Tt")
+
+
+def answer_with_stacks(descriptor: int) -> None:
+    """Have this process write the stacks of all its threads to `descriptor` whenever it is asked to; so do its children."""
+    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+
+def ask_for_stacks(pid: int, log: Path, title: str) -> dict[str, Any]:
+    """Ask a live child of this process. Returns {pid, state, wchan, log, offset}: its answer begins at `offset` of its log.
+
+    The offset is null when it was not asked, because it would not have survived that, or because its log takes no more.
+    """
+    # Looked at before: whoever answers runs.
+    identity = identify(pid)
+    state = None if identity is None else state_of(identity)
+    unasked: dict[str, Any] = {"pid": pid, "state": state, "wchan": _wchan(pid), "log": str(log), "offset": None}
+    try:
+        offset = _announce(log, title)
+    except OSError:
+        return unasked
+    if not _catches(pid):
+        return unasked
+    os.kill(pid, STACKS_SIGNAL)
+    return {**unasked, "offset": offset}
+
+
+async def collect_stacks(asking: Awaitable[Mapping[int, Mapping[str, Any]]], wait_s: float) -> dict[int, dict[str, Any]]:
+    """Wait for the answers of ranks, but not for ever, then for those of their children. Per rank {pid, state, wchan, stack}.
+
+    `asking`: what `ask_for_stacks` returned, by rank; nothing when that does not come in time.
+
+    state: the letter in /proc, null when the process is gone; wchan: what it sleeps on in the kernel, null where that cannot be
+    read; stack: of the main thread, innermost first, "file:line in function", empty when it did not answer.
+    """
+    deadline = time.monotonic() + wait_s
+    try:
+        asked = await asyncio.wait_for(asking, wait_s)
+    except TimeoutError:
+        return {}
+    return dict(zip(asked, await asyncio.gather(*(_collect(one, deadline) for one in asked.values())), strict=True))
+
+
+async def _collect(asked: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    pid, log, offset = asked["pid"], Path(asked["log"]), asked["offset"]
+    identity = identify(pid)
+    found: dict[str, Any] = {**{key: asked[key] for key in ("pid", "state", "wchan")}, "stack": []}
+    if offset is None or identity is None:
+        return found
+    await _answered(identity, log, offset, deadline)
+    # Bytes: whatever a script prints.
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(offset)
+        found["stack"] = main_thread(file.read().decode(errors="replace"))
+    if not found["stack"]:
+        with suppress(OSError):
+            _announce(log, f"no answer: the process is in state {found['state']}")
+    await _ask_children(identity, log, deadline)
+    return found
+
+
+async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> None:
+    size, grown_s = offset, None
+    while (now_s := time.monotonic()) < deadline and state_of(identity) not in (None, "Z", *_STOPPED):
+        if (seen := log.stat().st_size) != size:
+            size, grown_s = seen, now_s
+        elif grown_s is not None and now_s - grown_s > QUIET_S:
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> None:
+    """One after the other: they write into the same log."""
+    for pid in children(parent.pid)[:CHILDREN]:
+        child = identify(pid)
+        if child is None or not _catches(pid):
+            continue
+        with suppress(OSError):
+            offset = _announce(log, f"its child, process {pid}")
+            if send_signal(child, STACKS_SIGNAL):
+                await _answered(child, log, offset, deadline)
+
+
+def main_thread(text: str) -> list[str]:
+    """The stack of the main thread in what faulthandler wrote, innermost first, down to where the rank was forked.
+
+    It is the last one, for new threads come first.
+    """
+    stack: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread 0x", "Current thread 0x")):
+            stack = []
+        elif (match := _FRAME.fullmatch(line)) is not None:
+            stack.append(f"{match['file']}:{match['line']} in {match['function']}")
+    return [frame for frame in stack if not frame.startswith(_BELOW)][:DEEPEST]
+
+
+def _announce(log: Path, title: str) -> int:
+    """Write a title into a log, and return where it goes on."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, f"--- chaosrun: {title} ---\n".encode())
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _catches(pid: int) -> bool:
+    """The process has a handler for the signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+
+
+def _wchan(pid: int) -> str | None:
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        return None
+    return None if name in ("", "0") else name

@@ -1,0 +1,54 @@
+"""What a command shows: pages on stdout, progress on stderr."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.report.output import has_colour, page_width, rendered
+
+if TYPE_CHECKING:
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.report.live import LiveProgress
+    from chaosrun.report.ticker import Ticker
+
+__all__ = ["page", "progress", "ticking"]
+
+
+def page(renderable: Any) -> str:
+    return rendered(renderable, width=page_width(), colour=has_colour(sys.stdout, os.environ))
+
+
+@contextmanager
+def progress(*, quiet: bool, run: "RunLayout | None" = None) -> "Iterator[LiveProgress | None]":
+    """For as long as something runs. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
+    if quiet:
+        with redirect_stdout(sys.stderr):
+            yield None
+        return
+    from chaosrun.report.live import LiveProgress, is_live_terminal
+
+    with (
+        redirect_stdout(sys.stderr),
+        LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live,
+    ):
+        yield live
+
+
+@contextmanager
+def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
+    """As `progress`, for many drills."""
+    if quiet:
+        with redirect_stdout(sys.stderr):
+            yield None
+        return
+    from chaosrun.report.live import is_live_terminal
+    from chaosrun.report.ticker import Ticker
+
+    ticker = Ticker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
+    try:
+        with redirect_stdout(sys.stderr):
+            yield ticker
+    finally:
+        ticker.close()

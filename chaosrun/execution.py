@@ -1,0 +1,73 @@
+"""Carrying a run out in this process: its lock, its control socket, a cluster for its workers, and its drill."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.interrupts import Interrupts
+from chaosrun.records.layout import RunLayout
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.workers import ClusterWorkers
+    from chaosrun.verify.verdict import Verdict
+
+__all__ = ["Listener", "execute", "placed"]
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+def execute(
+    run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, kept: bool = False
+) -> "Verdict":
+    """Do what is left to do of a run. `kept`: another process goes on with it when this one is killed."""
+    from chaosrun.supervise.drill import Drill, lock_run
+
+    interrupts.check(run)
+    with lock_run(run), _commands(run, listener, interrupts), placed(run, address, listener, interrupts) as workers:
+        drill = Drill(
+            run=run,
+            root=root,
+            workers=lambda: workers,
+            devices=workers.devices,
+            on_record=listener,
+            on_supervisor=interrupts.watch,
+            kept=kept,
+        )
+        return drill.execute()
+
+
+def _commands(run: RunLayout, listener: Listener, interrupts: Interrupts) -> AbstractContextManager[None]:
+    """Take commands from other processes of this user for as long as the run is supervised."""
+    from chaosrun.supervise.control import serve
+
+    def cancelled() -> dict[str, Any]:
+        interrupts.request()
+        return {}
+
+    commands = {"ping": lambda: {"run": run.run_id, "pid": os.getpid()}, "cancel": cancelled}
+    return serve(run, commands, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why}))
+
+
+@contextmanager
+def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts) -> "Iterator[ClusterWorkers]":
+    """A cluster, and a run's workers on it."""
+    # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+
+    from chaosrun.cluster.ray_cluster import RayCluster
+    from chaosrun.cluster.workers import ClusterWorkers
+    from chaosrun.spec.model import JobSpec
+    from chaosrun.supervise.drill import read_run
+
+    spec = JobSpec.model_validate(read_run(run)["spec"])
+    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
+    with interrupts.postponed():
+        cluster = RayCluster.connect(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
+    try:
+        interrupts.check()
+        yield ClusterWorkers(cluster, spec)
+    finally:
+        with interrupts.postponed():
+            cluster.close()

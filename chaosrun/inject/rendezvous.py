@@ -1,0 +1,49 @@
+"""Faults of the rendezvous: its port is somebody else's, or a rank does not come."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import torch
+
+from chaosrun.inject.strike import Strike
+
+__all__ = ["no_arrival", "port_taken"]
+
+STRANGER = """\
+import signal, socket, sys
+taken = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=128)
+print("taken", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def port_taken(strike: Strike) -> None:
+    """Give the port up that was held for the rendezvous, have a stranger take it, and host the rendezvous there all the same.
+
+    The stranger is a process of its own, in this rank's process group, so that it dies with the rank.
+    """
+    order = strike.order
+    os.close(strike.at["listen_fd"])
+    address = order.master_addr if order.master_addr.startswith("127.") else "0.0.0.0"
+    stranger = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", STRANGER, address, str(order.master_port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert stranger.stdout is not None
+    if stranger.stdout.readline() != b"taken\n":
+        strike.note(problem=f"port {order.master_port} could not be taken: process {stranger.pid} left")
+    else:
+        strike.note(port=order.master_port, stranger=stranger.pid)
+    torch.distributed.TCPStore("127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False)
+    strike.note(problem=f"port {order.master_port} was taken, and yet the rendezvous could be hosted there")
+    raise RuntimeError(f"fault {strike.fault.id}: the rendezvous could be hosted at a port that was taken")
+
+
+def no_arrival(strike: Strike) -> None:
+    """Never come to the rendezvous."""
+    while True:
+        signal.pause()

@@ -1,0 +1,178 @@
+"""Keeping a run whose plan ends the very process that supervises it: the drill runs in a child, and one that was killed on plan
+is started again.
+
+`carry_out` runs every drill; one without such faults in this process. `python -m chaosrun.keeper` is the child: it tells, one
+JSON line each on its standard output, every record, and at last how it ended. Decides nothing about the drill: what a killed
+child had done, and whether what it died of can be seen, the next one reads from the run's files, as `chaosrun resume` does.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaosrun import errors
+from chaosrun.errors import ChaosrunError, RecoveryError
+from chaosrun.execution import Listener, execute
+from chaosrun.interrupts import Interrupts
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.layout import RunLayout
+
+if TYPE_CHECKING:
+    from chaosrun.verify.verdict import Verdict
+
+__all__ = ["carry_out"]
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+
+
+def carry_out(run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts) -> "Verdict":
+    """Do what is left to do of a run and judge it.
+
+    With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
+    `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
+    """
+    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    deadly = [fault for fault in plan.faults if fault.facts.evidence == "successor"]
+    if not deadly:
+        return execute(run, root, address, listener, interrupts)
+    from chaosrun.verify.verdict import judge
+
+    interrupts.check(run)
+    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
+    # One more than there are faults to die of; a fault strikes once.
+    for _ in range(len(deadly) + 1):
+        struck_before = _struck(run, deadly)
+        with _Child(run, root, address, interrupts) as child:
+            told = child.listen(listener)
+        if told.get("done"):
+            return judge(run)
+        if told.get("error"):
+            raise _error(told["error"])
+        new = _struck(run, deadly) - struck_before
+        if not new:
+            raise RecoveryError(
+                f"the process that supervised the drill (pid {child.pid}) ended {child.ended()}, and no planned fault says so",
+                hint=f"`chaosrun resume {run.run_id}` goes on with the run",
+            )
+        listener({"leg": None, "event": "supervisor.ended", "pid": child.pid, "faults": sorted(new)})
+    raise AssertionError("every fault that ends a supervisor has struck, and one more")
+
+
+def _struck(run: RunLayout, deadly: list[Fault]) -> set[str]:
+    """Those of these faults of which a supervisor has written down that it dies of them."""
+    from chaosrun.records.markers import read_marker, read_note
+    from chaosrun.supervise.drill import leg_of
+
+    leg = leg_of(run, "chaos")
+    return {fault.id for fault in deadly if read_marker(leg, fault.id) and read_note(leg, fault.id)}
+
+
+class _Child:
+    """The process that supervises the drill; a context at whose end it is gone. Looks like a supervisor to `Interrupts`."""
+
+    is_waiting_for_places = False
+
+    def __init__(self, run: RunLayout, root: Path, address: str | None, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "chaosrun.keeper"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            # Its own session: a Ctrl-C is passed on, once, and not also sent by the terminal.
+            start_new_session=True,
+        )
+        order = {"run": str(run.path.absolute()), "root": str(root), "address": address, "parent": os.getpid()}
+        assert self._process.stdin is not None
+        with self._process.stdin as pipe:
+            pipe.write(json.dumps(order).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def interrupt(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def __enter__(self) -> "_Child":
+        self._interrupts.watch(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._interrupts.watch(None)
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def listen(self, listener: Listener) -> dict[str, Any]:
+        """Pass its records on until it ends; returns the last thing it told, {} when it could not."""
+        assert self._process.stdout is not None
+        last: dict[str, Any] = {}
+        for line in self._process.stdout:
+            if not line.endswith(b"\n"):
+                break  # killed while it wrote
+            told = json.loads(line)
+            if "record" in told:
+                # Every child says which run it is about; here that has been said.
+                if told["record"]["event"] != "run.created":
+                    listener(told["record"])
+            else:
+                last = told
+        self._process.wait()
+        return last
+
+    def ended(self) -> str:
+        code = self._process.returncode
+        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+
+def _error(about: dict[str, Any]) -> ChaosrunError:
+    kind = getattr(errors, about["type"], None)
+    if isinstance(kind, type) and issubclass(kind, ChaosrunError):
+        return kind(about["message"], hint=about["hint"])
+    return ChaosrunError(f"{about['type']}: {about['message']}", hint=about["hint"])
+
+
+@contextmanager
+def _own_output() -> Iterator[int]:
+    """The standard output for what this process tells; what libraries print goes to standard error."""
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield ours
+    finally:
+        os.close(ours)
+
+
+def main() -> int:
+    from chaosrun.cluster.processes import die_with_parent
+
+    order = json.loads(sys.stdin.buffer.read())
+    die_with_parent(order["parent"])
+    with _own_output() as output:
+
+        def tell(**what: Any) -> None:
+            os.write(output, json.dumps(what).encode() + b"\n")
+
+        try:
+            with Interrupts() as interrupts:
+                run, root = RunLayout(Path(order["run"])), Path(order["root"])
+                execute(run, root, order["address"], lambda record: tell(record=record), interrupts, kept=True)
+        except ChaosrunError as error:
+            tell(error={"type": type(error).__name__, "message": error.message, "hint": error.hint})
+            return error.exit_code
+        tell(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Chance that is the same on every machine.
+
+All of it comes from `random.Random(seed).random()`, whose sequence Python keeps the same between versions, and which is only
+compared, added, multiplied and truncated here: IEEE 754 fixes each of these to the last bit. Logarithms it does not: they
+differ between C libraries.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+
+__all__ = ["bernoulli", "distinct", "exponential", "nth_free"]
+
+
+def distinct(count: int, among: int, chance: random.Random) -> list[int]:
+    """`count` different numbers of range(among), ascending, each set equally likely (R. W. Floyd's sampling: `count` draws)."""
+    chosen: set[int] = set()
+    for limit in range(among - count, among):
+        candidate = int(chance.random() * (limit + 1))
+        chosen.add(limit if candidate in chosen else candidate)
+    return sorted(chosen)
+
+
+def nth_free(first: int, occupied: Sequence[int], index: int) -> int:
+    """The step number `index` (from 0) of those from `first` on that are not in `occupied` (ascending)."""
+    step = first + index
+    for busy in occupied:
+        if busy > step:
+            break
+        step += 1
+    return step
+
+
+def bernoulli(probability: float, first: int, last: int, chance: random.Random) -> Iterator[int]:
+    """Steps of first to last, each chosen with this probability: one draw a step, no logarithms."""
+    return (step for step in range(first, last + 1) if chance.random() < probability)
+
+
+def exponential(chance: random.Random) -> float:
+    """An exponential variate of mean 1, by comparisons alone: 4.3 draws on average.
+
+    Draws go on while they fall. A run of odd length yields its first draw, after as many whole units as runs were even before
+    (J. von Neumann, "Various techniques used in connection with random digits", 1951).
+    """
+    units = 0
+    while True:
+        first = falling = chance.random()
+        length = 1
+        while (following := chance.random()) < falling:
+            falling, length = following, length + 1
+        if length % 2:
+            return units + first
+        units += 1

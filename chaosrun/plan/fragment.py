@@ -1,0 +1,86 @@
+"""Faults as a job file says them: the entry of a fault, YAML on one line, the overrides that put a schedule in place of a
+job's own faults. Pure."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chaosrun.plan.faults import Fault
+from chaosrun.plan.kinds import RESTORE_PHASES
+from chaosrun.plan.points import Entry
+from chaosrun.spec.model import JobSpec
+
+__all__ = ["as_entries", "as_yaml", "cleared", "flow", "scheduled"]
+
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+"""Words that YAML reads as something else."""
+COUNTED = RESTORE_PHASES | {"rendezvous", "step", "reduce"}
+"""Phases at which an entry without a step says how often."""
+
+
+def as_entries(faults: Iterable[Fault], workers: int) -> list[Entry]:
+    """The entries of `faults.schedule` that plan these faults; a group of all ranks is one entry."""
+    entries: list[Entry] = []
+    groups: dict[str, list[Fault]] = {}
+    for fault in faults:
+        if fault.group is None:
+            entries.append(_entry(fault))
+            continue
+        if fault.group not in groups:
+            groups[fault.group] = []
+        groups[fault.group].append(fault)
+    for members in groups.values():
+        if {fault.rank for fault in members} == set(range(workers)):
+            entries.append({**_entry(members[0]), "rank": "all"})
+        else:
+            entries += map(_entry, members)
+    return entries
+
+
+def cleared(spec: JobSpec) -> list[str]:
+    """Overrides that take away the job's faults other than the schedule."""
+    return [f"faults.{key}=null" for key in ("random", "replay") if getattr(spec.faults, key) is not None]
+
+
+def scheduled(schedule: Sequence[Entry]) -> str:
+    """The override that puts these in the place of the job's schedule."""
+    return f"faults.schedule={flow(schedule)}"
+
+
+def as_yaml(seed: int, schedule: Sequence[Entry]) -> str:
+    """The part of a job file that plans these faults and no others."""
+    lines = ["faults:", *([f"  seed: {seed}"] if seed else []), "  schedule:", *(f"    - {flow(entry)}" for entry in schedule)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def flow(value: Any) -> str:
+    """A JSON value as YAML on one line, without the quotes that it does not need."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow, value))}]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in NO_TEXT:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _entry(fault: Fault) -> Entry:
+    entry: dict[str, Any] = {} if fault.kind == "kill" else {"kind": fault.kind}
+    entry["rank"] = fault.rank
+    if fault.phase is None:
+        entry["after"] = fault.after_s
+    elif fault.phase != fault.facts.default_phase:
+        entry["phase"] = fault.phase
+    if fault.at_step is not None:
+        entry["at_step"] = fault.at_step
+    if fault.occurrence > 1 or (fault.at_step is None and fault.phase in COUNTED):
+        entry["occurrence"] = fault.occurrence
+    if fault.attempt is not None:
+        entry["attempt"] = fault.attempt
+    if fault.target is not None:
+        entry["file"] = fault.target
+    # An option's key in the file goes without the unit of its name.
+    entry.update({name.removesuffix("_s"): value for name, value in fault.options.items() if value is not None})
+    return entry

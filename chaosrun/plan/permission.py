@@ -1,0 +1,41 @@
+"""Which faults are not to be had on a given Ray, because what they strike is somebody else's, or because nothing would be left.
+
+Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import Fault
+
+__all__ = ["ask_permission"]
+
+_ONE_NODE = {
+    "raylet": "on a private Ray it is the only one, and nothing would be left to go on with",
+    "drain": "a private Ray is one node, and nothing would be left to go on with",
+}
+
+
+def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: bool, kept: bool) -> None:
+    """Raises UsageError when a fault would strike what is not ours to strike, or what nothing could recover from.
+
+    `ray`: "private", "joined" or "borrowed". `kept`: this process is watched by one that goes on when it dies.
+    """
+    refused = next((refusal for fault in faults for refusal in _refusals(fault, ray, allow_cluster_faults, kept)), None)
+    if refused is not None:
+        message, hint = refused
+        raise UsageError(message, hint=hint)
+
+
+def _refusals(fault: Fault, ray: str, allow_cluster_faults: bool, kept: bool) -> Iterator[tuple[str, str]]:
+    what = f"{fault.source}: {fault.describe()}"
+    if fault.kind in _ONE_NODE and ray == "private":
+        yield f"{what}: {_ONE_NODE[fault.kind]}", "join a cluster of several nodes with --address; kind node needs only one"
+    elif fault.kind == "raylet" and not allow_cluster_faults:
+        hint = "set faults.allow_cluster_faults: true if it is yours to break; kind node strikes only what chaosrun started"
+        yield f"{what}: that raylet belongs to a cluster which chaosrun has joined", hint
+    if fault.kind == "head" and ray != "private":
+        hint = "leave out --address and RAY_ADDRESS: a private Ray's head may be struck"
+        yield f"{what}: that head belongs to a cluster which chaosrun has joined, and cannot be put back", hint
+    if fault.facts.evidence == "successor" and not kept:
+        yield f"{what}: it ends this process, and nobody is there to go on", "run the job with `chaosrun submit`"

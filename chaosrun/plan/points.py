@@ -1,0 +1,188 @@
+"""What a sweep tries: from the points that a job was seen to come by to one small plan for each. Pure.
+
+A point is a phase on a rank, at a step, of a checkpoint's fsync with the file. It is never guessed: a point that no rank was
+seen to come by does not exist.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
+from chaosrun.plan.track import Track
+from chaosrun.spec.model import JobSpec
+
+__all__ = ["Entry", "Passage", "Point", "chosen_steps", "enumerate_points", "first_kill", "matching", "saved_steps"]
+
+Entry = Mapping[str, Any]
+"""One entry of `faults.schedule`, as a job file writes it."""
+
+ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """A rank came by a point."""
+
+    rank: int
+    phase: str
+    step: int
+    """The step that `Fault.at_step` means at this phase; 0 at a rendezvous."""
+    target: str | None = None
+    """What is synced, at an fsync of the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One thing to try: whom to kill, and when."""
+
+    id: str
+    """The same point of the same job always has the same."""
+    phase: str
+    rank: int
+    step: int
+    target: str | None
+    recovering: bool
+    """In the attempt after a first kill, which is then part of the plan; else in the first attempt."""
+    schedule: tuple[Entry, ...]
+    """The faults of the drill that tries it; the last one strikes here."""
+
+    @property
+    def place(self) -> tuple[str, int, str | None, bool]:
+        """What it is one moment of."""
+        return self.phase, self.rank, self.target, self.recovering
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Point":
+        return cls(**{**value, "schedule": tuple(value["schedule"])})
+
+
+def saved_steps(passed: Iterable[Passage]) -> list[int]:
+    """The steps whose checkpoints were committed, ascending."""
+    return sorted({passage.step for passage in passed if passage.phase == "checkpoint.postcommit"})
+
+
+def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tuple[int, ...]:
+    """Steps that stand for all: the first, the first of the second epoch, the last, and of those around the middle one with a
+    checkpoint and one without."""
+    steps = sorted(epoch_of_step)
+    if not steps:
+        return ()
+    chosen = {steps[0], steps[-1]}
+    second = sorted(set(epoch_of_step.values()))[1:2]
+    chosen.update([step for step in steps if epoch_of_step[step] in second][:1])
+    middle = steps[len(steps) // 2]
+    for alike in (set(saved), set(steps) - set(saved)):
+        others = (set(steps) & alike) - chosen
+        chosen.update(sorted(others, key=lambda step: (abs(step - middle), step))[:1])
+    return tuple(sorted(chosen))
+
+
+def first_kill(spec: JobSpec) -> Entry:
+    """The kill that brings a restore about: after the first checkpoint, that every job has."""
+    return {"rank": spec.workers - 1, "phase": "checkpoint.postcommit"}
+
+
+def enumerate_points(
+    spec: JobSpec, undisturbed: Iterable[Passage], recovering: Iterable[Passage], *, steps: Collection[int]
+) -> list[Point]:
+    """The points of a job: of its first attempt at these training steps, at the first, a middle and the last checkpoint;
+    and, in the attempt that follows `first_kill`, those of the recovery up to the end of the first step.
+
+    Passages are given in the order in which each rank made them.
+    """
+    passed = list(undisturbed)
+    saved = saved_steps(passed)
+    at_saved = {saved[0], saved[len(saved) // 2], saved[-1]} if saved else set()
+    found = [
+        _point(passage, nth, (), spec)
+        for passage, nth in _numbered(passed)
+        if passage.phase == "rendezvous"
+        or (passage.phase in TRAINING_PHASES and passage.step in steps)
+        or (passage.phase in CHECKPOINT_PHASES and passage.step in at_saved)
+    ]
+    if saved:
+        found += [
+            _point(passage, nth, (first_kill(spec),), spec)
+            for passage, nth in _numbered(recovering)
+            if passage.phase in ONCE_AN_ATTEMPT or (passage.phase in TRAINING_PHASES and passage.step == saved[0] + 1)
+        ]
+    if spec.workers == 1:
+        # One worker alone reduces nothing.
+        found = [point for point in found if point.phase != "reduce"]
+    return sorted(found, key=_place_in_table)
+
+
+def matching(points: Iterable[Point], patterns: Collection[str]) -> list[Point]:
+    """Those whose id or phase one of the patterns matches, `*` and `?` as in file names; without patterns all."""
+    return [
+        point
+        for point in points
+        if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns for name in (point.id, point.phase))
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nth:
+    """The how-manieth time that a rank comes by: there at this step, in its attempt, and among the steps it does so at."""
+
+    here: int
+    ever: int
+    step: int
+
+
+def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Nth]]:
+    """Without repetitions, but for those of an fsync: a step has one of all else."""
+    here: Counter[Passage] = Counter()
+    ever: Counter[tuple[int, str, str | None]] = Counter()
+    steps: Counter[tuple[int, str, str | None]] = Counter()
+    for passage in passed:
+        which = passage.rank, passage.phase, passage.target
+        here[passage] += 1
+        ever[which] += 1
+        steps[which] += here[passage] == 1
+        if here[passage] == 1 or passage.target is not None:
+            yield passage, _Nth(here=here[passage], ever=ever[which], step=steps[which])
+
+
+def _point(passage: Passage, nth: _Nth, before: tuple[Entry, ...], spec: JobSpec) -> Point:
+    phase = passage.phase
+    parts = [phase if phase == "rendezvous" else f"{phase}@{passage.step}", f"rank{passage.rank}"]
+    entry: dict[str, Any] = {"rank": passage.rank, "phase": phase}
+    if passage.target is not None:
+        parts.append(passage.target)
+        entry["file"] = passage.target
+    if nth.here > 1:
+        parts.append(f"#{nth.here}")
+    if phase in ONCE_AN_ATTEMPT:
+        # Of a restore the first, of a rendezvous that of the attempt meant.
+        entry["occurrence"] = len(before) + 1 if phase == "rendezvous" else 1
+    elif phase in CHECKPOINT_PHASES and not Track.of(spec).saves(passage.step):
+        # The one at the end of the script, whose step only the script knows.
+        entry["occurrence"] = nth.ever if passage.target is not None else nth.step
+    else:
+        entry["at_step"] = passage.step
+        if nth.here > 1:
+            entry["occurrence"] = nth.here
+    if before:
+        parts.insert(0, "recovery")
+        if phase in TRAINING_PHASES:
+            entry["attempt"] = len(before) + 1
+    return Point(
+        id="/".join(parts),
+        phase=phase,
+        rank=passage.rank,
+        step=passage.step,
+        target=passage.target,
+        recovering=bool(before),
+        schedule=(*before, entry),
+    )
+
+
+def _place_in_table(point: Point) -> tuple[bool, int, int, int, str, str]:
+    return point.recovering, PHASES.index(point.phase), point.step, point.rank, point.target or "", point.id

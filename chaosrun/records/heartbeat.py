@@ -1,0 +1,211 @@
+"""The heartbeat of a rank: a small file, mapped into its memory, that says how far it has come and since when.
+
+A beat is a few stores into memory, no system call; whoever reads the file on the same machine sees it at once, also when the
+rank is stopped, hangs or is dead. Little-endian 8-byte words:
+
+    magic, version, then two slots {count, step, stage, beat_s, count again} that take turns, then per stage two durations
+    {first, longest}: of the first time that this rank was at the stage, and the longest of the later ones; negative: not yet
+
+A slot whose two counts differ is being written. The other one is whole then, so that even a rank that is stopped in the middle
+of a beat has one to show. `beat_s` is CLOCK_MONOTONIC, which no correction of the wall clock moves and all processes of a
+machine share. Must not know what a silence means.
+"""
+
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["STAGES", "Heart", "Heartbeat", "Pulse", "Stage", "read_heartbeat"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What a rank does between two beats."""
+
+    words: str
+    """Of a rank that stopped here; {step} stands for the step."""
+    waits: bool = False
+    """Waits for the other ranks: silence says nothing about this one."""
+    own: bool = False
+    """As long as the script pleases, and different every time: a validation pass, what follows the training."""
+
+
+STAGES: Mapping[str, Stage] = {
+    # Once an attempt.
+    "started": Stage(words="before it joined the rendezvous"),
+    "script": Stage(words="in the script, before the process group"),
+    "rendezvous": Stage(words="in the rendezvous", waits=True),
+    "joined": Stage(words="in the script, before the training"),
+    "restoring": Stage(words="in the restore of step {step}"),
+    "restored": Stage(words="before the first batch"),
+    "epoch": Stage(words="at the opening of an epoch's data, before step {step}"),
+    # Once a step, in this order.
+    "fetch": Stage(words="in the data loader, at step {step}"),
+    "forward": Stage(words="in the forward pass of step {step}"),
+    "backward": Stage(words="in the gradient all-reduce of step {step}", waits=True),
+    "optimizer": Stage(words="in the optimizer's step {step}"),
+    "record": Stage(words="in the record of step {step}"),
+    "own": Stage(words="in the script, after step {step}", own=True),
+    "settle": Stage(words="after step {step}"),
+    "checkpoint.write": Stage(words="in the checkpoint of step {step}, writing"),
+    "checkpoint.gather": Stage(words="in the checkpoint of step {step}, waiting for everybody's hashes", waits=True),
+    "checkpoint.manifest": Stage(words="in the checkpoint of step {step}, between write and commit"),
+    "checkpoint.precommit": Stage(words="in the checkpoint of step {step}, waiting for everybody's files", waits=True),
+    "checkpoint.commit": Stage(words="in the commit of the checkpoint of step {step}"),
+    "checkpoint.postcommit": Stage(words="in the checkpoint of step {step}, waiting for its commit", waits=True),
+    "checkpoint.retention": Stage(words="after the commit of the checkpoint of step {step}"),
+    "settled": Stage(words="after step {step}"),
+    "ended": Stage(words="in the script, after the training", own=True),
+    "leaving": Stage(words="as it left the process group", waits=True),
+}
+"""In the order in which a rank comes by them: of ranks at the same step, the others wait for the one at the earliest stage."""
+_NAMES = tuple(STAGES)
+_NUMBERS = {name: number for number, name in enumerate(_NAMES)}
+
+_MAGIC = int.from_bytes(b"chaosrun", "little")
+_VERSION = 1
+_SLOTS = (2, 7)
+_COUNT, _STEP, _STAGE, _BEAT, _COUNT_AGAIN = range(5)
+_FIRST = 12
+_LONGEST = _FIRST + len(STAGES)
+_WORDS = _LONGEST + len(STAGES)
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A rank's newest beat, read."""
+
+    count: int
+    step: int
+    """The step that the stage belongs to."""
+    stage: str
+    silent_s: float
+    """Since the beat, when it was read."""
+    first: Mapping[str, float]
+    """Seconds that the rank was at a stage the first time in this attempt; stages that it has not left yet are missing."""
+    longest: Mapping[str, float]
+    """The longest of the later times."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The smaller, the further behind."""
+        return self.step, _NUMBERS[self.stage]
+
+    @property
+    def facts(self) -> Stage:
+        return STAGES[self.stage]
+
+    @property
+    def words(self) -> str:
+        return self.facts.words.format(step=self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What can be seen of a rank from outside at one moment."""
+
+    beat: Heartbeat | None
+    """None before its first one."""
+    cpu_s: float
+    """Processor time used so far; 0 when its process is gone."""
+    is_stopped: bool = False
+    """By a signal (state T)."""
+
+
+class Heart:
+    """The writing side, one a rank. Until it is opened it beats for nobody."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._count = 0
+        self._number, self._beat_s = 0, clock()
+        self._use(memoryview(bytearray(_WORDS * 8)))
+
+    def open(self, path: Path) -> None:
+        """Beat into this new file from now on. Raises OSError when it cannot be had."""
+        assert sys.byteorder == "little"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            # Written, not only made that long: a store into a page that then finds no space on the disk is a SIGBUS.
+            os.write(descriptor, self._integers.tobytes())
+            self._use(memoryview(mmap.mmap(descriptor, _WORDS * 8)))
+        finally:
+            os.close(descriptor)
+
+    def _use(self, memory: memoryview) -> None:
+        self._integers, self._durations = memory.cast("q"), memory.cast("d")
+        self._integers[0], self._integers[1] = _MAGIC, _VERSION
+        for place in range(_FIRST, _WORDS):
+            self._durations[place] = -1.0
+
+    def beat(self, stage: str, step: int) -> None:
+        """This rank has come to this stage of this step."""
+        number, now_s = _NUMBERS[stage], self._clock()
+        integers, durations = self._integers, self._durations
+        self._count = count = self._count + 1
+        slot = _SLOTS[count & 1]
+        integers[slot] = count
+        integers[slot + _STEP] = step
+        integers[slot + _STAGE] = number
+        durations[slot + _BEAT] = now_s
+        integers[slot + _COUNT_AGAIN] = count
+        took_s, left = now_s - self._beat_s, self._number
+        self._number, self._beat_s = number, now_s
+        if count == 1:
+            return
+        if durations[_FIRST + left] < 0:
+            durations[_FIRST + left] = took_s
+        elif took_s > durations[_LONGEST + left]:
+            durations[_LONGEST + left] = took_s
+
+
+def read_heartbeat(path: Path, clock: Callable[[], float] = time.monotonic) -> Heartbeat | None:
+    """The newest whole beat. Read it on the rank's own machine. None when the file shows none: there is no such file, no beat
+    yet, or something else in it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        for _ in range(_TRIES):
+            words = os.pread(descriptor, _WORDS * 8, 0)
+            if len(words) < _WORDS * 8:
+                return None
+            again = os.pread(descriptor, _WORDS * 8, 0)
+            integers, later = memoryview(words).cast("q"), memoryview(again).cast("q")
+            if (integers[0], integers[1]) != (_MAGIC, _VERSION):
+                return None
+            # Copied while its first count stayed what its last count had been: nobody wrote into it meanwhile.
+            whole = [slot for slot in _SLOTS if integers[slot + _COUNT_AGAIN] == integers[slot] == later[slot]]
+            newest = max(whole, key=lambda slot: integers[slot], default=None)
+            # If the other slot is more than one beat ahead, this one was overtaken while it was read.
+            if newest is not None and integers[newest] >= max(integers[slot] for slot in _SLOTS) - 1:
+                return _heartbeat(words, newest, clock())
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _heartbeat(words: bytes, slot: int, now_s: float) -> Heartbeat | None:
+    integers, durations = memoryview(words).cast("q"), memoryview(words).cast("d")
+    number = integers[slot + _STAGE]
+    if integers[slot] <= 0 or not 0 <= number < len(_NAMES):
+        return None
+
+    def seen(start: int) -> dict[str, float]:
+        return {name: durations[start + place] for place, name in enumerate(_NAMES) if durations[start + place] >= 0}
+
+    return Heartbeat(
+        count=integers[slot],
+        step=integers[slot + _STEP],
+        stage=_NAMES[number],
+        silent_s=max(0.0, now_s - durations[slot + _BEAT]),
+        first=seen(_FIRST),
+        longest=seen(_LONGEST),
+    )

@@ -1,0 +1,213 @@
+"""The control socket of a live run: who may speak to its supervisor, and how. Owns the protocol, both ends of it.
+
+`<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it is there for as long as the run is supervised. A client
+connects, sends one JSON line {token, command}, gets one JSON line back {ok, …} and is hung up on. Before a word is read the
+kernel says who is calling: nobody but the user whose run it is. The token keeps out what runs as that user but cannot read
+the run's directory, a container that shares the socket for one.
+
+Nothing here waits for the supervisor nor keeps it waiting: the server has a thread of its own, a command only leaves a wish.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.records.layout import RunLayout
+
+__all__ = ["MESSAGE_LIMIT_BYTES", "ControlServer", "control_directory", "request", "serve"]
+
+MESSAGE_LIMIT_BYTES = 64 * 1024
+PATIENCE_S = 5.0
+"""For one client, from its connection to its answer."""
+BACKLOG = 16
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+Command = Callable[[], Mapping[str, Any]]
+"""What a command does; returns what to answer besides ok. Must not wait."""
+
+
+def control_directory(run: RunLayout) -> Path:
+    return run.path / "control"
+
+
+class ControlServer:
+    """Answers on the run's socket until it is closed."""
+
+    def __init__(self, run: RunLayout, commands: Mapping[str, Command]) -> None:
+        """Raises OSError where the file system takes no sockets."""
+        self._directory = control_directory(run)
+        self._commands = commands
+        self._token = secrets.token_hex(32)
+        _clear(self._directory)
+        self._directory.mkdir(mode=0o700)
+        # Not by the mode of mkdir alone: a run's directory may have a default ACL.
+        self._directory.chmod(0o700)
+        descriptor = os.open(self._directory / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(self._token)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _short(self._directory) as directory:
+                self._listener.bind(f"{directory}/socket")
+            (self._directory / "socket").chmod(0o600)
+            self._listener.listen(BACKLOG)
+        except OSError:
+            self._listener.close()
+            _clear(self._directory)
+            raise
+        self._client: socket.socket | None = None
+        self._thread = threading.Thread(target=self._serve, name="chaosrun-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No command is taken from now on; the directory is gone when this returns."""
+        # It wakes the thread out of its accept, and from a client that keeps it waiting; closing alone would not.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        client = self._client
+        if client is not None:
+            with suppress(OSError):  # it has been closed
+                client.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        _clear(self._directory)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self._client = connection
+            with connection, suppress(OSError):  # a client that has gone away has no use for an answer
+                self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        if peer_uid(connection) != os.geteuid():
+            return
+        try:
+            answer = self._answer(_read_message(connection))
+        except ValueError as error:
+            answer = {"ok": False, "error": str(error)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        token, command = message.get("token"), message.get("command")
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
+            raise ValueError("wrong token")
+        if not isinstance(command, str) or command not in self._commands:
+            raise ValueError(f"unknown command, known are {', '.join(self._commands)}")
+        return {"ok": True, **self._commands[command]()}
+
+
+@contextmanager
+def serve(run: RunLayout, commands: Mapping[str, Command], *, on_failure: Callable[[str], None]) -> Iterator[None]:
+    """Answer on the run's socket meanwhile. A file system without sockets leaves a run without one: `on_failure` is told."""
+    try:
+        server = ControlServer(run, commands)
+    except OSError as error:
+        on_failure(f"no control socket in {control_directory(run)}: {error.strerror}")
+        yield
+        return
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def request(run: RunLayout, command: str) -> dict[str, Any]:
+    """Send a command to the run's supervisor and return its answer.
+
+    Raises UsageError when nobody supervises the run, when the socket is not this user's, and when the command is refused.
+    """
+    directory = control_directory(run)
+    try:
+        _insist_on_private(directory)
+        token = _read_token(directory)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(PATIENCE_S)
+            with _short(directory) as short:
+                connection.connect(f"{short}/socket")
+            if peer_uid(connection) != os.geteuid():
+                raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
+            connection.sendall(json.dumps({"token": token, "command": command}).encode() + b"\n")
+            answer = _read_message(connection)
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise UsageError(f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run.run_id}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the supervisor of run {run.run_id} cannot be spoken to: {error}", hint=f"chaosrun status {run.run_id}"
+        ) from error
+    if answer.get("ok") is not True:
+        raise UsageError(f"the supervisor of run {run.run_id} refused: {answer.get('error')}")
+    return {key: value for key, value in answer.items() if key != "ok"}
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end, as the kernel knows it."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(raw)[1]
+
+
+def _read_message(connection: socket.socket) -> dict[str, Any]:
+    """One line that holds a JSON object. Raises ValueError, OSError (a timeout is one)."""
+    deadline = time.monotonic() + PATIENCE_S
+    data = b""
+    while not data.endswith(b"\n"):
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        part = connection.recv(MESSAGE_LIMIT_BYTES)
+        data += part
+        if len(data) > MESSAGE_LIMIT_BYTES:
+            raise ValueError(f"a message is longer than {MESSAGE_LIMIT_BYTES} bytes")
+        if not part:
+            raise ValueError("the message has no end")
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("a message is one line of JSON") from error
+    if not isinstance(message, dict):
+        raise ValueError("a message is a JSON object")
+    return message
+
+
+def _insist_on_private(directory: Path) -> None:
+    """Raises UsageError when another user could have put there what is in `directory`."""
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise UsageError(f"{directory} is not a directory of this user alone", hint="do not trust what lies in it")
+
+
+def _read_token(directory: Path) -> str:
+    descriptor = os.open(directory / "token", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor) as file:
+        return file.read(MESSAGE_LIMIT_BYTES // 2)
+
+
+@contextmanager
+def _short(directory: Path) -> Iterator[str]:
+    """A short path of a directory, however long its own: the address of a Unix socket holds 107 bytes."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _clear(directory: Path) -> None:
+    """Take away what a server left, a killed one too. What lies elsewhere is left alone, whatever links there."""
+    if directory.is_symlink():
+        directory.unlink()
+    for name in ("socket", "token"):
+        (directory / name).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        directory.rmdir()

@@ -1,0 +1,283 @@
+"""When silence is a hang, and who stopped first: decided from heartbeats, and from what was seen of the processes. Pure.
+
+A rank is silent while its heartbeat shows the same beat. Ranks wait for one another, so only those furthest behind are judged:
+when all of them have been silent for longer than their stage is given, the attempt hangs. A rank whose process is stopped
+(state T) waits for nobody and does nothing of its own: then it alone is judged. Silence is counted in the looks of the
+supervisor itself, never more than LONGEST_LOOK_S from one to the next: a machine that slept, a clock that was set, a
+supervisor that was held up make nobody silent.
+
+How long a stage is given:
+
+- `recovery.hang_timeout`, where it is set, as soon as the rank has recorded a step in this attempt
+- else FACTOR times the longest that the leg has seen between two beats of its steps and checkpoints, at least FLOOR_S; the
+  script's own code between two steps, which may validate for an hour, and whatever the rank does for the first time in this
+  attempt are given `recovery.start_timeout`
+- a process that is stopped: as in a step
+- before its first step, a rank is given `recovery.start_timeout`; in later attempts FACTOR times what the stage took in those
+  that got through it, at least as long as a step
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
+from chaosrun.spec.model import RecoverySpec
+
+__all__ = ["HangWatch", "Patience", "SeenRank", "Silence", "Standstill", "patience_of"]
+
+FLOOR_S = 20.0
+"""Longer than sound machines stand still: an fsync on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
+FACTOR = 10.0
+LONGEST_LOOK_S = 2.0
+IDLE = 0.01
+"""After the training there are no steps to go by: a rank that uses more of a processor than this gets on."""
+
+_STOPPED = frozenset("Tt")
+_WAITING_CODE = ("/torch/distributed/", "/torch/autograd/graph.py")
+"""Where the main thread of a rank stands that waits for others in a collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    hang_timeout_s: float | None
+    """None: derived from what the leg has shown."""
+    start_timeout_s: float
+
+
+def patience_of(recovery: RecoverySpec, *, inspecting: bool) -> Patience:
+    """`inspecting`: steps are replayed whose every tensor is written down; what steps took before says nothing of them."""
+    timeout_s = recovery.start_timeout if inspecting and recovery.hang_timeout is None else recovery.hang_timeout
+    return Patience(hang_timeout_s=timeout_s, start_timeout_s=recovery.start_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """An attempt hangs."""
+
+    silent_s: float
+    patience_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Listening:
+    count: int
+    cpu_s: float
+    silent_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class HangWatch:
+    """Of one leg; what it has seen of one attempt it knows in the next."""
+
+    patience: Patience
+    world_size: int
+    _ranks: dict[int, _Listening] = field(default_factory=dict)
+    _beats: dict[int, Heartbeat] = field(default_factory=dict)
+    _looked_s: float | None = None
+    _firsts: dict[str, float] = field(default_factory=dict)
+    _longest: dict[str, float] = field(default_factory=dict)
+    """Of attempts before this one, by stage."""
+
+    def begin(self) -> None:
+        """A new attempt starts."""
+        for stage in STAGES:
+            took_s = [beat.first[stage] for beat in self._beats.values() if stage in beat.first]
+            # With a rank missing, perhaps the slow one is: the first to be done says nothing about the others.
+            if len(took_s) == self.world_size:
+                self._firsts[stage] = max(self._firsts.get(stage, 0.0), _of_all(stage, took_s))
+        self._longest = self._longest_so_far()
+        self._ranks, self._beats, self._looked_s = {}, {}, None
+
+    def look(self, now_s: float, pulses: Mapping[int, Pulse], live: Collection[int]) -> Silence | None:
+        """One look at the ranks of this attempt, of which `live` have not ended. Call it every second or so."""
+        passed_s = 0.0 if self._looked_s is None else min(max(0.0, now_s - self._looked_s), LONGEST_LOOK_S)
+        self._looked_s = now_s
+        self._beats |= {rank: pulse.beat for rank, pulse in pulses.items() if pulse.beat is not None}
+        for rank, pulse in pulses.items():
+            self._listen(rank, pulse, passed_s)
+        judged = [rank for rank in live if rank in pulses]
+        if not judged:
+            return None
+        furthest_behind = min(_place(pulses[rank].beat) for rank in judged)
+        stopped = [rank for rank in judged if pulses[rank].is_stopped]
+        waited_for = stopped or [rank for rank in judged if _place(pulses[rank].beat) == furthest_behind]
+        given = {rank: self._given_s(pulses[rank]) for rank in waited_for}
+        if any(self._ranks[rank].silent_s <= given[rank] for rank in waited_for):
+            return None
+        return Silence(silent_s=min(self._ranks[rank].silent_s for rank in waited_for), patience_s=max(given.values()))
+
+    def _listen(self, rank: int, pulse: Pulse, passed_s: float) -> None:
+        count = 0 if pulse.beat is None else pulse.beat.count
+        heard = self._ranks.get(rank)
+        if heard is None or heard.count != count:
+            self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
+            return
+        heard.silent_s += passed_s
+        after_training = pulse.beat is not None and pulse.beat.stage == "ended"
+        if after_training and pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0):
+            self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
+
+    def _given_s(self, pulse: Pulse) -> float:
+        given_s = self.given_s(pulse.beat)
+        return min(given_s, self.patience.hang_timeout_s or FLOOR_S) if pulse.is_stopped else given_s
+
+    def given_s(self, beat: Heartbeat | None) -> float:
+        """How long a rank whose newest beat this is may be silent."""
+        timeout_s = self.patience.hang_timeout_s
+        if timeout_s is not None and beat is not None and "record" in beat.first:
+            return timeout_s
+        shortest_s = FLOOR_S if timeout_s is None else timeout_s
+        start_s = max(self.patience.start_timeout_s, shortest_s)
+        if beat is None:
+            return start_s
+        if beat.stage in beat.first and not beat.facts.own:
+            known = self._longest_so_far()
+            gaps = [*known.values(), *([] if beat.stage in known else [beat.first[beat.stage]])]
+            return max(shortest_s, FACTOR * max(gaps))
+        if beat.stage in self._firsts and not beat.facts.own:
+            return max(shortest_s, FACTOR * self._firsts[beat.stage])
+        return start_s
+
+    def _longest_so_far(self) -> dict[str, float]:
+        """By stage of a step, over all attempts; without the script's own."""
+        found = dict(self._longest)
+        for stage, facts in STAGES.items():
+            seen = [beat.longest[stage] for beat in self._beats.values() if stage in beat.longest]
+            if seen and not facts.own and (not facts.waits or len(seen) == self.world_size):
+                found[stage] = max(found.get(stage, 0.0), _of_all(stage, seen))
+        return found
+
+
+def _of_all(stage: str, took_s: Sequence[float]) -> float:
+    """The longest; of a stage at which ranks wait for one another the shortest: that rank came last, and waited for nobody."""
+    return min(took_s) if STAGES[stage].waits else max(took_s)
+
+
+def _place(beat: Heartbeat | None) -> tuple[int, int]:
+    return (-1, -1) if beat is None else beat.place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRank:
+    """A rank of an attempt that hangs."""
+
+    rank: int
+    beat: Heartbeat | None
+    pid: int
+    state: str | None
+    """Letter of its state in /proc; None when it is gone."""
+    wchan: str | None
+    """What it sleeps on in the kernel, where that can be read."""
+    stack: Sequence[str]
+    """Of its main thread, innermost first; empty when it did not say."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state is not None and self.state in _STOPPED
+
+    @property
+    def is_waiting(self) -> bool:
+        """In a collective, by what its stack shows."""
+        return bool(self.stack) and any(code in self.stack[0] for code in _WAITING_CODE)
+
+    @property
+    def words(self) -> str:
+        return "before its first beat" if self.beat is None else self.beat.words
+
+    def to_json(self) -> dict[str, Any]:
+        beat = self.beat
+        return {
+            "rank": self.rank,
+            "step": None if beat is None else beat.step,
+            "stage": None if beat is None else beat.stage,
+            "silent_s": None if beat is None else round(beat.silent_s, 3),
+            "pid": self.pid,
+            "state": self.state,
+            "wchan": self.wchan,
+            "stack": list(self.stack),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """An attempt that hangs, as it was found before anything was killed."""
+
+    attempt: int
+    silence: Silence
+    ranks: tuple[SeenRank, ...]
+    """Those that had not ended; the one that stopped first comes first."""
+
+    @classmethod
+    def of(
+        cls,
+        attempt: int,
+        silence: Silence,
+        pulses: Mapping[int, Pulse],
+        live: Mapping[int, int],
+        seen: Mapping[int, Mapping[str, Any]],
+    ) -> "Standstill":
+        """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank. Of what it says nothing, nothing is known."""
+        nothing: Mapping[str, Any] = {"state": None, "wchan": None, "stack": ()}
+        ranks = [
+            SeenRank(rank=rank, beat=pulses[rank].beat, **{"pid": pid, **seen.get(rank, nothing)})
+            for rank, pid in sorted(live.items())
+            if rank in pulses
+        ]
+        # Whoever is stopped waits for nobody. Of the others, those furthest behind; of these, whoever does not wait.
+        ranks.sort(key=lambda seen: (not seen.is_stopped, _place(seen.beat), seen.is_waiting, seen.rank))
+        return cls(attempt=attempt, silence=silence, ranks=tuple(ranks))
+
+    @property
+    def first(self) -> SeenRank:
+        return self.ranks[0]
+
+    def also_stopped(self) -> tuple[SeenRank, ...]:
+        """Others that wait for nobody: they stopped of themselves, too."""
+        first = self.first
+        return tuple(
+            seen
+            for seen in self.ranks[1:]
+            if seen.is_stopped or (_place(seen.beat) == _place(first.beat) and seen.is_waiting == first.is_waiting)
+        )
+
+    def message(self, script: str) -> str:
+        """In a sentence; `script` is the path of the training script, whose line is told where the stack shows it."""
+        first, also = self.first, self.also_stopped()
+        line = _line_of(script, first.stack)
+        process = "its process is stopped" if first.is_stopped else None
+        more = ", ".join(part for part in (line, process) if part)
+        ranks = " and ".join(str(rank) for rank in sorted(seen.rank for seen in (first, *also)))
+        told = f"ranks {ranks} stopped together" if also else f"rank {first.rank} stopped first"
+        told += f", {first.words}" + (f" ({more})" if more else "")
+        return f"attempt {self.attempt} hangs: no progress for {self.silence.silent_s:.0f} s; {told}{self._others()}"
+
+    def _others(self) -> str:
+        waiting = [seen for seen in self.ranks[1:] if seen not in self.also_stopped()]
+        if not waiting:
+            return ""
+        places = {seen.words for seen in waiting}
+        who = "the others" if len(waiting) > 1 else f"rank {waiting[0].rank}"
+        if len(places) == 1:
+            return f"; {who} waited for it {places.pop()}"
+        return "; " + ", ".join(f"rank {seen.rank} waited for it {seen.words}" for seen in waiting)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the journal's `hang.declared`."""
+        return {
+            "attempt": self.attempt,
+            "first": self.first.rank,
+            "silent_s": round(self.silence.silent_s, 3),
+            "patience_s": round(self.silence.patience_s, 3),
+            "ranks": [seen.to_json() for seen in sorted(self.ranks, key=lambda seen: seen.rank)],
+        }
+
+
+def _line_of(script: str, stack: Sequence[str]) -> str | None:
+    """The innermost line of the script in a stack, as "train.py:31"."""
+    for frame in stack:
+        file, _, rest = frame.rpartition(":")
+        if file == script:
+            return f"{PurePath(script).name}:{rest.partition(' ')[0]}"
+    return None

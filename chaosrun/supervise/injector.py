@@ -1,0 +1,333 @@
+"""What the supervisor strikes itself: faults that come after a delay, and those that a rank at its point waits for.
+
+Owns when such a fault is due, its claim and its `fault.requested`, both durable before anything is struck, and what is to be
+seen of it afterwards: the end of a node from the note of a witness there, its own end from the supervisor that takes over. Who
+is struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
+"""
+
+import os
+import platform
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
+from chaosrun.errors import RecoveryError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_marker, read_note, write_marker, write_note
+from chaosrun.supervise.sightings import Sightings
+
+__all__ = ["Injector", "Striker"]
+
+LOOK_EVERY_S = 0.025
+"""While a rank may come to a point and wait there, or a witness is at work."""
+WITNESS_LIMIT_S = 45.0
+END_LIMIT_S = 10.0
+LOST_FOR_GOOD = ("drain", "raylet")
+"""Kinds after which nothing is started on that node again."""
+
+ON_NOTICE = ("preempt", "drain")
+"""Kinds that are a SIGTERM which a rank has to act on."""
+
+
+class Striker(Protocol):
+    """What strikes: `cluster.workers.ClusterWorkers`."""
+
+    def node_of(self, rank: int) -> str: ...
+
+    def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
+        """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
+        ...
+
+    def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Do these (`cluster.strikes.Blow`) at once; False for one whose rank was gone, and nothing was done."""
+        ...
+
+    def lose(self, node: str) -> None:
+        """The agent of this node is gone; it will not be told again."""
+        ...
+
+    def avoid(self, node: str, why: str) -> None:
+        """Place nothing on this node any more."""
+        ...
+
+    def lives_beside(self, rank: int) -> bool:
+        """Whether this rank is on the node that this process itself depends on."""
+        ...
+
+    def head(self) -> ProcessIdentity | None:
+        """Ray's head process, where it is this process's own."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Doom:
+    """A node that is being ended."""
+
+    fault: Fault
+    limit_s: float
+    """When its witness should have spoken."""
+    struck: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Marker by fault: more than one may end a node at once."""
+
+
+class Injector:
+    """Of one leg. `look` is called whenever nothing else is to be done, at the latest after `patience_s`."""
+
+    def __init__(
+        self,
+        *,
+        leg: LegLayout,
+        plan: FaultPlan,
+        sightings: Sightings,
+        striker: Striker,
+        clock: Callable[[], float],
+    ) -> None:
+        self._leg = leg
+        self._sightings = sightings
+        self._striker = striker
+        self._clock = clock
+        timed = [fault for fault in plan.faults if fault.phase is None]
+        self._timed = sorted(timed, key=lambda fault: fault.after_s or 0.0)
+        self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.striker == "supervisor"]
+        self._group_sizes = {fault.group: int(fault.group.rpartition("/")[2]) for fault in plan.faults if fault.group}
+        self._first_start_s: float | None = None
+        self._attempt = 0
+        self._ready: list[Fault] = []
+        """Timed faults that have not been claimed."""
+        self._parking: list[Fault] = []
+        """Faults that a rank may come to in this attempt."""
+        self._arrived: dict[str, Mapping[str, Any]] = {}
+        """Markers of those whose rank has come to its point, and whose group is not complete."""
+        self._claimed: dict[str, Fault] = {}
+        """Of this attempt: everything that was claimed."""
+        self._ending: str | None = None
+        """What ends this attempt: nothing else that does is begun in it."""
+        self._doomed: dict[str, Doom] = {}
+
+    # The supervisor tells
+
+    def take_over(self, past: Iterable[Mapping[str, Any]]) -> None:
+        """Go on where a former supervisor of this leg ended: its clock, the nodes it had lost, what can be seen of its end."""
+        planned = {fault.id: fault for fault in (*self._timed, *self._waited_for)}
+        for record in past:
+            if record["event"] == "attempt.started" and self._first_start_s is None:
+                self._first_start_s = record["time_s"]
+            elif record["event"] == "fault.observed" and record["fault"] in planned:
+                self._avoid(planned[record["fault"]], record["found"])
+        for fault in planned.values():
+            if fault.id in self._sightings.observed or not (marker := read_marker(self._leg, fault.id)):
+                continue
+            note = read_note(self._leg, fault.id)
+            if note is None or not note["final"]:
+                continue
+            if fault.facts.evidence == "successor":
+                self._sightings.see(fault.id, marker, how="successor", found=_seen_by_successor(note))
+            elif fault.facts.evidence == "node":
+                self._sightings.see(fault.id, marker, how="node", found=note)
+                self._avoid(fault, note)
+
+    def attempt_started(self, attempt: int, started_s: float) -> None:
+        if self._first_start_s is None:
+            self._first_start_s = started_s
+        self._attempt, self._ending = attempt, None
+        self._arrived.clear()
+        self._claimed.clear()
+        self._ready = [fault for fault in self._timed if not self._is_claimed(fault)]
+        # What ranks have reached already is not to be missed: anything claimed in this attempt is looked at.
+        self._parking = [
+            fault for fault in self._waited_for if fault.id not in self._sightings.observed and fault.attempt in (None, attempt)
+        ]
+
+    def attempt_stopped(self) -> None:
+        """What was claimed in an attempt that ended of something else may strike again."""
+        for fault in (*self._claimed.values(), *self._parking):
+            marker = read_marker(self._leg, fault.id)
+            if fault.id in self._sightings.observed or marker is None or marker["attempt"] != self._attempt:
+                continue
+            if fault.facts.evidence != "note":
+                self._sightings.withdraw(fault.id, "its attempt ended before it could be seen to strike")
+
+    def is_doomed(self, node: str) -> bool:
+        """This node is being ended: its attempt is not over before it is gone."""
+        return node in self._doomed
+
+    def of_death(self, raw: Mapping[str, Any]) -> str | None:
+        """The fault on whose notice this rank, wherever it is, has left with the others."""
+        if raw["exit_code"] != PREEMPTED_EXIT_CODE:
+            return None
+        return next((doom.fault.id for doom in self._doomed.values() if doom.fault.kind == "drain"), None)
+
+    def misplaced(self) -> str | None:
+        """Why a fault of the plan cannot be had with the ranks where they are."""
+        for fault in (*self._timed, *self._waited_for):
+            open_still = fault.id not in self._sightings.observed
+            if open_still and fault.kind in LOST_FOR_GOOD and self._striker.lives_beside(fault.rank):
+                return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
+        return None
+
+    # Due
+
+    def patience_s(self, tick_s: float, *, running: bool) -> float:
+        """How long it may take until `look` is called again."""
+        waits = [tick_s]
+        if self._doomed or (running and self._parking):
+            waits.append(LOOK_EVERY_S)
+        if running and (coming := self._next_s()) is not None:
+            waits.append(max(LOOK_EVERY_S if coming <= self._clock() else 0.0, coming - self._clock()))
+        return min(waits)
+
+    def look(self, *, running: bool) -> dict[str, Any] | None:
+        """Strike what is due. Returns the end of a node, as an agent_lost {node, message, fault}."""
+        if running:
+            self._strike([*self._arrivals(), *self._claims()])
+        return self._end_of_a_node()
+
+    def _next_s(self) -> float | None:
+        if self._first_start_s is None or not self._ready:
+            return None
+        if self._ending is not None and self._ready[0].group != self._ending:
+            return None
+        return self._first_start_s + (self._ready[0].after_s or 0.0)
+
+    def _arrivals(self) -> Iterator[tuple[Fault, Mapping[str, Any]]]:
+        """Faults to whose point a rank has come, with their markers; those of a group when all of them have."""
+        for fault in list(self._parking):
+            marker = read_marker(self._leg, fault.id)
+            if marker is not None and marker["attempt"] == self._attempt and fault.id not in self._arrived:
+                self._arrived[fault.id] = marker
+        for fault in list(self._parking):
+            if fault.id in self._arrived and self._is_complete(fault.group):
+                self._parking.remove(fault)
+                yield fault, self._arrived[fault.id]
+
+    def _is_complete(self, group: str | None) -> bool:
+        if group is None:
+            return True
+        return sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for) >= self._group_sizes[group]
+
+    def _claims(self) -> Iterator[tuple[Fault, Mapping[str, Any]]]:
+        """Faults whose time has come and whose rank runs, claimed, with their markers."""
+        now = self._clock()
+        for fault in list(self._ready):
+            if self._first_start_s is None or self._first_start_s + (fault.after_s or 0.0) > now:
+                return
+            name = fault.group or fault.id
+            if fault.facts.ends_attempt and self._ending not in (None, name):
+                continue
+            who = self._striker.identify_rank(self._attempt, fault.rank, listening=fault.kind in ON_NOTICE)
+            if who is None:
+                continue  # it waits for the next attempt
+            self._ready.remove(fault)
+            about = {"rank": fault.rank, "attempt": self._attempt, "pid": who[0], "start_ticks": who[1]}
+            if write_marker(self._leg, fault.id, **about, phase=None, step=None):
+                if fault.facts.ends_attempt:
+                    self._ending = name
+                marker = read_marker(self._leg, fault.id)
+                assert marker is not None
+                yield fault, marker
+
+    def _is_claimed(self, fault: Fault) -> bool:
+        return (self._leg.faults / f"{fault.id}.json").exists()
+
+    # Strikes
+
+    def _strike(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
+        for fault, marker in due:
+            self._claimed[fault.id] = fault
+            # Durable: should this process die of it, it is known what it died of.
+            self._sightings.request(fault.id, marker, durable=True)
+        for fault, _ in due:
+            if fault.facts.evidence == "successor":
+                self._end_control(fault)
+        self._strike_ranks_and_nodes(due)
+
+    def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
+        blows: list[dict[str, Any]] = []
+        for fault, marker in due:
+            if fault.facts.evidence == "node":
+                node = self._striker.node_of(fault.rank)
+                known = self._doomed.get(node)
+                if known is not None:
+                    if known.fault.kind == fault.kind:
+                        known.struck[fault.id] = marker
+                    continue
+                limit_s = self._clock() + WITNESS_LIMIT_S + (fault.option("grace_s") if fault.kind == "drain" else 0.0)
+                self._doomed[node] = Doom(fault=fault, limit_s=limit_s, struck={fault.id: marker})
+            blows.append(self._blow(fault, marker))
+        if not blows:
+            return
+        for blow, done in zip(blows, self._striker.strike(blows), strict=True):
+            if done:
+                continue
+            self._doomed = {node: doom for node, doom in self._doomed.items() if doom.fault.id != blow["fault"]}
+            self._claimed.pop(blow["fault"])
+            self._sightings.withdraw(blow["fault"], f"rank {blow['rank']} was gone before it was struck")
+
+    def _blow(self, fault: Fault, marker: Mapping[str, Any]) -> dict[str, Any]:
+        options = {name: fault.option(name) for name in ("grace_s", "duration_s") if name in fault.facts.options}
+        who = {key: marker[key] for key in ("attempt", "rank", "pid", "start_ticks")}
+        return {"fault": fault.id, "kind": fault.kind, "leg_path": str(self._leg.path), **who, **options}
+
+    def _end_control(self, fault: Fault) -> NoReturn:
+        """End Ray's head, if that is asked for, and this process with it: without a head nothing can be placed, and Ray would
+        end this process after a while. What was struck is written down first, for the supervisor that takes over."""
+        own = identify(os.getpid())
+        assert own is not None
+        struck = [("supervisor", own)]
+        if fault.kind == "head":
+            head = self._striker.head()
+            if head is None:
+                raise RecoveryError("Ray's head is not to be found", hint="only the head of a private Ray can be struck")
+            struck.insert(0, ("head", head))
+        seen = [{"what": what, "pid": each.pid, "start_ticks": each.start_ticks} for what, each in struck]
+        write_note(self._leg, fault.id, kind=fault.kind, host=_this_boot(), struck=seen)
+        for what, identity in struck:
+            send_signal(identity, signal.SIGKILL)
+            if wait_gone([identity], timeout_s=END_LIMIT_S):
+                raise RecoveryError(f"the {what} (process {identity.pid}) outlived a SIGKILL", hint="`chaosrun resume` goes on")
+        raise AssertionError("a process that was killed goes on")
+
+    # Seen
+
+    def _end_of_a_node(self) -> dict[str, Any] | None:
+        for node, doom in self._doomed.items():
+            note = read_note(self._leg, doom.fault.id)
+            if note is None or not note["final"]:
+                if self._clock() < doom.limit_s:
+                    continue
+                note = {"problem": "its witness did not speak"}
+            del self._doomed[node]
+            for fault, marker in doom.struck.items():
+                self._sightings.see(fault, marker, how="node", found=note)
+            self._avoid(doom.fault, note)
+            self._striker.lose(node)
+            message = f"planned fault {doom.fault.id}"
+            return {"event": "agent_lost", "node": node, "message": message, "fault": doom.fault.id}
+        return None
+
+    def _avoid(self, fault: Fault, found: Any) -> None:
+        if fault.kind in LOST_FOR_GOOD and found and (node := found.get("node")):
+            self._striker.avoid(node, f"{fault.id}: {fault.describe()}")
+
+
+def _seen_by_successor(note: Mapping[str, Any]) -> dict[str, Any]:
+    """What there is to see, from this process, of those whom the supervisor before it struck."""
+    identities = {ProcessIdentity(each["pid"], each["start_ticks"]): each for each in note["struck"]}
+    if note["host"] == _this_boot():
+        wait_gone(identities, timeout_s=END_LIMIT_S)
+        left = [each for identity, each in identities.items() if is_alive(identity)]
+        problem = f"still there: {', '.join(each['what'] for each in left)}" if left else None
+    else:
+        left, problem = list(identities.values()), f"it struck on {note['host']}, and cannot be seen from {_this_boot()}"
+    gone = [each for each in identities.values() if each not in left]
+    return {**note, "gone": gone, "left": left, "successor": os.getpid(), "problem": problem}
+
+
+def _this_boot() -> str:
+    """A machine until it is restarted: a pid and a start time mean something only there."""
+    return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"

@@ -1,0 +1,91 @@
+"""Files of a checkpoint as data: loaded without running anybody's code, refused when they ask for it.
+
+A pickle can name any function and have it called. Files are looked through before anything is loaded, and then loaded with
+`weights_only`, which calls nothing but what builds tensors and plain values; a user may name classes of their own state as
+harmless, too (`checkpoint.classes`).
+"""
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from chaosrun.errors import InvalidCheckpointError, MisuseError
+
+__all__ = ["load_values", "plain_values", "refuse_code", "unpicklable"]
+
+PICKLED = frozenset({".bin", ".pkl", ".pt", ".pth"})
+NUMPY_VALUES: list[Any] = [
+    numpy.ndarray,
+    numpy.dtype,
+    numpy._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
+    numpy._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
+    *(type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdFD"),
+]
+"""What numpy numbers and arrays in a state dict are pickled with: plain values, so loading them runs no code of anybody's."""
+
+_HINT = (
+    "loading it could run code: nothing of it was loaded. If it is state of your own, return plain values from state_dict(), "
+    "or name its classes in checkpoint.classes"
+)
+
+
+@contextmanager
+def plain_values(classes: Sequence[str]) -> Iterator[None]:
+    """Meanwhile, numpy's values and the user's `classes` ("package.module.Class") count as harmless."""
+    with torch.serialization.safe_globals([*NUMPY_VALUES, *map(_class_of, classes)]):
+        yield
+
+
+def refuse_code(directory: Path) -> None:
+    """Raise InvalidCheckpointError naming the first file of `directory` that asks for more than plain values.
+
+    Call it within `plain_values`.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.suffix not in PICKLED:
+            continue
+        try:
+            found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            # Not what torch.save writes: loading it would unpickle it in an older way.
+            raise InvalidCheckpointError(f"{path}: not a file of tensors and plain values ({error})", hint=_HINT) from error
+        if found:
+            raise InvalidCheckpointError(f"{path}: holds more than tensors and plain values: {_named(found)}", hint=_HINT)
+
+
+def load_values(path: Path, *, map_location: Any) -> Any:
+    """The tensors and plain values of a file. Raises InvalidCheckpointError when it holds anything else."""
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InvalidCheckpointError(f"{path}: holds more than tensors and plain values ({error})", hint=_HINT) from error
+
+
+def unpicklable(payload: bytes) -> list[str]:
+    """Names in the bytes of a `torch.save` file that `load_values` would refuse. Call it within `plain_values`."""
+    try:
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(payload)))
+    except pickle.UnpicklingError as error:
+        return [str(error)]
+
+
+def _named(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _class_of(name: str) -> type:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MisuseError(f"checkpoint.classes: there is no {name} ({error})", hint="write package.module.Class") from error
+    if not isinstance(found, type):
+        raise MisuseError(f"checkpoint.classes: {name} is no class", hint="functions are never called by a restore")
+    return found

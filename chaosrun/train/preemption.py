@@ -1,0 +1,133 @@
+"""Leaving on notice: what a rank does with a SIGTERM, of a planned fault or from outside.
+
+A rank that has been told to leave says at the end of a step s, in the rendezvous store, that everybody leaves after step s + 1.
+No other rank can be beyond that step then: its gradients need this rank's, which it gives only after having said so. Every rank
+looks at the end of every step, after its gradients were reduced, so all of them find it at the end of s + 1; they take a
+checkpoint, whether or not one is due, and leave with PREEMPTED_EXIT_CODE. A step costs one look (some 30 µs), no collective. A
+single rank has nobody to tell and leaves after s. After the last step there is nowhere to leave from: the training ends.
+
+A script that installs its own handler of SIGTERM replaces this one: it then does as it likes.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from datetime import timedelta
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from chaosrun.errors import RecoveryError
+from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.records.order import WorkerOrder
+
+__all__ = ["Preempted", "Preemption"]
+
+KEY = "chaosrun/preemption"
+GATHER_LIMIT = timedelta(seconds=10)
+
+
+class Preempted(SystemExit):
+    """Goes up through the script, whose `finally` blocks and exit handlers are to run."""
+
+
+class Preemption:
+    """Of one rank: whether it has been told to leave, and after which step all ranks do."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        self._order = order
+        self._store: torch.distributed.Store | None = None
+        self._leaving: dict[str, int] | None = None
+        """What the store says: {step, rank (the first that was told)}."""
+        self._told = False
+        self._held = threading.local()
+        """The signals that the forking thread had blocked before."""
+        self.left: int | None = None
+        """The step after which this rank has left the training."""
+
+    def listen(self) -> None:
+        """From now on SIGTERM is a notice. Call it in the main thread."""
+        signal.signal(signal.SIGTERM, self._hear)
+        # Nothing that native code waits for is cut short: there is time until the end of the step.
+        signal.siginterrupt(signal.SIGTERM, False)
+        # What the script forks (a pool of processes, say) is to end by a SIGTERM, as ever, even by one that comes at once.
+        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
+
+    def meet(self, store: "torch.distributed.Store | None" = None) -> None:
+        """Talk to the other ranks by this store, which all of them share; by default that of the process group.
+
+        Not by a connection of its own: torch looks names up to make one, which takes 5 s when an answer gets lost.
+        """
+        if self._order.world_size > 1:
+            self._store = store or torch.distributed.distributed_c10d._get_default_store()
+
+    def due(self, step: int) -> bool:
+        """Whether everybody leaves after this step, which is done here. Call it once at the end of every step.
+
+        Raises RecoveryError when the ranks cannot leave together: another one reached this rank's next step without it.
+        """
+        if self._store is None:
+            if self._told and self._leaving is None:
+                self._leaving = {"step": step, "rank": self._order.rank}
+        elif self._leaving is None and (self._told or self._store.check([KEY])):
+            mine = json.dumps({"step": step + 1, "rank": self._order.rank})
+            # Returns only when the store has it; of two ranks that are told at once, the first decides.
+            self._leaving = json.loads(self._store.compare_set(KEY, "", mine))
+        if self._leaving is None:
+            return False
+        if step > self._leaving["step"]:
+            raise RecoveryError(
+                f"rank {self._order.rank} had done step {step} when rank {self._leaving['rank']}, told to leave, announced the "
+                f"end of step {self._leaving['step']}",
+                hint="ranks that do not reduce gradients at every step cannot leave together",
+            )
+        return step == self._leaving["step"]
+
+    def leave(self, step: int) -> NoReturn:
+        """End the training here, its checkpoint committed."""
+        self.left = step
+        if self._store is not None:
+            self._gather(self._store)
+        raise Preempted(PREEMPTED_EXIT_CODE)
+
+    def _gather(self, store: "torch.distributed.Store") -> None:
+        """Let everybody be done with the checkpoint before anybody takes its sockets away (hazard P8).
+
+        Not for longer: how long a script takes to clean up is no other rank's concern.
+        """
+        # The first to be gone takes the store along: then all have come here.
+        with contextlib.suppress(RuntimeError):
+            if store.add(f"{KEY}/left", 1) == self._order.world_size:
+                store.set(f"{KEY}/all left", "1")
+            store.wait([f"{KEY}/all left"], GATHER_LIMIT)
+
+    def end(self) -> dict[str, Any]:
+        """Status, exit code and error of the end record of a rank that has left."""
+        assert self.left is not None and self._leaving is not None
+        rank, first = self._order.rank, self._leaving["rank"]
+        why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"
+        error = {
+            "type": Preempted.__name__,
+            "message": f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed",
+            "hint": None,
+            "exit_code": PREEMPTED_EXIT_CODE,
+            "traceback": "",
+        }
+        return {"status": LEFT_ON_NOTICE, "exit_code": PREEMPTED_EXIT_CODE, "error": error, "told": first}
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self._told = True
+
+    def _hold(self) -> None:
+        self._held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._held.mask)
+
+    def _forget(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._hear:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._let_go()

@@ -1,0 +1,270 @@
+"""Injected corruption: where it struck and where it was first seen. Pure.
+
+A rank whose memory was damaged goes on without a word, so a difference between the legs is expected then, and it is the
+injection's: neither the job's nor recovery's. Owns which differences are laid at its door: none that is older than it, none
+after a rollback to a checkpoint of before.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.verify import finals
+from chaosrun.verify.check import Check, Drill, failed, inconclusive
+from chaosrun.verify.compare import FIELDS, Field
+from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.replicas import Drift, drift
+
+__all__ = [
+    "CAUSE",
+    "HINT",
+    "UNSEEN_HINT",
+    "Injection",
+    "corrupts",
+    "explained",
+    "injections",
+    "memory_problem",
+    "silent_corruption",
+]
+
+CAUSE = "silent corruption, as injected"
+HINT = "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it"
+UNSEEN_HINT = (
+    "it may have been rounded away, or struck a value that takes no part: give it another tensor or a higher bit, or save "
+    "checkpoints more often"
+)
+FINALS = (finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_registered)
+"""What may show a corruption that came after the last step."""
+
+_KINDS: Mapping[str, tuple[Field | None, str, str]] = {
+    "data order": ("ids", "samples", "data_order"),
+    "batch": ("batch", "batches", "data_order"),
+    "position": ("position", "the position", "data_order"),
+    "rng": ("rng", "random streams", "rng"),
+    "loss": ("loss", "losses", "losses"),
+    "gradient": ("grad", "gradients", "gradients"),
+    "learning rate": ("lr", "learning rates", "lr"),
+    "optimizer": ("param", "parameters", "parameters"),
+    "weights": (None, "weights", "checkpointed_state"),
+    "buffers": (None, "buffers", "checkpointed_state"),
+    "registered": (None, "registered state", "checkpointed_state"),
+}
+"""By kind of a divergence: the field of a step that differs (None: no step's, of the state after it), its name, its check."""
+_SHOWN = ("state", "tensor", "dtype", "element", "bit", "before", "after", "value_before", "value_after")
+"""What is taken over from a note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """A corruption that took place, by the note of who made it."""
+
+    fault: Fault
+    attempt: int
+    step: int
+    """The step computed (phase optimizer) or done (phase step) when it struck."""
+    clean_save: int
+    """The last step whose checkpoint, if there was one, was saved before it struck."""
+    healed: int | None
+    """The first attempt that went on from a checkpoint of before it; None when there is none."""
+    found: Mapping[str, Any]
+
+    @property
+    def clean_step(self) -> int:
+        """The last step that was whole before it struck."""
+        return self.step - 1 if self.fault.phase == "optimizer" else self.step
+
+    @property
+    def what(self) -> str:
+        """In words: "F1 flipped bit 30 of 0.weight[17] on rank 1 at step 12"."""
+        state = str(self.found.get("state"))
+        whose = {"parameter": "", "gradient": "the gradient of "}.get(state, f"{state} of ")
+        place = f"{whose}{self.found.get('tensor')}"
+        element = f"{place}[{self.found.get('element')}]"
+        did = {
+            "flip_bit": f"flipped bit {self.found.get('bit')} of {element}",
+            "nan": f"wrote NaN into {element}",
+            "diverge": f"shifted {place}",
+        }[self.fault.kind]
+        return f"{self.fault.id} {did} on rank {self.fault.rank} at step {self.step}"
+
+    def may_show(self, attempt: int, step: int, field: Field | None) -> bool:
+        """Whether a difference there can come from it. `field` None: of no step, but of the state after it."""
+        if attempt != self.attempt:
+            return attempt > self.attempt and (self.healed is None or attempt < self.healed)
+        if field is None:
+            return step > self.clean_save
+        if step == self.clean_step + 1:
+            return field not in _untouched_fields(self.fault)
+        return step > self.clean_step
+
+    def to_json(self) -> dict[str, Any]:
+        about = {"fault": self.fault.id, "attempt": self.attempt, "step": self.step, "rank": self.fault.rank}
+        return {**about, **self.found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sighting:
+    """A difference, as far as it can be compared with another in time."""
+
+    attempt: int
+    step: int
+    field: Field | None
+    ranks: tuple[int, ...]
+    tensor: str | None
+    what: str
+    check: str
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return (self.attempt, self.step, len(FIELDS) if self.field is None else FIELDS.index(self.field))
+
+    @property
+    def words(self) -> str:
+        where = f"{self.what} of step {self.step}, rank {self.ranks[0]}"
+        return where + (f", {self.tensor}" if self.tensor else "") + f" ({self.check})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in ("attempt", "step", "tensor", "what", "check")} | {"ranks": list(self.ranks)}
+
+
+def corrupts(plan: FaultPlan) -> bool:
+    """The plan holds a fault after which the training is not expected to come out the same."""
+    return any(fault.facts.family == "memory" for fault in plan.faults)
+
+
+def injections(drill: Drill) -> tuple[Injection, ...]:
+    """The corruptions that took place in the chaos leg, in the order of time."""
+    faults = {fault.id: fault for fault in drill.plan.faults if fault.facts.family == "memory"}
+    requested = {record["fault"]: record for record in drill.chaos.events("fault.requested")}
+    found: list[Injection] = []
+    for record in drill.chaos.events("fault.observed"):
+        fault, asked = faults.get(record["fault"]), requested.get(record["fault"])
+        note: Any = record.get("found")
+        if fault is None or asked is None or asked["step"] is None or memory_problem(note):
+            continue
+        step, number = asked["step"], record["attempt"]
+        clean = step - 1 if fault.phase == "optimizer" else step
+        # A checkpoint that is due is saved before a fault after that step; one that ends the training comes after it.
+        due = clean < step or step % drill.spec.checkpoint.every_steps == 0
+        later = (attempt.number for attempt in drill.chaos.attempts if attempt.number > number and attempt.resume_step <= clean)
+        about = {key: note[key] for key in _SHOWN if key in note}
+        found.append(
+            Injection(
+                fault=fault,
+                attempt=number,
+                step=step,
+                clean_save=clean if due else clean - 1,
+                healed=next(later, None),
+                found=about,
+            )
+        )
+    return tuple(sorted(found, key=lambda injection: (injection.attempt, injection.clean_step)))
+
+
+def memory_problem(note: Any) -> str | None:
+    """Why the note of such a fault proves no damage; None when it does."""
+    if not isinstance(note, Mapping):
+        return "nothing was written down of what it did"
+    if note.get("problem") is not None:
+        return str(note["problem"])
+    if not (note.get("tensor") and note.get("before") and note.get("after")):
+        return "the note does not say what was damaged"
+    return "its bits are the same before and after" if note["before"] == note["after"] else None
+
+
+def _untouched_fields(fault: Fault) -> tuple[Field, ...]:
+    """What the step that a corruption strikes had recorded by then: at phase optimizer all that comes before the gradients."""
+    return FIELDS[: FIELDS.index("grad")] if fault.phase == "optimizer" else ()
+
+
+def explained(divergence: Divergence, drill: Drill) -> Injection | None:
+    """The injection that this difference comes from: the last of those before it."""
+    return _source(_of_legs(divergence, drill), drill)
+
+
+def silent_corruption(drill: Drill) -> Check:
+    """Every injected corruption that could show has shown. It never passes: a training that was damaged is not exact, and one
+    that shows nothing of it has shown nothing."""
+    name, injected = "silent_corruption", injections(drill)
+    evidence: dict[str, Any] = {"injected": [injection.to_json() for injection in injected]}
+    if not injected:
+        return inconclusive(name, "no corruption took place", **evidence)
+    first, parted = _first_sighting(drill), drift(drill.chaos)
+    if first is None:
+        return inconclusive(name, f"{injected[0].what}, and nothing that is compared shows it", **evidence)
+    source = _source(first, drill)
+    if source is None:
+        message = f"the first difference, in {first.words}, does not come from what was injected: {injected[0].what}"
+        return inconclusive(name, message, **evidence)
+    summary = f"{source.what}; first seen in {first.words}"
+    if parted is not None and "rank_agreement" not in first.check:
+        summary += f"; the replicas part at step {parted.step} (rank_agreement)"
+    if len(injected) > 1:
+        summary += f" ({len(injected) - 1} more injected)"
+    prompt = first.step <= source.clean_step + 1 and source.fault.rank in first.ranks
+    return failed(name, summary, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
+
+
+def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
+    suspects = [entry for entry in injections(drill) if entry.may_show(sighting.attempt, sighting.step, sighting.field)]
+    return suspects[-1] if suspects else None
+
+
+def _first_sighting(drill: Drill) -> _Sighting | None:
+    """The first difference, between the legs or between the ranks of the chaos leg; where no step differs, that of the end."""
+    legs, ranks = first_divergence(drill), drift(drill.chaos)
+    between_legs = None if legs is None else _of_legs(legs, drill)
+    between_ranks = None if ranks is None else _of_ranks(ranks)
+    if between_legs is None or between_ranks is None:
+        return between_legs or between_ranks or next(_at_the_end(drill), None)
+    if between_legs.order == between_ranks.order:
+        return replace(between_legs, check=f"{between_legs.check}, {between_ranks.check}")
+    return min(between_legs, between_ranks, key=lambda sighting: sighting.order)
+
+
+def _at_the_end(drill: Drill) -> Iterator[_Sighting]:
+    for check in (finder(drill) for finder in FINALS):
+        if check.status == "fail":
+            first = check.evidence.get("first") or {}
+            yield _Sighting(
+                attempt=drill.chaos.attempts[-1].number,
+                step=drill.chaos_lineage.final_step,
+                field=None,
+                ranks=(first.get("rank", 0),),
+                tensor=first.get("name"),
+                what="the state at the end",
+                check=check.name,
+            )
+
+
+def _of_ranks(found: Drift) -> _Sighting:
+    return _Sighting(
+        attempt=found.attempt,
+        step=found.step,
+        field=None if found.at_start else "param",
+        # Of two that differ neither is known to be the wrong one.
+        ranks=(found.rank, found.other),
+        tensor=found.tensor,
+        what="parameters",
+        check="rank_agreement",
+    )
+
+
+def _of_legs(found: Divergence, drill: Drill) -> _Sighting:
+    field, what, check = _KINDS[found.kind]
+    trace = drill.chaos.trace(found.attempt, found.rank)
+    names = trace.start.tensors if trace and trace.start else ()
+    if field is not None and found.tensor is not None and found.tensor not in names:
+        # A step's fields name parameters or nothing; this is the name of a saved value.
+        what = "the optimizer's state" if found.kind == "optimizer" else what
+        field, check = None, "checkpointed_state"
+    return _Sighting(
+        attempt=found.attempt,
+        step=found.step,
+        field=field,
+        ranks=found.ranks,
+        tensor=found.tensor,
+        what=what,
+        check=check,
+    )

@@ -1,0 +1,48 @@
+"""What a fault of the storage must have led to: a damage was met, and of a commit that failed nothing came.
+
+Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from chaosrun.plan.faults import Fault
+from chaosrun.verify.history import Attempt, LegHistory
+
+__all__ = ["DAMAGES", "storage_problem"]
+
+DAMAGES = frozenset({"truncate", "zero_tail", "flip_file_bit", "missing_file", "missing_manifest", "foreign_manifest"})
+"""Kinds that spoil a committed checkpoint."""
+
+
+def storage_problem(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) -> str | None:
+    """Why the storage does not bear out that `fault` happened; None when it does, and for faults of other kinds."""
+    later = [attempt for attempt in chaos.attempts if attempt.number > seen["attempt"]]
+    if fault.kind in DAMAGES:
+        return _unmet_damage(str(seen["found"].get("checkpoint")), chaos, later)
+    if fault.kind == "stale_staging":
+        name = str(seen["found"].get("staged"))
+        if any(name in record["names"] for record in _since(chaos, "staging.cleared", seen)):
+            return None
+        return f"nobody cleared {name} away: " + ("it was not there at the next start" if later else "no attempt came after it")
+    if fault.kind == "failed_rename" and later:
+        saved = [record["step"] for record in chaos.events("fault.requested") if record["fault"] == fault.id][-1]
+        if later[0].resume_step >= saved:
+            return f"the checkpoint of step {saved} was committed all the same"
+    return None
+
+
+def _unmet_damage(name: str, chaos: LegHistory, later: list[Attempt]) -> str | None:
+    if any(name in attempt.quarantined for attempt in later):
+        return None
+    if any(attempt.resume == name for attempt in later):
+        return f"{name} was damaged, and an attempt went on from it"
+    if not later:
+        return f"{name} was damaged, but no attempt started after that, so nobody read it"
+    return f"{name} was damaged, but the attempts after that went on from newer checkpoints, so nobody read it"
+
+
+def _since(chaos: LegHistory, event: str, seen: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Records of an event from after the start of the attempt that the fault struck."""
+    started = next(record["seq"] for record in chaos.events("attempt.starting") if record["attempt"] == seen["attempt"])
+    return (record for record in chaos.events(event) if record["seq"] > started)

@@ -1,0 +1,97 @@
+"""Silent corruption of a living rank's memory: it is named, with the place where it struck and where it was first seen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.verify.verdict import Verdict
+
+PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "job.yaml"
+STEPS = ("args=[--steps, '20', --seed, '1', --cpu]", "per_worker.gpu=0", "checkpoint.every_steps=5")
+nightly = pytest.mark.nightly
+
+
+def drill(warm_drills: Any, tmp_path_factory: pytest.TempPathFactory, *faults: str) -> Verdict:
+    """All drills of this file share their reference."""
+    root = tmp_path_factory.getbasetemp() / "corruption"
+    return warm_drills(PROBE, root=root, overrides=(*STEPS, f"faults.schedule=[{', '.join(faults)}]")).verdict
+
+
+def evidence(verdict: Verdict) -> Any:
+    return next(check.evidence for check in verdict.checks if check.name == "silent_corruption")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("fault", "rank", "did", "seen"),
+    [
+        (
+            "{kind: flip_bit, rank: 1, at_step: 12, tensor: 0.weight, bit: 30}",
+            1,
+            "F1 flipped bit 30 of 0.weight[",
+            "; first seen in parameters of step 12, rank 1, 0.weight (parameters, rank_agreement)",
+        ),
+        pytest.param(
+            "{kind: flip_bit, rank: 0, at_step: 12, state: gradient}",
+            0,
+            "F1 flipped bit ",
+            "; first seen in gradients of step 12, rank 0, ",
+            marks=nightly,
+        ),
+        pytest.param(
+            "{kind: nan, rank: 1, at_step: 12}",
+            1,
+            "F1 wrote NaN into the gradient of ",
+            "; first seen in gradients of step 12, rank 1",
+            marks=nightly,
+        ),
+        pytest.param(
+            "{kind: flip_bit, rank: 1, phase: step, at_step: 22, bit: 31}",
+            1,
+            "F1 flipped bit 31 of ",
+            "; first seen in weights of step 22, rank 1, ",
+            marks=nightly,
+        ),
+        pytest.param(
+            "{kind: flip_bit, rank: 1, at_step: 12, state: moment, bit: 29}",
+            1,
+            "F1 flipped bit 29 of exp_avg",
+            "; first seen in parameters of step 12, rank 1",
+            marks=nightly,
+        ),
+    ],
+)
+def test_it_is_named_where_it_struck_and_where_it_was_seen(
+    warm_drills: Any, tmp_path_factory: pytest.TempPathFactory, fault: str, rank: int, did: str, seen: str
+) -> None:
+    verdict = drill(warm_drills, tmp_path_factory, fault)
+    assert (verdict.status, verdict.exit_code) == ("FAIL", 3), verdict.cause
+    assert verdict.cause.startswith(f"silent corruption, as injected: {did}")
+    assert seen in verdict.cause
+    injected = evidence(verdict)["injected"][0]
+    assert injected["rank"] == rank and injected["before"] != injected["after"]
+    # Nobody runs the job a second time to learn that it repeats itself, and nobody says that it does not.
+    assert evidence(verdict)["prompt"]
+    assert {check.name: check.status for check in verdict.checks}["reproducible"] == "pass"
+    assert len(verdict.attempts) == 1
+
+
+@pytest.mark.ray
+def test_a_kill_that_heals_it_does_not_hide_it(warm_drills: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rolled back to a checkpoint of before, the run ends where the reference does; the tail cut off does not agree."""
+    verdict = drill(warm_drills, tmp_path_factory, "{kind: diverge, rank: 1, at_step: 12}", "{rank: 0, at_step: 14}")
+    assert verdict.status == "FAIL", verdict.cause
+    assert verdict.cause.startswith("silent corruption, as injected: F1 shifted ")
+    assert " on rank 1 at step 12; first seen in losses of step 13, rank 1 (losses); the replicas part" in verdict.cause
+    checks = {check.name: check.status for check in verdict.checks}
+    assert (checks["final_weights"], checks["parameters"], checks["replay_agreement"]) == ("pass", "pass", "fail")
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 10]
+
+
+@pytest.mark.ray
+def test_what_was_not_there_to_damage_is_no_corruption(warm_drills: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    verdict = drill(warm_drills, tmp_path_factory, "{kind: flip_bit, rank: 1, at_step: 3, tensor: 0.wieght}")
+    assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
+    assert "no parameter of a tensor called '0.wieght': did you mean 0.weight?" in verdict.cause
+    assert [fault.landed for fault in verdict.faults] == [False]

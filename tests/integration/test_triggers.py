@@ -1,0 +1,92 @@
+"""Every way to say when, with real workers: what is planned is what happens, to whom and in which attempt."""
+
+from pathlib import Path
+
+import pytest
+
+from chaosrun.records.trace import read_lines
+from tests.conftest import REPOSITORY, WarmDrills, job_file
+
+pytestmark = pytest.mark.ray
+
+PROBE = REPOSITORY / "jobs" / "probe" / "train.py"
+JOB = f"""\
+name: triggers
+script: {PROBE}
+workers: 2
+seed: 1
+checkpoint: {{every_steps: 5}}
+recovery: {{hang_timeout: 30s}}
+timeout: 90s
+"""
+DURING_RECOVERY = """\
+args: [--steps, "20", --seed, "1"]
+max_steps: 20
+faults:
+  schedule:
+    - {rank: 0, phase: record, occurrence: 4}        # in the first attempt
+    - {rank: all, at_step: 7}
+    - {rank: all, phase: rendezvous, attempt: 3}
+    - {rank: 0, phase: restore.begin, attempt: 4}
+    - {rank: 1, phase: forward, attempt: 5}          # of its first step
+    - {at_once: 2, phase: reduce, at_step: 8}
+    - {rank: 0, phase: fetch, at_step: 9}
+    - {rank: 1, phase: optimizer, at_step: 12}
+    - {rank: 1, phase: checkpoint.file, occurrence: 2}
+"""
+EXPECTED = [
+    # Attempt, what it went on from, ranks that were struck, where, at which step.
+    (1, None, {0}, "record", 4),
+    (2, None, {0, 1}, "step", 7),
+    (3, "step-00000005", {0, 1}, "rendezvous", 0),
+    (4, "step-00000005", {0}, "restore.begin", 5),
+    (5, "step-00000005", {1}, "forward", 6),
+    (6, "step-00000005", {0, 1}, "reduce", 8),
+    (7, "step-00000005", {0}, "fetch", 9),
+    (8, "step-00000005", {1}, "optimizer", 12),
+    (9, "step-00000010", {1}, "checkpoint.file", 20),
+]
+REPLAY = """\
+args: [--steps, "44", --seed, "1", --step-seconds, "0.04"]
+faults:
+  replay: {trace: recorded.csv, compress: 1800}
+"""
+RECORDED = "0,0\n600,4\n900,3\n1800,2\n1860,4\n864000,0\n"
+"""A node after half a second, another after one, the others when the training is long over."""
+
+
+def test_faults_at_any_point_of_the_recovery_strike_as_planned(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    result = warm_drills(job_file(JOB + DURING_RECOVERY, tmp_path), root=tmp_path / "root")
+    verdict = result.verdict
+    assert verdict.status == "PASS", verdict.cause
+    journal = list(read_lines(result.run.leg("chaos").journal))
+    requested = [record for record in journal if record["event"] == "fault.requested"]
+    resumed = {record["attempt"]: record["resume"] for record in journal if record["event"] == "attempt.starting"}
+    struck = {
+        (attempt, resumed[attempt], phase, step): {
+            record["rank"]
+            for record in requested
+            if (record["attempt"], record["phase"], record["step"]) == (attempt, phase, step)
+        }
+        for attempt, phase, step in [(record["attempt"], record["phase"], record["step"]) for record in requested]
+    }
+    assert struck == {(attempt, resume, phase, step): ranks for attempt, resume, ranks, phase, step in EXPECTED}
+    assert sorted(resumed) == list(range(1, 11)) and resumed[10] == "step-00000015"
+    assert not any(record["event"] == "death.unplanned" for record in journal)
+    # Of ranks that are struck at once each has its own proof.
+    observed = [record for record in journal if record["event"] == "fault.observed"]
+    assert sorted(record["fault"] for record in observed) == sorted(record["fault"] for record in requested)
+
+
+def test_a_recorded_trace_is_played_without_its_file(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    trace = tmp_path / "recorded.csv"
+    trace.write_text(RECORDED)
+    job = job_file(JOB + REPLAY, tmp_path)
+    result = warm_drills(job, root=tmp_path / "root", on_event=lambda _: trace.unlink(missing_ok=True))
+    verdict = result.verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert not trace.exists()
+    landed = next(check for check in verdict.checks if check.name == "faults_landed")
+    assert landed.status == "pass" and landed.summary.endswith("2 had not come when the training ended"), landed.summary
+    fired = [record for record in read_lines(result.run.leg("chaos").journal) if record["event"] == "fault.requested"]
+    assert [(record["phase"], record["step"]) for record in fired] == [(None, None)] * 2

@@ -1,0 +1,219 @@
+"""The control socket: who is let in, what is answered, and that nothing said to it can do harm."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.errors import UsageError
+from chaosrun.interrupts import Interrupts
+from chaosrun.records.layout import RunLayout
+from chaosrun.supervise import control
+from chaosrun.supervise.control import MESSAGE_LIMIT_BYTES, ControlServer, control_directory, request, serve
+
+
+class Served:
+    """A server, and what it was asked to do."""
+
+    def __init__(self, run: RunLayout) -> None:
+        self.run = run
+        self.cancelled = threading.Event()
+        self.server = ControlServer(run, {"ping": lambda: {"pid": os.getpid()}, "cancel": self._cancel})
+
+    def _cancel(self) -> dict[str, Any]:
+        self.cancelled.set()
+        return {}
+
+    def send(self, data: bytes) -> bytes:
+        """What is answered to these bytes; nothing when the server hangs up."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(5)
+            with control._short(control_directory(self.run)) as short:
+                connection.connect(f"{short}/socket")
+            try:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                return b"".join(iter(lambda: connection.recv(4096), b""))
+            except (BrokenPipeError, ConnectionResetError):
+                return b""
+
+    @property
+    def token(self) -> str:
+        return (control_directory(self.run) / "token").read_text()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(RunLayout(tmp_path))
+    yield served
+    served.server.close()
+
+
+def test_ping_and_cancel(served: Served) -> None:
+    assert request(served.run, "ping") == {"pid": os.getpid()}
+    assert not served.cancelled.is_set()
+    assert request(served.run, "cancel") == {}
+    assert served.cancelled.is_set()
+
+
+def test_the_directory_is_the_users_alone(served: Served) -> None:
+    directory = control_directory(served.run)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {entry.name: entry.stat().st_mode & 0o777 for entry in directory.iterdir()} == {"socket": 0o600, "token": 0o600}
+
+
+def test_whatever_the_umask(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        served = Served(RunLayout(tmp_path))
+    finally:
+        os.umask(former)
+    test_the_directory_is_the_users_alone(served)
+    served.server.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"command": "cancel"}, "wrong token"),
+        ({"command": "cancel", "token": ""}, "wrong token"),
+        ({"command": "cancel", "token": "0" * 64}, "wrong token"),
+        ({"command": "cancel", "token": ["0" * 64]}, "wrong token"),
+        ({"command": "cancel", "token": "\ud800"}, "wrong token"),
+        ({"command": "explode", "token": None}, "unknown command, known are ping, cancel"),
+        ({"command": {}, "token": None}, "unknown command"),
+        ({"token": None}, "unknown command"),
+        ([], "a message is a JSON object"),
+        (None, "a message is a JSON object"),
+    ],
+)
+def test_what_is_refused(served: Served, message: Any, words: str) -> None:
+    if isinstance(message, dict) and message.get("token", "") is None:
+        message = {**message, "token": served.token}
+    answer = json.loads(served.send(json.dumps(message).encode() + b"\n"))
+    assert answer["ok"] is False and words in answer["error"]
+    assert not served.cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"{", b"\xff\xfe\n", b"ping\n", b"[" * 50_000 + b"\n", b"x" * (MESSAGE_LIMIT_BYTES + 1), b"\0" * 100]
+)
+def test_bytes_that_are_no_message(served: Served, data: bytes) -> None:
+    answer = served.send(data)
+    assert answer == b"" or json.loads(answer)["ok"] is False
+    assert request(served.run, "ping") == {"pid": os.getpid()}
+
+
+def test_a_client_that_says_nothing_holds_nobody_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PATIENCE_S", 0.1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        with control._short(control_directory(served.run)) as short:
+            silent.connect(f"{short}/socket")
+        time.sleep(0.05)
+        monkeypatch.undo()
+        assert request(served.run, "ping")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        with control._short(control_directory(served.run)) as short:
+            silent.connect(f"{short}/socket")
+        time.sleep(0.05)
+        # Nor is the end of the run.
+        closing = threading.Thread(target=served.server.close)
+        closing.start()
+        closing.join(2)
+        assert not closing.is_alive()
+    served.server = Served(served.run).server
+
+
+def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.geteuid()
+    monkeypatch.setattr(control, "peer_uid", lambda connection: real + 1)
+    message = json.dumps({"token": served.token, "command": "cancel"}).encode() + b"\n"
+    assert served.send(message) == b""
+    assert not served.cancelled.is_set()
+    with pytest.raises(UsageError, match="served by another user"):
+        request(served.run, "cancel")
+
+
+def test_the_kernel_says_who_calls() -> None:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    assert [control.peer_uid(end) for end in ends] == [os.getuid()] * 2
+    for end in ends:
+        end.close()
+
+
+def test_a_directory_that_others_may_write_is_not_trusted(served: Served) -> None:
+    directory = control_directory(served.run)
+    directory.chmod(0o770)
+    with pytest.raises(UsageError, match="of this user alone"):
+        request(served.run, "ping")
+    directory.chmod(0o700)
+    moved = directory.rename(directory.with_name("elsewhere"))
+    directory.symlink_to(moved)
+    with pytest.raises(UsageError, match="of this user alone"):
+        request(served.run, "ping")
+
+
+def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
+    served = Served(RunLayout(tmp_path))
+    served.server.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="is not being supervised"):
+        request(served.run, "ping")
+
+
+def test_what_a_killed_supervisor_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = RunLayout(tmp_path)
+    directory = control_directory(run)
+    directory.mkdir(mode=0o700)
+    (directory / "token").write_text("old")
+    dead = socket.socket(socket.AF_UNIX)
+    with control._short(directory) as short:
+        dead.bind(f"{short}/socket")
+    dead.close()
+    with pytest.raises(UsageError, match="is not being supervised"):
+        request(run, "ping")
+    served = Served(run)
+    assert request(run, "ping")
+    served.server.close()
+
+
+def test_a_link_in_its_place_leads_nowhere(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "token").write_text("mine")
+    run = RunLayout(tmp_path / "run")
+    run.path.mkdir()
+    control_directory(run).symlink_to(elsewhere)
+    served = Served(run)
+    served.server.close()
+    assert (elsewhere / "token").read_text() == "mine"
+
+
+def test_a_path_of_any_length(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["a" * 60] * 5)
+    deep.mkdir(parents=True)
+    served = Served(RunLayout(deep))
+    assert request(served.run, "ping") == {"pid": os.getpid()}
+    served.server.close()
+    assert list(deep.iterdir()) == []
+
+
+def test_a_run_goes_on_where_there_can_be_no_socket(tmp_path: Path) -> None:
+    control_directory(RunLayout(tmp_path)).write_text("a file in the way")
+    said: list[str] = []
+    with serve(RunLayout(tmp_path), {}, on_failure=said.append):
+        pass
+    assert len(said) == 1 and "no control socket" in said[0]
+
+
+def test_a_cancel_is_a_sigint_to_the_main_thread() -> None:
+    with pytest.raises(Exception, match="interrupted"), Interrupts() as interrupts:
+        threading.Thread(target=interrupts.request).start()
+        time.sleep(5)
+        raise AssertionError("the signal did not come")

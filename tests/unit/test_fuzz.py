@@ -1,0 +1,293 @@
+"""Whatever lies in a file, chaosrun says a sentence about it: never a traceback of ours."""
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import AMOUNTS, changed_bytes, changed_file, changed_lines, changed_value, dumped, odd_values, tried
+from hypothesis import strategies as st
+from legs import KILLS, write_run
+
+from chaosrun import api
+from chaosrun.checkpoint.audit import audit_directory
+from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest
+from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
+from chaosrun.records.markers import read_note, write_marker, write_note
+from chaosrun.report.live import read_progress
+from chaosrun.report.status import read_status, status_lines
+from chaosrun.report.text import render_verdict
+from chaosrun.spec.source import load_job
+from chaosrun.spec.suite import load_suite
+from chaosrun.supervise.deaths import failure_of, fault_markers, last_step, read_end
+from chaosrun.supervise.drill import has_ended, leg_of
+from chaosrun.supervise.reference import final_step, leg_end
+from chaosrun.supervise.sightings import Sightings
+from chaosrun.verify.history import journal_records
+from chaosrun.verify.verdict import judge
+
+pytestmark = pytest.mark.parametrize("examples", AMOUNTS)
+
+JOB: dict[str, Any] = {
+    "name": "probe",
+    "script": "train.py",
+    "args": ["--epochs", 3],
+    "env": {"SOME": "value"},
+    "workers": 2,
+    "per_worker": {"cpu": 1, "gpu": 0},
+    "seed": 1,
+    "max_steps": 30,
+    "checkpoint": {"every_steps": 10, "keep": 2, "classes": ["collections.OrderedDict"]},
+    "faults": {
+        "seed": 3,
+        "schedule": [
+            {"rank": 1, "at_step": 7},
+            {"kind": "flip_bit", "rank": 0, "at_step": 9, "state": "gradient", "bit": 3},
+            {"kind": "slow", "rank": "random", "every_steps": 5, "until_step": 20, "factor": 2.0},
+            {"rank": "all", "phase": "restore.begin", "occurrence": 1},
+            {"kind": "preempt", "rank": 0, "after": "5s", "grace": "1s"},
+        ],
+        "random": {"count": 2, "rank": "random", "between": [1, 20]},
+    },
+    "recovery": {"max_restarts": 2, "acquire_timeout": "10s", "preload": ["math"]},
+    "verify": {"losses": {"atol": 0.0, "rtol": 0.0}, "confirm": True},
+    "timeout": "5m",
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    """A run as `create_run` and a drill leave it."""
+    run = write_run(tmp_path_factory.mktemp("sound") / "runs", workers=2, steps=6, every_steps=2, kills=(KILLS[0],))
+    run.verdict_json.write_bytes(dumped(judge(run).to_json()))
+    return run
+
+
+def test_job_files(examples: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    path = tmp_path / "job.yaml"
+    read = 0
+
+    def check(data: bytes) -> None:
+        nonlocal read
+        path.write_bytes(data)
+        with contextlib.suppress(ChaosrunError):
+            load_job(path)
+            read += 1
+
+    path.write_bytes(dumped(JOB))
+    load_job(path)
+    texts = st.one_of(st.text().map(lambda text: text.encode(errors="surrogatepass")), st.binary())
+    tried(examples, st.one_of(changed_file(dumped(JOB)), changed_bytes(YAML), texts), check)
+    assert read > examples / 20, "some of the inputs are job files"
+
+
+YAML = b"""# A job.
+name: probe
+script: "train.py"
+workers: &two 2
+args: [--epochs, 3, 0.10, off]
+checkpoint:
+  every_steps: *two   # aliases are read
+  keep: 0x3
+faults:
+  schedule:
+    - {rank: 1, at_step: 7}
+    - rank: all
+      kind: kill
+      at_step: 0o17
+  random: {count: 1, mean_steps: ~}
+timeout: |
+  5m
+"""
+
+
+def test_overrides(examples: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    path = tmp_path / "job.yaml"
+    path.write_bytes(dumped(JOB))
+    keys = st.sampled_from(
+        [
+            "workers",
+            "faults.schedule[0].rank",
+            "env",
+            "args",
+            "faults",
+            "x",
+            "faults.schedule[9]",
+            "a.b.c",
+            "",
+            "args[" + "9" * 5000 + "]",
+        ]
+    )
+    known = st.tuples(keys, st.one_of(st.text(), odd_values.map(json.dumps))).map("=".join)
+
+    def check(override: str) -> None:
+        with contextlib.suppress(ChaosrunError):
+            load_job(path, [override])
+
+    tried(examples, st.one_of(known, st.text()), check)
+
+
+def test_suite_files(examples: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_bytes(dumped(JOB))
+    drill = {"name": "one", "set": {"workers": 2, "faults.seed": 7}, "expect": {"verdict": "PASS", "exit_code": 0}}
+    suite = {"name": "all", "job": "job.yaml", "drills": [drill, {"name": "two"}], "comparison": {"first": "one", "atol": 0.1}}
+    path = tmp_path / "suite.yaml"
+    path.write_bytes(dumped(suite))
+    load_suite(path)
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        with contextlib.suppress(ChaosrunError):
+            load_suite(path)
+
+    tried(examples, changed_file(dumped(suite)), check)
+
+
+@pytest.mark.parametrize("name", ["run.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace.jsonl"])
+def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
+    """Judged, or refused in a sentence; what cannot be right is no PASS, and no check crashes over it."""
+    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
+    path = run.path / name
+    whole = path.read_bytes()
+    exact = judge(run).to_json()
+    assert exact["status"] == "PASS"
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        with contextlib.suppress(ChaosrunError):
+            verdict = judge(run)
+            crashed = [entry for entry in verdict.checks if entry.evidence.get("crashed")]
+            assert not crashed, crashed[0].summary
+            json.dumps(verdict.to_json())
+            render_verdict(verdict, run)
+
+    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "verdict.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace.jsonl"]
+)
+def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
+    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
+    path = run.path / name
+    whole = path.read_bytes()
+    assert [summary.status for summary in api.list_runs(tmp_path)] == ["PASS"]
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        # One damaged run takes no others along.
+        assert [summary.run_id for summary in api.list_runs(tmp_path)] == ["run"]
+        with contextlib.suppress(ChaosrunError):
+            status_lines(read_status(run, supervised=False), now_s=2.0)
+        with contextlib.suppress(ChaosrunError):
+            read_progress("chaos", run.leg("chaos"))
+        with contextlib.suppress(ChaosrunError):
+            has_ended(run)
+        with contextlib.suppress(ChaosrunError):
+            leg_end(leg_of(run, "chaos"))
+            final_step(leg_of(run, "chaos"))
+
+    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+
+
+def test_journals_that_are_gone_on_with(examples: int, sound: RunLayout, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            Journal(path).close()
+            records = journal_records(path)
+        except ChaosrunError:
+            return
+        journal = Journal(path)
+        assert journal.append("leg.finished")["seq"] == len(records) + 1
+        journal.close()
+
+    tried(examples, changed_lines(sound.leg("chaos").journal.read_bytes()), check)
+
+
+def test_plans(examples: int) -> None:
+    plan = FaultPlan(seed=0, faults=KILLS).to_json()
+
+    def check(value: Any) -> None:
+        with contextlib.suppress(UsageError):
+            again = FaultPlan.from_json(value)
+            assert FaultPlan.from_json(json.loads(json.dumps(again.to_json()))) == again
+            [fault.describe() for fault in again.faults]
+
+    tried(examples, st.one_of(changed_value(json.loads(json.dumps(plan))), odd_values), check)
+
+
+def test_manifests(examples: int, sound: RunLayout, tmp_path: Path) -> None:
+    source = sound.leg("chaos").checkpoints / "step-00000006"
+    checkpoint = Path(shutil.copytree(source, tmp_path / source.name))
+    whole = (checkpoint / MANIFEST_NAME).read_bytes()
+    audit_directory(checkpoint, 6)
+
+    def check(data: bytes) -> None:
+        (checkpoint / MANIFEST_NAME).write_bytes(data)
+        if data != whole:
+            with pytest.raises(InvalidCheckpointError):
+                audit_directory(checkpoint, 6)
+        with contextlib.suppress(ValueError):
+            assert Manifest.from_bytes(data).to_bytes() == data
+
+    tried(examples, changed_file(whole), check)
+
+
+def test_names_of_checkpoints(examples: int) -> None:
+    def check(name: str) -> None:
+        assert checkpoint_step(name) is None or name == f"step-{checkpoint_step(name):08d}"
+
+    tried(examples, st.one_of(st.text(), st.from_regex(r"step-\d*", fullmatch=True)), check)
+
+
+def test_markers_and_notes(examples: int, tmp_path: Path) -> None:
+    leg, fault = LegLayout(tmp_path), KILLS[0]
+    write_marker(leg, fault.id, rank=1, attempt=1, pid=1, phase="step", step=6)
+    write_note(leg, fault.id, tensor="weight")
+    marker, note = (leg.faults / f"{fault.id}.json").read_bytes(), (leg.notes / f"{fault.id}.json").read_bytes()
+
+    def check(files: tuple[bytes, bytes]) -> None:
+        (leg.faults / f"{fault.id}.json").write_bytes(files[0])
+        (leg.notes / f"{fault.id}.json").write_bytes(files[1])
+        assert fault.id in fault_markers(leg), "a marker that cannot be read still claims its fault"
+        read_note(leg, fault.id)
+        journal: list[dict[str, Any]] = []
+        seen = Sightings(
+            leg, FaultPlan(seed=0, faults=(fault,)), lambda event, **fields: journal.append({"event": event, **fields})
+        )
+        seen.of_notes(at_last=True)
+        seen.of_death({"attempt": 1, "rank": 1, "pid": 1, "exit_code": None, "signal": 9, "died_s": 2.0})
+        json.dumps(journal)
+
+    both = st.one_of(st.tuples(changed_file(marker), st.just(note)), st.tuples(st.just(marker), changed_file(note)))
+    tried(examples, both, check)
+
+
+def test_what_a_dead_worker_left(examples: int, sound: RunLayout, tmp_path: Path) -> None:
+    leg = LegLayout(Path(shutil.copytree(sound.leg("chaos").path, tmp_path / "leg")))
+    error = {"type": "ValueError", "message": "no", "hint": None, "exit_code": 4, "traceback": "…"}
+    about = {"v": 1, "rank": 0, "attempt": 1, "pid": 1, "completed": False, "step": 3, "status": "raised", "exit_code": 4}
+    end, trace = dumped({**about, "error": error, "time_s": 1.0}), leg.attempt(1).trace(0).read_bytes()
+
+    def check(files: tuple[bytes, bytes]) -> None:
+        leg.attempt(1).end(0).write_bytes(files[0])
+        leg.attempt(1).trace(0).write_bytes(files[1])
+        read_end(leg, 1, 0)
+        assert last_step(leg, 1, 0) >= 0 or files[1] != trace
+        failure = failure_of(leg, attempt=1, rank=0, exit_code=4, killed_by=None)
+        assert failure is None or failure.message
+
+    tried(
+        examples, st.one_of(st.tuples(changed_file(end), st.just(trace)), st.tuples(st.just(end), changed_lines(trace))), check
+    )

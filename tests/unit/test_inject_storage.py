@@ -1,0 +1,356 @@
+"""Damage to stored checkpoints: of the right file, noticed by the audit, written down, and never outside the run's folder."""
+
+import errno
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest, Position
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import InvalidCheckpointError, ResourcesError
+from chaosrun.inject import storage
+from chaosrun.inject.arms import ARMS
+from chaosrun.inject.disk_points import DiskPoints
+from chaosrun.inject.pace import Pace
+from chaosrun.inject.points import FaultPoints
+from chaosrun.inject.strike import Strike
+from chaosrun.plan.catalogue import KINDS
+from chaosrun.plan.faults import Fault
+from chaosrun.records.filesystem import Filesystem, written_for
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.trace import read_lines
+from chaosrun.verify.storage import DAMAGES
+
+FILES = {
+    "model.safetensors": bytes(range(1, 251)) * 80,
+    "chaosrun-rank-0.pt": b"rank 0" * 20,
+    "chaosrun-rank-1.pt": b"rank 1" * 20,
+}
+
+
+def order(leg: LegLayout, **changes: Any) -> WorkerOrder:
+    values: dict[str, Any] = {
+        "leg": "chaos",
+        "leg_path": str(leg.path),
+        "storage_path": None,
+        "attempt": 3,
+        "rank": 1,
+        "world_size": 2,
+        "local_rank": 1,
+        "local_world_size": 2,
+        "node_rank": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": 1,
+        "script": "/train.py",
+        "cwd": "/",
+        "seed": 0,
+        "deterministic": "strict",
+        "threads": 1,
+        "every_steps": 10,
+        "keep": 3,
+    }
+    return WorkerOrder(**{**values, **changes})
+
+
+class Leg:
+    """A leg with checkpoints of steps 10 and 20."""
+
+    def __init__(self, path: Path) -> None:
+        self.layout = LegLayout(path)
+        self.disk = Filesystem()
+        self.store = CheckpointStore(self.layout, 3, self.disk)
+        for step in (10, 20):
+            self.save(step)
+
+    def save(self, step: int) -> Path:
+        staging = self.store.stage(step, 3)
+        for name, data in FILES.items():
+            (staging / name).write_bytes(data)
+        about = {"world_size": 2, "attempt": 3, "time_s": 0.0, "job_fingerprint": "job", "digests": {}}
+        position = Position(epoch=0, batches=step, step=step)
+        sealed = self.store.seal(staging, sorted(FILES))
+        self.store.write_manifest(staging, Manifest(step=step, position=position, files=sealed, **about))
+        return self.store.commit(staging, step)
+
+    @property
+    def newest(self) -> Path:
+        return self.layout.checkpoints / "step-00000020"
+
+    def strike(self, kind: str, at: dict[str, Any] | None = None, **options: Any) -> Strike:
+        fault = Fault(id="F1", kind=kind, rank=1, options=options, source="test")  # type: ignore[arg-type]
+        own = order(self.layout)
+        return Strike(fault=fault, step=20, order=own, leg=self.layout, training=None, pace=Pace(), at=at or {})
+
+    def note(self) -> dict[str, Any]:
+        return json.loads((self.layout.notes / "F1.json").read_text())
+
+
+@pytest.fixture
+def leg(tmp_path: Path) -> Leg:
+    return Leg(tmp_path / "run" / "chaos")
+
+
+REASONS = {
+    "truncate": "model.safetensors has 10000 bytes instead of 20000",
+    "zero_tail": "model.safetensors has the right size but other contents",
+    "flip_file_bit": "model.safetensors has the right size but other contents",
+    "missing_file": "chaosrun-rank-1.pt is missing",
+    "missing_manifest": "MANIFEST.json is missing",
+    "foreign_manifest": "MANIFEST.json belongs to step 10, not 20",
+}
+
+
+def test_every_damage_is_here() -> None:
+    assert REASONS.keys() == DAMAGES
+    assert {name for name, kind in KINDS.items() if kind.family == "storage"} <= ARMS.keys()
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_damage_is_found_by_the_audit_and_told_by_the_note(leg: Leg, kind: str) -> None:
+    ARMS[kind](leg.strike(kind))
+    with pytest.raises(InvalidCheckpointError, match=REASONS[kind]):
+        leg.store.audit("step-00000020")
+    note = leg.note()
+    file = REASONS[kind].split()[0]
+    assert (note["checkpoint"], note["file"], note["path"]) == ("step-00000020", file, f"checkpoints/step-00000020/{file}")
+    assert note["problem"] is None and note["final"] is True
+    path = leg.newest / file
+    assert note["before"]["size"] > 0
+    assert note["before"] != note["after"]
+    assert (note["after"] is None) == (not path.exists())
+    if note["after"]:
+        assert note["after"]["size"] == path.stat().st_size
+    leg.store.audit("step-00000010")
+    assert leg.store.newest_valid().name == "step-00000010"
+
+
+def test_one_bit_is_one_bit_and_zeros_are_the_tail_alone(leg: Leg) -> None:
+    path, data = leg.newest / "model.safetensors", FILES["model.safetensors"]
+    storage.flip_file_bit(leg.strike("flip_file_bit"))
+    changed = [(a, b) for a, b in zip(data, path.read_bytes(), strict=True) if a != b]
+    assert len(changed) == 1 and (changed[0][0] ^ changed[0][1]).bit_count() == 1
+    path.write_bytes(data)
+    storage.zero_tail(leg.strike("zero_tail"))
+    assert path.read_bytes() == data[:-4096] + bytes(4096)
+
+
+def test_a_tail_of_zeros_is_made_longer(leg: Leg) -> None:
+    path = leg.newest / "model.safetensors"
+    path.write_bytes(b"x" * 10_000 + bytes(9_000))
+    storage.zero_tail(leg.strike("zero_tail"))
+    data = path.read_bytes()
+    assert len(data) == 19_000 and data.count(b"x") == 19_000 - 4 * 4096
+    assert leg.note()["problem"] is None
+
+
+def test_the_manifest_of_a_first_checkpoint_is_made_out_for_another_step(tmp_path: Path) -> None:
+    leg = Leg(tmp_path / "run" / "chaos")
+    leg.store.set_aside(10, "away with it")
+    storage.foreign_manifest(leg.strike("foreign_manifest"))
+    with pytest.raises(InvalidCheckpointError, match="belongs to step 19, not 20"):
+        leg.store.audit("step-00000020")
+
+
+def test_a_file_that_the_plan_names(leg: Leg) -> None:
+    storage.truncate(leg.strike("truncate", file="chaosrun-rank-0.pt"))
+    assert leg.note()["file"] == "chaosrun-rank-0.pt"
+    storage.flip_file_bit(leg.strike("flip_file_bit", file=MANIFEST_NAME))
+    with pytest.raises(InvalidCheckpointError, match=r"MANIFEST\.json is damaged"):
+        leg.store.audit("step-00000020")
+
+
+def test_what_cannot_be_damaged_is_told_as_a_problem(leg: Leg, tmp_path: Path) -> None:
+    storage.truncate(leg.strike("truncate", file="nothing.bin"))
+    assert "has no file nothing.bin, it holds MANIFEST.json, chaosrun-rank-0.pt" in leg.note()["problem"]
+    (leg.newest / "empty.bin").touch()
+    storage.truncate(leg.strike("truncate", file="empty.bin"))
+    assert leg.note()["problem"] == "empty.bin is what it was before"
+    bare = LegLayout(tmp_path / "bare" / "chaos")
+    strike = leg.strike("truncate")
+    storage.truncate(Strike(fault=strike.fault, step=1, order=order(bare), leg=bare, training=None, pace=Pace(), at={}))
+    assert "no checkpoint" in json.loads((bare.notes / "F1.json").read_text())["problem"]
+
+
+def outside_by_dots(leg: Leg, outside: Path) -> str:
+    return os.path.relpath(outside, leg.newest)
+
+
+def inside_the_run_alone(leg: Leg, outside: Path) -> str:
+    (leg.layout.path / "precious.bin").write_bytes(outside.read_bytes())
+    return "../../precious.bin"
+
+
+def outside_by_name(leg: Leg, outside: Path) -> str:
+    return str(outside)
+
+
+def outside_by_link(leg: Leg, outside: Path) -> str:
+    (leg.newest / "linked.bin").symlink_to(outside)
+    return "linked.bin"
+
+
+def outside_by_hard_link(leg: Leg, outside: Path) -> str:
+    (leg.newest / "linked.bin").hardlink_to(outside)
+    return "linked.bin"
+
+
+def outside_by_a_linked_folder(leg: Leg, outside: Path) -> str:
+    (leg.newest / "folder").symlink_to(outside.parent)
+    return f"folder/{outside.name}"
+
+
+@pytest.mark.parametrize("kind", ["truncate", "zero_tail", "flip_file_bit", "missing_file"])
+@pytest.mark.parametrize(
+    "way",
+    [inside_the_run_alone, outside_by_dots, outside_by_name, outside_by_link, outside_by_hard_link, outside_by_a_linked_folder],
+)
+def test_nothing_outside_the_run_is_touched(leg: Leg, tmp_path: Path, kind: str, way: Any) -> None:
+    outside = tmp_path / "elsewhere" / "precious.bin"
+    outside.parent.mkdir()
+    outside.write_bytes(b"precious" * 100)
+    ARMS[kind](leg.strike(kind, file=way(leg, outside)))
+    assert all(path.read_bytes() == b"precious" * 100 for path in [outside, *leg.layout.path.glob("precious.bin")])
+    assert "nothing was damaged" in leg.note()["problem"]
+
+
+def test_a_checkpoint_that_is_a_link_is_left_alone(leg: Leg, tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere"
+    os.rename(leg.newest, real)
+    leg.newest.symlink_to(real)
+    storage.missing_manifest(leg.strike("missing_manifest"))
+    assert (real / MANIFEST_NAME).exists()
+    assert "outside the run's own folder" in leg.note()["problem"]
+
+
+def test_storage_elsewhere_is_the_runs_own(tmp_path: Path) -> None:
+    leg = Leg(tmp_path / "run" / "chaos")
+    elsewhere = LegLayout(leg.layout.path, tmp_path / "storage" / "run" / "chaos")
+    elsewhere.checkpoints.parent.mkdir(parents=True)
+    os.rename(leg.layout.checkpoints, elsewhere.checkpoints)
+    strike = leg.strike("truncate")
+    storage.truncate(Strike(fault=strike.fault, step=20, order=strike.order, leg=elsewhere, training=None, pace=Pace(), at={}))
+    assert leg.note()["problem"] is None
+    assert leg.note()["path"] == "checkpoints/step-00000020/model.safetensors"
+
+
+def test_a_folder_left_behind_is_cleared_at_the_next_start(leg: Leg) -> None:
+    storage.stale_staging(leg.strike("stale_staging"))
+    note = leg.note()
+    assert note["staged"] == "step-00000020.attempt-2"
+    assert sorted(os.listdir(leg.layout.staging / note["staged"])) == ["chaosrun-rank-0.pt", "model.safetensors"]
+    # The attempt that goes on meanwhile is not in its way.
+    leg.save(30)
+    assert leg.store.clear_staging() == ["step-00000020.attempt-2"]
+    assert leg.store.clear_staging() == []
+    storage.stale_staging(leg.strike("stale_staging"))
+    storage.stale_staging(leg.strike("stale_staging"))
+    assert "no folder was left behind" in leg.note()["problem"]
+
+
+# Writes that fail
+
+
+def test_no_space_is_the_kernels_own_with_the_file_half_written(leg: Leg, tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+    with pytest.raises(OSError) as caught, path.open("wb") as file:
+        file.write(b"first half")
+        file.flush()
+        storage.no_space(leg.strike("no_space", {"path": path, "descriptor": file.fileno()}))
+        file.write(b"second half")
+    assert caught.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"first half"
+    with pytest.raises(OSError) as caught:
+        storage.no_space(leg.strike("no_space", {"path": path}))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+
+
+@pytest.mark.parametrize("kind", ["io_error", "failed_rename"])
+def test_errors_of_the_device_name_the_path(leg: Leg, kind: str) -> None:
+    with pytest.raises(OSError) as caught:
+        ARMS[kind](leg.strike(kind, {"path": Path("/run/file")}))
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/run/file")
+
+
+# The points inside the store
+
+
+def points_of(leg: Leg, *faults: Fault) -> tuple[FaultPoints, DiskPoints]:
+    own = order(leg.layout, survey=True, faults=[fault.to_json() for fault in faults])
+    points = FaultPoints(own, leg.layout)
+    disk_points = DiskPoints(points, leg.layout)
+    leg.disk.listeners.append(disk_points)
+    return points, disk_points
+
+
+def test_a_save_comes_by_every_fsync_and_the_rename_in_order(leg: Leg) -> None:
+    _, disk_points = points_of(leg)
+    leg.store = CheckpointStore(leg.layout, 2, leg.disk)
+    with disk_points.saving(30):
+        leg.save(30)
+        leg.store.retain()
+    leg.save(40)
+    seen = [(each["phase"], each["target"]) for each in read_lines(leg.layout.attempt(3).points(1))]
+    targets = [target for phase, target in seen if phase == "checkpoint.fsync.before"]
+    assert targets == [target for phase, target in seen if phase == "checkpoint.fsync.after"]
+    files = ["chaosrun-rank-0.pt", "chaosrun-rank-1.pt", "model.safetensors"]
+    # The directories above "storage" are synced too, but no plan can name them.
+    assert targets == [*files, ".", MANIFEST_NAME, ".", "storage", "checkpoints", "staging", "checkpoints"]
+    renames = [index for index, (phase, _) in enumerate(seen) if phase.startswith("checkpoint.rename")]
+    before, after = renames
+    assert (seen[before][0], seen[after][0], after) == ("checkpoint.rename.before", "checkpoint.rename.after", before + 1)
+    assert seen[after + 1] == ("checkpoint.fsync.before", "checkpoints")
+    assert {each["step"] for each in read_lines(leg.layout.attempt(3).points(1))} == {30}
+
+
+def test_a_rename_that_fails_commits_nothing(leg: Leg) -> None:
+    fault = Fault(id="F1", kind="failed_rename", rank=1, phase="checkpoint.rename.before", at_step=30, source="test")
+    _, disk_points = points_of(leg, fault)
+    with disk_points.saving(30), pytest.raises(ResourcesError, match="Input/output error"):
+        leg.save(30)
+    assert leg.store.newest_valid().name == "step-00000020"
+    assert leg.store.clear_staging() == ["step-00000030.attempt-3"]
+    leg.save(30)
+    assert leg.store.newest_valid().name == "step-00000030"
+
+
+@pytest.mark.parametrize(("occurrence", "entries"), [(1, 0), (2, 1)])
+def test_the_second_fsync_of_the_same_directory_can_be_meant(leg: Leg, occurrence: int, entries: int) -> None:
+    fault = Fault(
+        id="F1",
+        kind="io_error",
+        rank=1,
+        phase="checkpoint.fsync.before",
+        target=".",
+        at_step=30,
+        occurrence=occurrence,
+        source="test",
+    )
+    _, disk_points = points_of(leg, fault)
+    with disk_points.saving(30), pytest.raises(ResourcesError):
+        leg.save(30)
+    staged = os.listdir(leg.layout.staging / "step-00000030.attempt-3")
+    assert staged.count(MANIFEST_NAME) == entries
+
+
+def test_slow_storage_waits_at_each_fsync_of_one_checkpoint(leg: Leg) -> None:
+    with ExitStack() as until_saved:
+        storage.slow_storage(leg.strike("slow_storage", {"disk": leg.disk, "until_saved": until_saved}, duration_s=0.001))
+        assert leg.note()["final"] is False
+        assert leg.note()["problem"] == "nothing was synced meanwhile"
+        leg.save(30)
+    note = leg.note()
+    assert note["final"] is True and note["problem"] is None
+    assert note["waits"] >= len(FILES) + 4
+    assert note["waited_s"] >= 0.001 * note["waits"] and note["longest_s"] >= 0.001
+    leg.save(40)
+    assert leg.disk.listeners == [] and leg.note()["waits"] == note["waits"]
+
+
+def test_temporary_files_have_the_name_of_what_they_become() -> None:
+    assert written_for(Path("/a/.MANIFEST.json.123.tmp")) == Path("/a/MANIFEST.json")
+    assert written_for(Path("/a/.hidden")) == Path("/a/.hidden")

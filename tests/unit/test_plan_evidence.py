@@ -1,0 +1,99 @@
+"""Which deaths prove which faults, and which do not."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from chaosrun.plan.evidence import death_problem, note_problem
+from chaosrun.plan.faults import Fault
+
+LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave (SIGTERM) and left after step 5, …"}
+RAISED = {"status": "raised", "error": "InjectedError: fault F1: raised on purpose after step 4"}
+WORKER = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "}
+UNEXPECTED = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid(s) 12, 4711) exited unexpectedly"}
+MEMORY = {"status": "raised", "error": "MemoryError: fault F1: 256 MiB taken, then …"}
+
+
+def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = None, **found: Any) -> str | None:
+    fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=found.pop("options", {}))
+    return death_problem(fault, exit_code=exit_code, by_signal=by_signal, found=found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code", "by_signal", "found"),
+    [
+        ("kill", None, signal.SIGKILL, {}),
+        ("segfault", None, signal.SIGSEGV, {}),
+        ("preempt", 85, None, {"end": LEFT}),
+        ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
+        ("exception", 4, None, {"end": RAISED}),
+        ("exit", 0, None, {"end": None}),
+        ("memory", 4, None, {"end": MEMORY}),
+        ("loader_worker", 4, None, {"end": WORKER, "note": {"victim": 4711}}),
+        ("loader_worker", 4, None, {"end": UNEXPECTED, "note": {"victim": 4711}}),
+    ],
+)
+def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None, by_signal: int | None, found: Any) -> None:
+    assert problem(kind, exit_code, by_signal, **found) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code", "by_signal", "found", "words"),
+    [
+        ("kill", None, signal.SIGTERM, {}, "ended with signal 15"),
+        ("kill", 137, None, {}, "ended with exit code 137"),
+        ("segfault", None, signal.SIGKILL, {}, "ended with signal 9"),
+        ("preempt", None, signal.SIGTERM, {}, "ended with signal 15"),
+        ("preempt", 85, None, {}, "left no error behind"),
+        ("preempt", 85, None, {"end": {"status": "exited", "error": "UserScriptError: sys.exit(85)"}}, "another error"),
+        ("preempt", 85, None, {"end": {**LEFT, "error": "Preempted: rank 0 left with rank 1, which …"}}, "another error"),
+        ("preempt", 0, None, {"end": LEFT}, "ended with exit code 0"),
+        ("preempt", None, signal.SIGKILL, {"after_s": 1.9, "options": {"grace_s": 2.0}}, "before its grace of 2 s"),
+        (
+            "preempt",
+            None,
+            signal.SIGKILL,
+            {"after_s": 2.1, "killed": True, "options": {"grace_s": 2.0}},
+            "its attempt was over",
+        ),
+        ("exception", 4, None, {"end": {**RAISED, "error": "RuntimeError: connection closed by peer"}}, "another error"),
+        ("exception", 4, None, {"end": {**RAISED, "error": "InjectedError: fault F12: raised"}}, "another error"),
+        ("exception", 4, None, {"end": None}, "left no error behind"),
+        ("exception", 0, None, {"end": {"status": "returned", "error": None}}, "ended with exit code 0"),
+        ("exception", None, signal.SIGKILL, {"end": RAISED}, "ended with signal 9"),
+        ("exit", 0, None, {"end": {"status": "returned", "error": None}}, "left an end record (returned)"),
+        ("exit", 1, None, {"end": None}, "ended with exit code 1"),
+        ("memory", 4, None, {"end": {**MEMORY, "error": "MemoryError: "}}, "another error"),
+        ("memory", None, signal.SIGKILL, {}, "ended with signal 9"),
+        ("loader_worker", 4, None, {"end": WORKER, "note": {"victim": 471}}, "another error"),
+        ("loader_worker", 4, None, {"end": WORKER, "note": None}, "nothing was written down of victim"),
+        ("stop", None, signal.SIGKILL, {}, "does not show by a death"),
+    ],
+)
+def test_another_death_is_not(kind: str, exit_code: int | None, by_signal: int | None, found: Any, words: str) -> None:
+    assert words in (problem(kind, exit_code, by_signal, **found) or "")
+
+
+PAUSED = {"state_stopped": "T", "state_before": "T", "state_after": "S", "stopped_s": 1.002}
+SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "note", "words"),
+    [
+        ("pause", {"duration_s": 1.0}, PAUSED, None),
+        ("pause", {"duration_s": 1.0}, {**PAUSED, "state_before": "S"}, "states T, S and S"),
+        ("pause", {"duration_s": 1.0}, {**PAUSED, "state_after": "T"}, "states T, T and T"),
+        ("pause", {"duration_s": 1.0}, {**PAUSED, "stopped_s": 0.9}, "for 0.9 s, not for 1 s"),
+        ("pause", {"duration_s": 1.0}, {}, "states None"),
+        ("slow", {"factor": 3.0, "steps": 4}, SLOWED, None),
+        ("slow", {"factor": 3.0, "steps": 4}, {**SLOWED, "steps": 3}, "3 steps were stretched, not 4"),
+        ("slow", {"factor": 3.0, "steps": 4}, {**SLOWED, "during_s": 0.05}, "not 3 times"),
+        ("slow", {"factor": 3.0, "steps": 4}, {"steps": 4}, "steps took None s"),
+    ],
+)
+def test_a_note_has_to_show_what_it_tells_of(kind: Any, options: Any, note: Any, words: str | None) -> None:
+    fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=options)
+    found = note_problem(fault, note)
+    assert (found is None) if words is None else (words in (found or ""))
