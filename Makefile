@@ -23,7 +23,7 @@ demo: $(INSTALLED)-jobs
 	$(BIN)/chaosrun submit $(JOB) $(ARGS)
 
 test: $(INSTALLED)-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not nightly" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
 
 nightly: $(INSTALLED)-dev
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)

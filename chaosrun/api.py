@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
-from chaosrun.execution import Listener, placed
+from chaosrun.execution import Listener, expected_ray, placed
 from chaosrun.interrupts import Interrupts
 from chaosrun.keeper import carry_out
 from chaosrun.records.layout import RunLayout
@@ -85,12 +85,15 @@ def submit(
     when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left then, `resume` goes on.
     """
     with Interrupts() as interrupts:
+        from chaosrun.plan.permission import ask_permission
         from chaosrun.supervise.drill import create_run
 
         base = default_root() if root is None else root
         loaded, faults = plan(job, overrides)
         if reference not in ("auto", "fresh"):
             reference = str(find_run(reference, base).path.resolve())
+        if expected := expected_ray(address):
+            ask_permission(faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, kept=True)
         run = create_run(
             base.absolute(),
             loaded.spec,

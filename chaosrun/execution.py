@@ -1,6 +1,7 @@
 """Carrying a run out in this process: its lock, its control socket, a cluster for its workers, and its drill."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "execute", "placed"]
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+def expected_ray(address: str | None) -> str | None:
+    """The kind of Ray that a run will have, as far as it can be told before it is there: "private" or "joined"; None where
+    this process is connected to one."""
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return None
+    return "joined" if address or os.environ.get("RAY_ADDRESS") else "private"
 
 
 def execute(

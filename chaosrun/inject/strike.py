@@ -87,7 +87,8 @@ class Strike:
         while sum(ours.values()) < size:
             for path in self.leg.faults.glob("*.json"):
                 if path.stem not in ours and (marker := read_marker(self.leg, path.stem)) is not None:
-                    ours[path.stem] = marker.get("group") == group
+                    # Of an attempt before this one there may be one that nobody has withdrawn yet.
+                    ours[path.stem] = (marker.get("group"), marker.get("attempt")) == (group, self.order.attempt)
             if time.monotonic() > deadline_s:
                 message = f"fault {self.fault.id}: {sum(ours.values())} of the {size} ranks that it is to strike at once came"
                 raise RecoveryError(message, hint="something else keeps the others from their point")

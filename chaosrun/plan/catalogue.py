@@ -234,7 +234,7 @@ KINDS: Mapping[str, Kind] = {
         default_phase="checkpoint.file",
         exit_codes="failure",
         error=f"{_STORAGE_FAILED}No space left on device",
-        proof="its end record names ENOSPC, and an older checkpoint was used",
+        proof="its end record names ENOSPC",
     ),
     "io_error": Kind(
         family="storage",
@@ -243,7 +243,7 @@ KINDS: Mapping[str, Kind] = {
         default_phase="checkpoint.file",
         exit_codes="failure",
         error=f"{_STORAGE_FAILED}Input/output error",
-        proof="its end record names EIO, and an older checkpoint was used",
+        proof="its end record names EIO",
     ),
     "slow_storage": Kind(
         family="storage",

@@ -2,9 +2,8 @@
 
 A model of the job by its steps: it does not run, it is reckoned from one fault to the next, however far apart they lie. Ranks
 keep step at their collectives and race in between. Where faults of several ranks strike between the same two collectives,
-any of them may be the first, or several, so a plan may have many courses.
-
-Faults that strike from outside, after a delay, are not in it: nobody knows at which step they come.
+any of them may be the first, or several, so a plan may have many courses. Faults that strike from outside, after a delay, are
+not in it: nobody knows at which step they come.
 """
 
 import signal

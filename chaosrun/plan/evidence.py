@@ -6,6 +6,7 @@ What is seen of a death (`found`), beside its exit code or signal:
 - note     what the fault wrote down before the harm, or null
 - after_s  from the marker to the death
 - killed   by chaosrun itself, because its attempt was over
+- alone    it was one of several that strike together, and the others had not come
 """
 
 import re
@@ -29,6 +30,8 @@ def death_problem(fault: Fault, *, exit_code: int | None, by_signal: int | None,
     if by_signal is not None:
         if by_signal not in kind.signals:
             return f"the process ended with signal {by_signal}, a fault of kind {fault.kind} ends it otherwise"
+        if found.get("killed") and found.get("alone"):
+            return "the process was killed because its attempt was over, while it waited for the others of its group"
         return _grace_problem(fault, found) if "grace_s" in kind.options else None
     if kind.exit_codes == "failure":
         agrees = exit_code not in (None, 0)
@@ -61,6 +64,10 @@ def note_problem(fault: Fault, found: Mapping[str, Any]) -> str | None:
             return f"the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
         if found.get("stopped_s", 0.0) < fault.option("duration_s"):
             return f"the process was stopped for {found.get('stopped_s')} s, not for {fault.option('duration_s'):g} s"
+    if fault.kind == "slow_storage":
+        waits, waited_s = found.get("waits"), found.get("waited_s")
+        if not waits or not waited_s or waited_s < waits * fault.option("duration_s") - 1e-3:
+            return f"the storage made it wait {waits} times, {waited_s} s in all"
     if fault.kind == "slow":
         steps, before_s, during_s = (found.get(key) for key in ("steps", "before_s", "during_s"))
         if steps != fault.option("steps"):

@@ -55,6 +55,11 @@ def _alone(track: Track, fault: Fault, unusual: set[int] | None) -> Iterator[str
     if fault.rank >= workers:
         yield f"rank {fault.rank} does not exist, {_count(workers, 'worker')} have ranks 0 to {workers - 1}"
     yield from _alone_at_its_place(track, fault)
+    if fault.kind == "pause" and fault.option("duration_s") >= track.patience_s:
+        yield (
+            f"a rank that is stopped for {fault.option('duration_s'):g} s is a hang after {track.patience_s:g} s "
+            "(recovery.hang_timeout): kind stop is that"
+        )
     if step is None:
         return
     if not track.reaches(step):

@@ -193,8 +193,7 @@ def _at_one_moment(
 ) -> Iterator[Fault]:
     """One fault, or one for each rank that it strikes at once."""
     ranks = _ranks(spec, entry, source, phase, chance)
-    # From outside they come at the same time anyway.
-    together = len(ranks) > 1 and phase is not None
+    together = len(ranks) > 1
     for rank in ranks:
         yield Fault(
             id="",
@@ -206,7 +205,7 @@ def _at_one_moment(
             attempt=attempt,
             target=entry.target,
             after_s=after_s,
-            group=f"{source} {at_step}" if together else None,
+            group=f"{source} {at_step or after_s}" if together else None,
             required=required,
             options=entry.options,
             source=source,

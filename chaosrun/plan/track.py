@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
-from chaosrun.spec.model import JobSpec
+from chaosrun.spec.model import SHORTEST_HANG_S, JobSpec
 
 __all__ = ["AFTER_THE_STEP", "LEAVING", "RENDEZVOUS", "RESTORED", "Place", "Track"]
 
@@ -40,7 +40,7 @@ _LATE = 20
 """Added to the slots of a checkpoint that is not due by its step: it is saved after the step's faults, not before them."""
 LEAVING = 50
 """Of ranks that leave on notice."""
-_MANIFEST_TARGETS = frozenset({"manifest.json", "."})
+_MANIFEST_TARGETS = frozenset({"MANIFEST.json", "."})
 _LATER_TARGETS = frozenset({"checkpoints", "staging"})
 
 
@@ -51,11 +51,14 @@ class Track:
     last: int | None
     """The job's last step; None: only the script knows."""
     keep: int
+    patience_s: float = SHORTEST_HANG_S
+    """How long a stopped rank is certain not to be taken for hung."""
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Track":
         every, keep = spec.checkpoint.every_steps, spec.checkpoint.keep
-        return cls(workers=spec.workers, every=every, last=spec.max_steps, keep=max(2, keep))
+        patience_s = spec.recovery.hang_timeout or SHORTEST_HANG_S
+        return cls(workers=spec.workers, every=every, last=spec.max_steps, keep=max(2, keep), patience_s=patience_s)
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint is saved at this step, undisturbed."""

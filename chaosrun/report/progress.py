@@ -136,6 +136,8 @@ def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
             changes |= {"supervisor_pid": record.get("supervisor_pid"), "outcome": None, "message": None, "hint": None}
         case "attempt.starting":
             changes |= {"attempt": record["attempt"], "resumed_from": record["resume"], "resumed_step": record["resume_step"]}
+        case "fault.observed" if (record.get("found") or {}).get("problem"):
+            pass  # looked at, and not found to have happened
         case "fault.observed" if all(landing.fault != record["fault"] for landing in progress.landed):
             state = (record.get("found") or {}).get("state") if record.get("how") == "hang" else None
             landing = Landing(**{key: record[key] for key in LANDING_KEYS}, state=state)
@@ -204,6 +206,8 @@ def sentence(record: dict[str, Any]) -> str:
             ranks = sum(len(entry["ranks"]) for entry in nodes.values())
             more = "; oversubscribed: more workers than cores" if get("oversubscribed") else ""
             return f"{count(ranks, 'rank')} placed on {count(len(nodes), 'node')}{more}"
+        case "staging.cleared":
+            return f"cleared away what was left half-written: {', '.join(get('names') or [])}"
         case "checkpoint.quarantined":
             return f"checkpoint {get('name')} quarantined: {get('reason')}"
         case "attempt.starting":
@@ -214,9 +218,11 @@ def sentence(record: dict[str, Any]) -> str:
         case "worker.exited":
             return f"attempt {get('attempt')}: rank {get('rank')} {_end_of_worker(record)}"
         case "fault.requested":
-            return f"{get('fault')} fires: rank {get('rank')}, {_where(record)}"
+            return f"{get('fault')} fired: rank {get('rank')}, {_where(record)}"
         case "fault.observed":
             what = _EVIDENCE.get(str(get("how")), _end_of_worker(record))
+            if problem := (get("found") or {}).get("problem"):
+                return f"{get('fault')} did not happen as planned: {problem}"
             return f"{get('fault')} landed: rank {get('rank')} {what} (pid {get('pid')})"
         case "fault.withdrawn":
             return f"{get('fault')} has not struck ({get('reason')}): it is to strike again"

@@ -59,7 +59,9 @@ class FaultOptions(Section):
     mebibytes: Positive | None = Field(default=None, description="memory that the rank may still take, in MiB")
     state: Literal["parameter", "gradient", "moment"] | None = Field(default=None, description="what is corrupted")
     tensor: Text | None = Field(default=None, description="name of the parameter concerned; default: drawn")
-    bit: Count | None = Field(default=None, description="number of the bit in the element, 0 the lowest; default: drawn")
+    bit: Annotated[Count, Field(le=63)] | None = Field(
+        default=None, description="number of the bit in the element, 0 the lowest; default: drawn"
+    )
     file: Text | None = Field(default=None, description="file of the checkpoint, a path relative to it")
 
     @property

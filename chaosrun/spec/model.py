@@ -27,6 +27,7 @@ from chaosrun.spec.fields import (
 )
 
 __all__ = [
+    "SHORTEST_HANG_S",
     "VERBATIM",
     "CheckpointSpec",
     "DataSpec",
@@ -37,6 +38,9 @@ __all__ = [
     "VerifySpec",
 ]
 
+SHORTEST_HANG_S = 20.0
+"""A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than sound machines stand still: an fsync
+on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
 VERBATIM = frozenset({"args", "env"})
 """Keys whose scalars are text as written in the file: `0.10` stays "0.10" and `off` stays "off"."""
 

@@ -167,6 +167,7 @@ class Drill:
         ask_permission(plan.faults, ray=self.workers().ray, allow_cluster_faults=allowed, kept=self.kept)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and not _finished(self._leg("chaos")):
+            _expect_reached(plan, final_step(self._leg("reference")))
             self._run_leg("chaos", spec, info, plan)
         verdict = judge(self.run)
         if spec.verify.confirm and worth_confirming(verdict) and info["irreproducible"] is None:
@@ -305,6 +306,17 @@ def supervise_leg(
         return supervisor.run()
     finally:
         on_supervisor(None)
+
+
+def _expect_reached(plan: FaultPlan, last: int) -> None:
+    """Refuse faults beyond the end of the training, where only the undisturbed run could tell it."""
+    late = [f"{fault.source}: step {fault.at_step} is never reached" for fault in plan.faults if (fault.at_step or 0) > last]
+    if late:
+        message = "; ".join(dict.fromkeys(late))
+        raise UsageError(
+            f"{message}: the undisturbed run ended at step {last}",
+            hint="plan it earlier; with max_steps `chaosrun plan` sees it",
+        )
 
 
 def has_ended(run: RunLayout) -> bool:

@@ -9,9 +9,9 @@ supervisor that was held up make nobody silent.
 How long a stage is given:
 
 - `recovery.hang_timeout`, where it is set, as soon as the rank has recorded a step in this attempt
-- else FACTOR times the longest that the leg has seen between two beats of its steps and checkpoints, at least FLOOR_S; the
-  script's own code between two steps, which may validate for an hour, and whatever the rank does for the first time in this
-  attempt are given `recovery.start_timeout`
+- else FACTOR times the longest that the leg has seen between two beats of its steps and checkpoints, at least
+  SHORTEST_HANG_S; the script's own code between two steps, and what the rank does for the first time in this attempt, are given
+  `recovery.start_timeout`; the script's own code that computes, which may validate for an hour, VALIDATION times that
 - a process that is stopped: as in a step
 - before its first step, a rank is given `recovery.start_timeout`; in later attempts FACTOR times what the stage took in those
   that got through it, at least as long as a step
@@ -23,16 +23,16 @@ from pathlib import PurePath
 from typing import Any
 
 from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
-from chaosrun.spec.model import RecoverySpec
+from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
 
 __all__ = ["HangWatch", "Patience", "SeenRank", "Silence", "Standstill", "patience_of"]
 
-FLOOR_S = 20.0
-"""Longer than sound machines stand still: an fsync on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
 FACTOR = 10.0
 LONGEST_LOOK_S = 2.0
+VALIDATION = 20.0
 IDLE = 0.01
-"""After the training there are no steps to go by: a rank that uses more of a processor than this gets on."""
+"""Where there are no steps to go by, a rank that uses more of a processor than this gets on: in the script's own code, and
+after the training."""
 
 _STOPPED = frozenset("Tt")
 _WAITING_CODE = ("/torch/distributed/", "/torch/autograd/graph.py")
@@ -104,6 +104,7 @@ class HangWatch:
         stopped = [rank for rank in judged if pulses[rank].is_stopped]
         waited_for = stopped or [rank for rank in judged if _place(pulses[rank].beat) == furthest_behind]
         given = {rank: self._given_s(pulses[rank]) for rank in waited_for}
+        given |= {rank: VALIDATION * given[rank] for rank in waited_for if self._validates(rank, pulses[rank])}
         if any(self._ranks[rank].silent_s <= given[rank] for rank in waited_for):
             return None
         return Silence(silent_s=min(self._ranks[rank].silent_s for rank in waited_for), patience_s=max(given.values()))
@@ -119,16 +120,23 @@ class HangWatch:
         if after_training and pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0):
             self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
 
+    def _validates(self, rank: int, pulse: Pulse) -> bool:
+        """It is in the script's own code, computes, and nobody has said how long that may take."""
+        if self.patience.hang_timeout_s is not None or pulse.is_stopped or pulse.beat is None or not pulse.beat.facts.own:
+            return False
+        heard = self._ranks[rank]
+        return pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
+
     def _given_s(self, pulse: Pulse) -> float:
         given_s = self.given_s(pulse.beat)
-        return min(given_s, self.patience.hang_timeout_s or FLOOR_S) if pulse.is_stopped else given_s
+        return min(given_s, self.patience.hang_timeout_s or SHORTEST_HANG_S) if pulse.is_stopped else given_s
 
     def given_s(self, beat: Heartbeat | None) -> float:
         """How long a rank whose newest beat this is may be silent."""
         timeout_s = self.patience.hang_timeout_s
         if timeout_s is not None and beat is not None and "record" in beat.first:
             return timeout_s
-        shortest_s = FLOOR_S if timeout_s is None else timeout_s
+        shortest_s = SHORTEST_HANG_S if timeout_s is None else timeout_s
         start_s = max(self.patience.start_timeout_s, shortest_s)
         if beat is None:
             return start_s

@@ -213,23 +213,28 @@ class Injector:
     def _claims(self) -> Iterator[tuple[Fault, Mapping[str, Any]]]:
         """Faults whose time has come and whose rank runs, claimed, with their markers."""
         now = self._clock()
-        for fault in list(self._ready):
-            if self._first_start_s is None or self._first_start_s + (fault.after_s or 0.0) > now:
-                return
-            name = fault.group or fault.id
-            if fault.facts.ends_attempt and self._ending not in (None, name):
+        due = [f for f in self._ready if self._first_start_s is not None and self._first_start_s + (f.after_s or 0.0) <= now]
+        for name in dict.fromkeys(fault.group or fault.id for fault in due):
+            members = [fault for fault in due if (fault.group or fault.id) == name]
+            ends = any(fault.facts.ends_attempt for fault in members)
+            if ends and self._ending not in (None, name):
                 continue
-            who = self._striker.identify_rank(self._attempt, fault.rank, listening=fault.kind in ON_NOTICE)
-            if who is None:
-                continue  # it waits for the next attempt
-            self._ready.remove(fault)
-            about = {"rank": fault.rank, "attempt": self._attempt, "pid": who[0], "start_ticks": who[1]}
-            if write_marker(self._leg, fault.id, **about, phase=None, step=None):
-                if fault.facts.ends_attempt:
-                    self._ending = name
-                marker = read_marker(self._leg, fault.id)
-                assert marker is not None
-                yield fault, marker
+            who = {fault.id: self._identify(fault) for fault in members}
+            if None in who.values():
+                continue  # all of them wait, for the next attempt perhaps
+            if ends:
+                self._ending = name
+            for fault in members:
+                self._ready.remove(fault)
+                pid, ticks = who[fault.id] or (0, 0)
+                about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "start_ticks": ticks}
+                if write_marker(self._leg, fault.id, **about, phase=None, step=None, group=fault.group):
+                    marker = read_marker(self._leg, fault.id)
+                    assert marker is not None
+                    yield fault, marker
+
+    def _identify(self, fault: Fault) -> tuple[int, int] | None:
+        return self._striker.identify_rank(self._attempt, fault.rank, listening=fault.kind in ON_NOTICE)
 
     def _is_claimed(self, fault: Fault) -> bool:
         return (self._leg.faults / f"{fault.id}.json").exists()

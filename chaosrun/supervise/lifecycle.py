@@ -162,7 +162,11 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
                 # Ranks on other nodes may have been seen to die of it before.
                 state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
                 return _stop(state, f"planned fault {event.fault}")
-            return _fail(state, Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True))
+            lost = Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True)
+            if state.phase == "stopping" and state.planned is None and state.failure is not None:
+                # What its peers raised when they lost it came here first.
+                return replace(state, failure=lost), ()
+            return _fail(state, lost)
         case RunTimeout():
             return _end(state, Finish(outcome="timeout", message=event.message))
         case Interrupt():
@@ -192,8 +196,12 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
 def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]:
     assert state.phase in ("starting", "running", "stopping"), state.phase
     if event.fault is not None:
+        fired = state.fired | {event.fault}
+        if event.stopped and state.failure is not None:
+            # It had come to its point when something that nobody had planned ended the attempt.
+            return replace(state, fired=fired), ()
         # Whatever else died in this attempt died of this: survivors notice a lost peer within milliseconds.
-        state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
+        state = replace(state, fired=fired, planned=event.fault, failure=None)
         return (state, ()) if event.leaving else _stop(state, f"planned fault {event.fault}")
     if event.failure is None:
         state = replace(state, completed=state.completed | {event.rank})
@@ -203,13 +211,18 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
     if state.planned is not None:
         return _stop(state, event.failure.message)
     if state.phase == "stopping":
-        return replace(state, failure=_cause(state.failure, event.failure)), ()
+        return (state if event.stopped else replace(state, failure=_cause(state.failure, event.failure))), ()
     return _stop(replace(state, failure=event.failure), event.failure.message)
 
 
 def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
-    if first_seen is None or first_seen.raised_s is None or other.raised_s is None:
+    """Of two that were seen to fail: who was killed raised nothing, and who raised an error may only have lost that peer."""
+    if first_seen is None or first_seen.of_node:
         return first_seen
+    if first_seen.raised_s is None:
+        return first_seen
+    if other.raised_s is None:
+        return other if other.error is None else first_seen
     return min(first_seen, other, key=lambda failure: failure.raised_s or 0.0)
 
 

@@ -114,6 +114,8 @@ class Death:
     failure: Failure | None = None
     leaving: bool = False
     """Of a fault: as `Failure.leaving`."""
+    stopped: bool = False
+    """Killed by chaosrun, because its attempt was over."""
 
 
 @dataclass(frozen=True, slots=True)

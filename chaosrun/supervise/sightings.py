@@ -40,12 +40,27 @@ class Sightings:
                 "note": self._note(fault.id),
                 "after_s": round(raw["died_s"] - marker["time_s"], 6),
                 "killed": raw.get("killed", False),
+                "alone": not self._is_complete(fault, raw["attempt"]),
             }
             if death_problem(fault, exit_code=raw["exit_code"], by_signal=raw["signal"], found=found) is None:
                 ended = {key: raw[key] for key in ("exit_code", "signal", "died_s")}
                 self.see(fault.id, marker, how="death", found=found, **ended)
                 return fault.id
         return None
+
+    def _is_complete(self, fault: Fault, attempt: int) -> bool:
+        """Whether all that are to strike together with this fault have come to their points in this attempt."""
+        if fault.group is None:
+            return True
+        members = [each.id for each in self._faults.values() if each.group == fault.group]
+        markers = fault_markers(self._leg)
+        return all(markers.get(member, {}).get("attempt") == attempt for member in members)
+
+    def of_broken_groups(self, attempt: int) -> None:
+        """After an attempt: what waited there for others of its group, who never came, may strike again with them."""
+        for fault, marker in self._unseen():
+            if fault.group is not None and marker.get("attempt") == attempt and not self._is_complete(fault, attempt):
+                self.withdraw(fault.id, "its attempt ended before all that strike together had come")
 
     def _end_of(self, attempt: int, rank: int) -> dict[str, Any] | None:
         end = read_end(self._leg, attempt, rank)
@@ -63,7 +78,7 @@ class Sightings:
             if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
                 problem = hang_problem(fault, found)
                 self.see(fault.id, marker, how="hang", found={**found, "problem": problem} if problem else dict(found))
-                return fault.id
+                return None if problem else fault.id
         return None
 
     def of_notes(self, *, at_last: bool = False) -> None:

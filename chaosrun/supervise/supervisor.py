@@ -26,6 +26,8 @@ from chaosrun.verify.history import journal_records
 __all__ = ["LegResult", "Supervisor", "Workers"]
 
 STOP_LIMIT_S = 60.0
+COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
+"""Phases at which the checkpoint of that step, if one was due, has been committed."""
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
 
@@ -69,6 +71,8 @@ class Supervisor:
         self._store = CheckpointStore(leg, template.keep)
         self._pending: deque[lifecycle.Event] = deque()
         self._stopped_nodes: set[str] = set()
+        self._is_open = False
+        """An attempt has been started, and not every node of it has stopped."""
         self._killed: list[int] = []
         self._stop_reason, self._stop_began_s = "", 0.0
         self._rest_until_s: float | None = None
@@ -116,6 +120,7 @@ class Supervisor:
                 if isinstance(event, lifecycle.Stopped):
                     self._sightings.of_notes()
                     self._injector.attempt_stopped()
+                    self._sightings.of_broken_groups(self._attempt)
                     if state.failure is not None:
                         self._record_failure(state.failure)
                 state, actions = lifecycle.decide(state, event)
@@ -162,7 +167,8 @@ class Supervisor:
         """Stopped, once the last node has stopped."""
         self._stopped_nodes.add(node)
         self._killed += killed
-        if self._stopped_nodes >= set(self._workers.nodes):
+        if self._is_open and self._stopped_nodes >= set(self._workers.nodes):
+            self._is_open = False
             said = {"attempt": self._attempt, "reason": self._stop_reason, "killed": sorted(self._killed)}
             # The start of the next attempt, or the end of the leg, is durable and takes it along.
             self._record("attempt.stopped", durable=False, **said)
@@ -175,9 +181,10 @@ class Supervisor:
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
         self._detector.exited(rank)
         if fault := self._sightings.of_death(raw) or self._injector.of_death(raw):
-            return lifecycle.Death(rank=rank, fault=fault, leaving=raw["exit_code"] == PREEMPTED_EXIT_CODE)
+            leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
+            return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=bool(raw["killed"]))
         if raw["killed"]:
-            return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"))
+            return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
         failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=raw["exit_code"], killed_by=raw["signal"])
         return lifecycle.Death(rank=rank, failure=failure)
 
@@ -235,7 +242,7 @@ class Supervisor:
             if exited is None:
                 self._sightings.withdraw(fault, "nobody saw it strike")
                 # The checkpoint of that very step, from which the fault could not be reached again.
-                beyond = marker.get("phase") in ("step", "checkpoint.postcommit")
+                beyond = marker.get("phase") in COMMITTED
                 if beyond and (aside := self._store.set_aside(marker["step"], f"{fault} fired after it, and nobody saw it")):
                     self._record_quarantined(aside)
             else:
@@ -300,6 +307,7 @@ class Supervisor:
         armed = [fault for fault in self._plan.faults if fault.id not in fired]
         self._attempt = action.attempt
         self._stopped_nodes.clear()
+        self._is_open = True
         self._killed.clear()
         self._stop_reason = "all ranks ended"
         self._record(

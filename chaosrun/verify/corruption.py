@@ -55,6 +55,10 @@ _SHOWN = ("state", "tensor", "dtype", "element", "bit", "before", "after", "valu
 """What is taken over from a note."""
 
 
+NEVER_CORRUPTED: frozenset[Field] = frozenset({"ids", "batch", "position", "rng"})
+"""What no number of a model has a part in: where the data, the place in it and the random streams differ, recovery is wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
     """A corruption that took place, by the note of who made it."""
@@ -90,6 +94,8 @@ class Injection:
 
     def may_show(self, attempt: int, step: int, field: Field | None) -> bool:
         """Whether a difference there can come from it. `field` None: of no step, but of the state after it."""
+        if field in NEVER_CORRUPTED:
+            return False
         if attempt != self.attempt:
             return attempt > self.attempt and (self.healed is None or attempt < self.healed)
         if field is None:

@@ -3,7 +3,7 @@
 Pure.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chaosrun.plan.evidence import death_problem, hang_problem, note_problem
@@ -34,6 +34,7 @@ def faults_landed(drill: Drill) -> Check:
         return inconclusive("faults_landed", message, planned=len(planned), outrun=outrun)
     due = [fault for fault in drill.plan.faults if fault.id not in outrun]
     problems = {fault.id: problem for fault in due if (problem := fault_problem(fault, drill.chaos))}
+    problems |= {fault.id: problem for fault in due if fault.group and (problem := _parted(fault, due, drill.chaos))}
     for record in (*drill.chaos.events("fault.requested"), *drill.chaos.events("fault.observed")):
         if record["fault"] not in planned:
             problems[record["fault"]] = "it is not in the plan"
@@ -59,6 +60,15 @@ def requests_of(fault: Fault, chaos: LegHistory) -> list[Mapping[str, Any]]:
         elif record["event"] == "fault.withdrawn" and record["fault"] == fault.id:
             standing.clear()
     return standing
+
+
+def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> str | None:
+    """Why a fault did not strike together with the others of its group."""
+    members = {other.id for other in due if other.group == fault.group}
+    attempts = {record["attempt"] for record in chaos.events("fault.observed") if record["fault"] in members}
+    if len(attempts) < 2:
+        return None
+    return f"it was to strike together with {', '.join(sorted(members - {fault.id}))}, they struck in several attempts"
 
 
 def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:

@@ -43,6 +43,8 @@ OUTCOME_EXIT_CODES: Mapping[str, int] = {
 }
 """Of a leg that did not complete; its drill is INCONCLUSIVE."""
 IDS_SHOWN = 8
+RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
+"""What fails only where the job came back wrongly, whatever was done to its numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,11 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
     outcome = drill.chaos.outcome
     if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
         return None
+    beside = [check for check in checks if check.name in RECOVERY_CHECKS and check.status == "fail"]
     for check in checks:
+        if check.name == "silent_corruption" and check.status == "fail" and beside and outcome == "completed":
+            cause = f"{beside[0].name}: {beside[0].summary}, which no corruption explains; besides, {check.summary}"
+            return _Ruling(status="FAIL", cause=cause)
         if check.name == "silent_corruption" and check.status == "fail":
             end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
             return _Ruling(status="FAIL", cause=f"{CAUSE}: {check.summary}{end}", hint=HINT)
@@ -271,7 +277,8 @@ def _faults_hint(drill: Drill) -> str | None:
 def _pass(drill: Drill, attempts: Sequence[AttemptSummary]) -> _Ruling:
     verify = drill.spec.verify
     equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else "within the tolerance of"
-    faults, ranks = len(drill.plan.faults), drill.spec.workers
+    faults = sum(outcome.landed for outcome in fault_outcomes(drill.plan, drill.chaos))
+    ranks = drill.spec.workers
     cause = (
         f"{equal} the undisturbed run: {drill.chaos_lineage.final_step} steps on {ranks} rank{'s' if ranks != 1 else ''}, "
         f"{faults} fault{'s' if faults != 1 else ''}"

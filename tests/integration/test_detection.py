@@ -86,7 +86,7 @@ def test_a_long_pause_of_the_script_is_no_hang_and_a_rank_stopped_from_outside_i
     warm_drills: WarmDrills, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without `hang_timeout`. Rank 1 pauses longer than steps are given while rank 0 waits for it; then rank 0 is stopped."""
-    monkeypatch.setattr(hangs, "FLOOR_S", 2.0)
+    monkeypatch.setattr(hangs, "SHORTEST_HANG_S", 2.0)
     job = write_job(tmp_path, SLOW, kills(9), "recovery: {start_timeout: 20s}")
     paused_s: list[float] = []
 
@@ -112,7 +112,7 @@ def test_a_long_pause_of_the_script_is_no_hang_and_a_rank_stopped_from_outside_i
     result = warm_drills(job, root=tmp_path / "root", on_event=on_event)
     threads[0].join()
     assert result.verdict.status == "PASS", result.verdict.cause
-    assert paused_s[0] > hangs.FLOOR_S, "it waited longer than a step is given, and was left alone"
+    assert paused_s[0] > hangs.SHORTEST_HANG_S, "it waited longer than a step is given, and was left alone"
     (hang,) = declared(result.run)
     assert hang["first"] == 0
     assert hang["ranks"][0]["state"] == "T"

@@ -98,8 +98,8 @@ def look_at(process: psutil.Process) -> Sample:
 
 @pytest.mark.ray
 @pytest.mark.timeout(240)
-def test_40_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 40)
+def test_100_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 100)
 
 
 @pytest.mark.ray

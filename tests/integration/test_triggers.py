@@ -90,3 +90,45 @@ def test_a_recorded_trace_is_played_without_its_file(warm_drills: WarmDrills, tm
     assert landed.status == "pass" and landed.summary.endswith("2 had not come when the training ended"), landed.summary
     fired = [record for record in read_lines(result.run.leg("chaos").journal) if record["event"] == "fault.requested"]
     assert [(record["phase"], record["step"]) for record in fired] == [(None, None)] * 2
+
+
+TOGETHER = """\
+args: [--steps, "60", --seed, "1", --step-seconds, "0.03"]
+faults: {schedule: [{rank: all, after: 1s}]}
+"""
+
+
+def test_several_ranks_struck_from_outside_die_in_one_attempt(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    result = warm_drills(job_file(JOB + TOGETHER, tmp_path), root=tmp_path / "root")
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert [(fault.attempt, fault.rank, fault.landed) for fault in result.verdict.faults] == [(1, 0, True), (1, 1, True)]
+
+
+ALONE = """\
+args: [--steps, "20", --seed, "1"]
+max_steps: 20
+faults: {schedule: [{rank: all, at_step: 13}]}
+"""
+
+
+def test_a_group_that_something_else_keeps_apart_strikes_together_later(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    """Rank 1 fails of itself where it should be struck, once: nothing is counted for a fault, and the failure is told."""
+    script = tmp_path / "train.py"
+    flag = tmp_path / "failed"
+    fails = f"""        import os
+        from chaosrun.train.context import current
+        in_chaos = current().order.leg == "chaos"
+        if in_chaos and (accelerator.process_index, run.position.step) == (1, 13) and not os.path.exists({str(flag)!r}):
+            open({str(flag)!r}, "w").close()
+            raise RuntimeError("a failure of its own")
+"""
+    source = PROBE.read_text()
+    place = "        run.step(loss)\n"
+    assert source.count(place) == 1
+    script.write_text(source.replace(place, place + fails))
+    job = (JOB + ALONE).replace(str(PROBE), str(script))
+    result = warm_drills(job_file(job, tmp_path), root=tmp_path / "root")
+    assert result.verdict.status == "PASS", result.verdict.cause
+    assert {(fault.attempt, fault.landed) for fault in result.verdict.faults} == {(2, True)}
+    journal = list(read_lines(result.run.leg("chaos").journal))
+    assert [record["rank"] for record in journal if record["event"] == "death.unplanned"] == [1]

@@ -11,7 +11,8 @@ from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.heartbeat import Heartbeat, Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_marker
-from chaosrun.supervise.hangs import FACTOR, FLOOR_S, HangWatch, Patience, Silence, Standstill
+from chaosrun.spec.model import SHORTEST_HANG_S
+from chaosrun.supervise.hangs import FACTOR, VALIDATION, HangWatch, Patience, Silence, Standstill
 from chaosrun.supervise.sightings import Sightings
 
 START_S = 300.0
@@ -57,11 +58,11 @@ def silence(over: HangWatch, pulses: Mapping[int, Pulse], *, for_s: float, from_
     ("hang_timeout_s", "seen", "given_s"),
     [
         # Derived: ten times the longest gap between beats of steps and checkpoints, and never less than the floor.
-        (None, pulse("forward"), FLOOR_S),
+        (None, pulse("forward"), SHORTEST_HANG_S),
         (None, pulse("forward", longest={**STEADY, "forward": 7.0}), 7.0 * FACTOR),
         (None, pulse("forward", longest={**STEADY, "checkpoint.write": 30.0}), 30.0 * FACTOR),
         # The script's own code says nothing of how long a step takes, nor the other way round.
-        (None, pulse("forward", longest={**STEADY, "own": 3600.0}), FLOOR_S),
+        (None, pulse("forward", longest={**STEADY, "own": 3600.0}), SHORTEST_HANG_S),
         (None, pulse("own"), START_S),
         (None, pulse("ended"), START_S),
         # What this rank has not done before in this attempt.
@@ -102,7 +103,7 @@ def test_a_later_attempt_knows_how_long_the_start_takes() -> None:
     judge.look(0.0, {0: pulse("joined", 0, first=slow), 1: pulse("joined", 0, first={**slow, "script": 1.0})}, {0, 1})
     judge.begin()
     assert judge.given_s(pulse("script", 0, first={}).beat) == 40.0 * FACTOR
-    assert judge.given_s(pulse("started", 0, first={}).beat) == FLOOR_S
+    assert judge.given_s(pulse("started", 0, first={}).beat) == SHORTEST_HANG_S
     assert judge.given_s(pulse("restoring", 5, first={}).beat) == START_S, "nobody has done that yet"
 
 
@@ -157,7 +158,7 @@ def test_after_the_training_whoever_computes_is_not_silent() -> None:
     assert found[-1] is not None
 
 
-@pytest.mark.parametrize(("hang_timeout_s", "given_s"), [(None, FLOOR_S), (5.0, 5.0)])
+@pytest.mark.parametrize(("hang_timeout_s", "given_s"), [(None, SHORTEST_HANG_S), (5.0, 5.0)])
 @pytest.mark.parametrize("stage", ["own", "script", "checkpoint.write", "ended", None])
 def test_a_process_that_is_stopped_is_given_no_time_for_what_it_may_be_doing(
     stage: str | None, hang_timeout_s: float | None, given_s: float
@@ -314,8 +315,23 @@ def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: P
     assert sightings.of_hang(1, 1, found) is None
     assert sightings.of_hang(2, 0, found) is None
     assert journal == []
-    assert sightings.of_hang(2, 1, found) == "F1"
+    assert sightings.of_hang(2, 1, found) is None, "a hang of another cause: nobody had planned it"
     assert [record["event"] for record in journal] == ["fault.requested", "fault.observed"]
     assert journal[1]["how"] == "hang"
     assert "a process that SIGSTOP stopped is in state T" in journal[1]["found"]["problem"]
-    assert sightings.of_hang(2, 1, found) is None, "once"
+    assert sightings.of_hang(2, 1, {**found, "state": "T"}) is None, "once"
+
+
+def test_the_scripts_own_code_is_given_longer_while_it_computes() -> None:
+    def declared_after_s(cpu_s_a_second: float, hang_timeout_s: float | None = None) -> int:
+        judge = watch(hang_timeout_s=hang_timeout_s)
+        for second in range(10_000):
+            own = pulse("own", cpu_s=second * cpu_s_a_second)
+            if judge.look(float(second), {0: own}, {0}) is not None:
+                return second
+        raise AssertionError("never")
+
+    idle, computing = declared_after_s(0.0), declared_after_s(1.0)
+    assert START_S < idle < START_S + 5
+    assert VALIDATION * START_S < computing < VALIDATION * START_S + 5
+    assert declared_after_s(1.0, hang_timeout_s=30.0) < 40, "the user has said how long it may take"

@@ -67,6 +67,38 @@ def test_a_survivor_reported_before_the_victim_does_not_hide_the_planned_fault()
     assert (state.failure, state.restarts) == (None, 0)
 
 
+def test_a_rank_that_was_stopped_at_its_point_does_not_hide_what_nobody_planned() -> None:
+    """Rank 1 waited for others at its fault when rank 0 failed of itself, and was killed with the attempt."""
+    stopped = replace(PLANNED, stopped=True)
+    state, actions = run(life.Placed(), *started(), life.Death(rank=0, failure=RAISED), stopped, life.Stopped())
+    assert actions[-1] == (Audit(),)
+    assert (state.failure, state.restarts, state.fired) == (RAISED, 1, frozenset({"F1"}))
+
+
+def test_a_lost_node_is_the_cause_of_what_its_peers_raise() -> None:
+    lost = life.AgentLost(message="the agent died")
+    echo = replace(RAISED, error=("RuntimeError", "Connection closed by peer"))
+    twice = [each for _ in range(2) for each in (*started("step-00000005", 5), life.Death(rank=0, failure=echo), lost)]
+    state, actions = run(life.Placed(), *twice[:4], life.Stopped(), life.Placed(), *twice[4:], life.Stopped(), max_restarts=5)
+    assert actions[-1] == (Place(),), "no user error, and nothing against the checkpoint"
+    assert state.died_from == ()
+
+
+def test_who_was_killed_comes_before_who_raised_an_error_over_it() -> None:
+    echo = replace(RAISED, raised_s=1.0)
+    seen = [life.Death(rank=0, failure=echo), life.Death(rank=1, failure=replace(KILLED, rank=1))]
+    _, actions = run(life.Placed(), *started(), *seen, life.Stopped(), max_restarts=0)
+    assert isinstance(actions[-1][0], Finish) and actions[-1][0].outcome == "recovery_failed"
+
+
+def test_an_agent_that_dies_during_a_rest_has_the_places_acquired_again() -> None:
+    deaths = [*started(), life.Death(rank=0, failure=KILLED), life.Stopped()]
+    other = [*started(), life.Death(rank=0, failure=replace(KILLED, step=4)), life.Stopped()]
+    lost = life.AgentLost(message="the agent died")
+    _, actions = run(life.Placed(), *deaths, *other, lost, life.Rested(), max_restarts=5, backoff_s=1.0)
+    assert actions[-3:] == [(Rest(seconds=1.0),), (), (Place(),)]
+
+
 def test_of_two_errors_seen_together_the_first_raised_is_the_cause() -> None:
     echo = life.Failure(message="peer gone", outcome="user_error", rank=1, step=7, error=("RuntimeError", "peer"), raised_s=2.0)
     cause = life.Failure(message="boom", outcome="user_error", rank=0, step=7, error=("ValueError", "boom"), raised_s=1.0)

@@ -108,8 +108,8 @@ def test_resumed_supervisor_takes_the_end_back() -> None:
     [
         (CHAOS[1], "3 ranks placed on 1 node; oversubscribed: more workers than cores"),
         (CHAOS[2], "attempt 1 starts from the beginning"),
-        (CHAOS[4], "F1 fires: rank 1, step 17"),
-        ({**CHAOS[4], "phase": "reduce"}, "F1 fires: rank 1, step 17, reduce"),
+        (CHAOS[4], "F1 fired: rank 1, step 17"),
+        ({**CHAOS[4], "phase": "reduce"}, "F1 fired: rank 1, step 17, reduce"),
         (CHAOS[5], "attempt 1: rank 1 died of SIGKILL"),
         (CHAOS[6], "F1 landed: rank 1 died of SIGKILL (pid 12)"),
         (CHAOS[7], "attempt 1 stopped: fault F1; killed ranks 0, 2"),

@@ -110,10 +110,10 @@ def test_groups_of_an_entry_that_repeats_are_told_apart():
     assert [fault.group for fault in plan] == ["G1/2", "G1/2", "G2/2", "G2/2"]
 
 
-def test_at_the_same_time_from_outside_needs_no_group():
-    plan = faults({"rank": "all", "after": "2s"})
+def test_several_ranks_are_struck_together_from_outside_too():
+    plan = faults({"rank": "all", "after": "2s"}, {"rank": "all", "after": "4s"})
     assert [(fault.rank, fault.after_s, fault.group, fault.phase) for fault in plan] == [
-        (rank, 2.0, None, None) for rank in range(3)
+        (rank, after_s, group, None) for after_s, group in ((2.0, "G1/3"), (4.0, "G2/3")) for rank in range(3)
     ]
     assert all(fault.required for fault in plan)
 
@@ -136,9 +136,9 @@ def test_at_the_same_time_from_outside_needs_no_group():
         ({"kind": "port_taken"}, {"workers": 1}, "needs at least 2 workers"),
         ({"kind": "diverge", "at_step": 3}, {"workers": 1}, "one worker alone has no replicas"),
         (
-            {"at_step": 10, "rank": 1, "phase": "checkpoint.fsync.before", "file": "manifest.json"},
+            {"at_step": 10, "rank": 1, "phase": "checkpoint.fsync.before", "file": "MANIFEST.json"},
             {},
-            "never syncs manifest.json",
+            "never syncs MANIFEST.json",
         ),
         (
             {"at_step": 10, "rank": 1, "phase": "checkpoint.fsync.before", "file": "chaosrun-rank-2.pt"},
@@ -172,7 +172,7 @@ def test_what_can_never_happen_is_refused_before_the_start(entry, fields, reason
         ({"at_step": 10, "kind": "failed_rename"}, 0),
         ({"kind": "port_taken"}, 0),
         ({"at_step": 10, "phase": "checkpoint.fsync.after", "file": "random_states_2.pkl"}, 2),
-        ({"at_step": 10, "phase": "checkpoint.fsync.after", "file": "manifest.json"}, 0),
+        ({"at_step": 10, "phase": "checkpoint.fsync.after", "file": "MANIFEST.json"}, 0),
     ],
 )
 def test_a_random_rank_is_one_that_comes_by_there(entry, rank):
@@ -272,7 +272,7 @@ class TestRandom:
         plan = faults(random={"count": 3, "at_once": 2}, seed=2)
         assert len(plan) == 6 and len({fault.group for fault in plan}) == 3
         plan = faults(random={"mtbf": "30s", "at_once": 2}, seed=2)
-        assert len(plan) == 2 * len({fault.after_s for fault in plan}) and not any(fault.group for fault in plan)
+        assert len(plan) == 2 * len({fault.after_s for fault in plan}) == 2 * len({fault.group for fault in plan})
 
     @given(seed=st.integers(0, 2**63), count=st.integers(1, 29))
     def test_notices_are_drawn_apart(self, seed, count):
