@@ -114,7 +114,7 @@ def test_after_prepare_ranks_are_equal_although_their_seeds_are_not(drills: Dril
 
 
 def test_ranks_that_do_not_begin_equal_are_named(drills: Drills) -> None:
-    verdict = drills(SCRIPT, "--break-with", "start").verdict
+    verdict = drills(SCRIPT, "--break-with", "start", faults=("{rank: 0, at_step: 10}",)).verdict
     assert (verdict.status, verdict.exit_code) == ("FAIL", 3)
     assert "rank 2 has other weights than rank 0 at the start of attempt 1, from step 0, first in norm.weight" in verdict.cause
 
