@@ -68,6 +68,7 @@ if rank == 0 and (order.leg, order.attempt, step) in {("reference", 1, 7), ("cha
 """
 
 
+@pytest.mark.nightly
 def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Shell) -> None:
     job = write_job(shell.folder, KILL_THE_SUPERVISOR, kills(5, 8, rank=0))
     assert shell.run("submit", job).returncode == -signal.SIGKILL

@@ -51,6 +51,7 @@ def mutant(folder: Path, schedule: tuple[str, ...] = ()) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_an_interrupted_sweep_goes_on_to_a_pass(local_ray: None, tmp_path: Path) -> None:
     only = ("reduce@7/*", "checkpoint.fsync.after@10/rank1/*", "recovery/restore.end*", "checkpoint.rename.*@22/*")
     heard: list[dict[str, Any]] = []
