@@ -103,8 +103,7 @@ class HangWatch:
         furthest_behind = min(_place(pulses[rank].beat) for rank in judged)
         stopped = [rank for rank in judged if pulses[rank].is_stopped]
         waited_for = stopped or [rank for rank in judged if _place(pulses[rank].beat) == furthest_behind]
-        given = {rank: self._given_s(pulses[rank]) for rank in waited_for}
-        given |= {rank: VALIDATION * given[rank] for rank in waited_for if self._validates(rank, pulses[rank])}
+        given = {rank: self._given_s(rank, pulses[rank]) for rank in waited_for}
         if any(self._ranks[rank].silent_s <= given[rank] for rank in waited_for):
             return None
         return Silence(silent_s=min(self._ranks[rank].silent_s for rank in waited_for), patience_s=max(given.values()))
@@ -117,19 +116,19 @@ class HangWatch:
             return
         heard.silent_s += passed_s
         after_training = pulse.beat is not None and pulse.beat.stage == "ended"
-        if after_training and pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0):
+        if after_training and _computes(heard, pulse):
             self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
 
     def _validates(self, rank: int, pulse: Pulse) -> bool:
         """It is in the script's own code, computes, and nobody has said how long that may take."""
-        if self.patience.hang_timeout_s is not None or pulse.is_stopped or pulse.beat is None or not pulse.beat.facts.own:
-            return False
-        heard = self._ranks[rank]
-        return pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
+        own = pulse.beat is not None and pulse.beat.facts.own
+        return own and self.patience.hang_timeout_s is None and _computes(self._ranks[rank], pulse)
 
-    def _given_s(self, pulse: Pulse) -> float:
+    def _given_s(self, rank: int, pulse: Pulse) -> float:
         given_s = self.given_s(pulse.beat)
-        return min(given_s, self.patience.hang_timeout_s or SHORTEST_HANG_S) if pulse.is_stopped else given_s
+        if pulse.is_stopped:
+            return min(given_s, self.patience.hang_timeout_s or SHORTEST_HANG_S)
+        return VALIDATION * given_s if self._validates(rank, pulse) else given_s
 
     def given_s(self, beat: Heartbeat | None) -> float:
         """How long a rank whose newest beat this is may be silent."""
@@ -156,6 +155,11 @@ class HangWatch:
             if seen and not facts.own and (not facts.waits or len(seen) == self.world_size):
                 found[stage] = max(found.get(stage, 0.0), _of_all(stage, seen))
         return found
+
+
+def _computes(heard: _Listening, pulse: Pulse) -> bool:
+    """It has used a processor since its last beat."""
+    return pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
 
 
 def _of_all(stage: str, took_s: Sequence[float]) -> float:

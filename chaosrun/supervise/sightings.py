@@ -37,7 +37,7 @@ class Sightings:
                 continue
             found = {
                 "end": self._end_of(raw["attempt"], raw["rank"]),
-                "note": self._note(fault.id),
+                "note": read_note(self._leg, fault.id),
                 "after_s": round(raw["died_s"] - marker["time_s"], 6),
                 "killed": raw.get("killed", False),
                 "alone": not self._is_complete(fault, raw["attempt"]),
@@ -68,9 +68,6 @@ class Sightings:
             return None
         error = end["error"]
         return {"status": end["status"], "error": None if error is None else f"{error['type']}: {error['message']}"}
-
-    def _note(self, fault: str) -> dict[str, Any] | None:
-        return read_note(self._leg, fault)
 
     def of_hang(self, attempt: int, rank: int, found: Mapping[str, Any]) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""

@@ -116,6 +116,7 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill.plan, drill.chaos)
+    faults = fault_outcomes(drill.plan, drill.chaos)
     unfounded = _of_premises(checks, irreproducible)
     divergence = first_divergence(drill)
     drifted = _of_drift(checks)
@@ -132,7 +133,7 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
         or drifted
         or _of_failures(checks, divergence, drill)
         or _of_doubts(checks, drill)
-        or _pass(drill, attempts)
+        or _pass(drill, attempts, landed=sum(fault.landed for fault in faults))
     )
     leg = drill.chaos if drill.reference.outcome == "completed" else drill.reference
     return Verdict(
@@ -143,7 +144,7 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
         outcome=leg.outcome,
         checks=checks,
         divergence=divergence,
-        faults=fault_outcomes(drill.plan, drill.chaos),
+        faults=faults,
         attempts=attempts,
         steps=drill.chaos_lineage.final_step,
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
@@ -206,15 +207,16 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
     outcome = drill.chaos.outcome
     if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
         return None
-    beside = [check for check in checks if check.name in RECOVERY_CHECKS and check.status == "fail"]
-    for check in checks:
-        if check.name == "silent_corruption" and check.status == "fail" and beside and outcome == "completed":
-            cause = f"{beside[0].name}: {beside[0].summary}, which no corruption explains; besides, {check.summary}"
-            return _Ruling(status="FAIL", cause=cause)
-        if check.name == "silent_corruption" and check.status == "fail":
-            end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
-            return _Ruling(status="FAIL", cause=f"{CAUSE}: {check.summary}{end}", hint=HINT)
-    return None
+    failing = {check.name: check for check in checks if check.status == "fail"}
+    seen = failing.get("silent_corruption")
+    if seen is None:
+        return None
+    beside = next((failing[name] for name in RECOVERY_CHECKS if name in failing), None)
+    if beside is not None and outcome == "completed":
+        cause = f"{beside.name}: {beside.summary}, which no corruption explains; besides, {seen.summary}"
+        return _Ruling(status="FAIL", cause=cause)
+    end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
+    return _Ruling(status="FAIL", cause=f"{CAUSE}: {seen.summary}{end}", hint=HINT)
 
 
 def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> _Ruling | None:
@@ -274,14 +276,13 @@ def _faults_hint(drill: Drill) -> str | None:
     return None
 
 
-def _pass(drill: Drill, attempts: Sequence[AttemptSummary]) -> _Ruling:
+def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> _Ruling:
     verify = drill.spec.verify
     equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else "within the tolerance of"
-    faults = sum(outcome.landed for outcome in fault_outcomes(drill.plan, drill.chaos))
     ranks = drill.spec.workers
     cause = (
         f"{equal} the undisturbed run: {drill.chaos_lineage.final_step} steps on {ranks} rank{'s' if ranks != 1 else ''}, "
-        f"{faults} fault{'s' if faults != 1 else ''}"
+        f"{landed} fault{'s' if landed != 1 else ''}"
     )
     if not any(attempt.resumed_from for attempt in attempts):
         return _Ruling(
