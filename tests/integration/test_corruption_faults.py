@@ -95,3 +95,12 @@ def test_what_was_not_there_to_damage_is_no_corruption(warm_drills: Any, tmp_pat
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert "no parameter of a tensor called '0.wieght': did you mean 0.weight?" in verdict.cause
     assert [fault.landed for fault in verdict.faults] == [False]
+
+
+@pytest.mark.ray
+def test_a_wrong_recovery_beside_it_is_not_explained_by_it(warm_drills: Any, tmp_path: Path) -> None:
+    """The loader begins again after the kill: no number of the model has a part in that."""
+    faults = "faults.schedule=[{kind: flip_bit, rank: 1, at_step: 7, tensor: 0.weight, bit: 3}, {rank: 1, at_step: 14}]"
+    verdict = warm_drills(PROBE, root=tmp_path, overrides=(*STEPS, "data.resume=plain", faults)).verdict
+    assert verdict.status == "FAIL", verdict.cause
+    assert "which no corruption explains; besides, F1 flipped bit 3 of 0.weight[" in verdict.cause
