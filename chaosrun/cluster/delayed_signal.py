@@ -37,7 +37,7 @@ def pause(identity: ProcessIdentity, duration_s: float, *, stop: bool = True) ->
     found: dict[str, Any] = {"signal": "SIGSTOP", "state_stopped": None, "state_before": None, "state_after": None}
     if stop and not send_signal(identity, signal.SIGSTOP):
         return {**found, "problem": f"process {identity.pid} was gone before it could be stopped"}
-    found["state_stopped"] = _wait_for(identity, lambda state: state in (STOPPED, None))
+    found["state_stopped"] = _wait_for(identity, lambda state: state in (STOPPED, "Z", None))
     if found["state_stopped"] != STOPPED:
         send_signal(identity, signal.SIGCONT)
         return {**found, "problem": f"process {identity.pid} was never seen stopped"}

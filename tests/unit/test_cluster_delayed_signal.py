@@ -1,5 +1,6 @@
 """Delayed signals, to real processes: what is seen of them, and that they reach nobody else."""
 
+import contextlib
 import json
 import os
 import signal
@@ -40,6 +41,15 @@ def later(identity: ProcessIdentity, seconds: float, do: str) -> "subprocess.Pop
     )
 
 
+def waits_for_an_end(watcher: "subprocess.Popen[bytes]") -> bool:
+    """Whether it has seen the process stopped: only then does it open a descriptor of it."""
+    for descriptor in Path(f"/proc/{watcher.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it reads files of /proc all the while
+            if "pidfd" in os.readlink(descriptor):
+                return True
+    return False
+
+
 def test_a_pause_is_seen_from_both_sides(process: subprocess.Popen[bytes]) -> None:
     seen = pause(known(process), 0.1)
     assert (seen["state_stopped"], seen["state_before"]) == ("T", "T")
@@ -54,10 +64,16 @@ def test_a_process_that_ends_meanwhile_was_not_paused(process: subprocess.Popen[
         assert watcher.stdout is not None
         assert json.loads(watcher.stdout.readline()) == "ready"
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: state_of(identity) == "T")
+        eventually(lambda: waits_for_an_end(watcher))
         process.kill()
         seen = json.loads(watcher.stdout.readline())
     assert "did not stay stopped" in seen["problem"]
+
+
+def test_a_process_that_ended_was_never_stopped(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    eventually(lambda: state_of(known(process)) == "Z")
+    assert "never seen stopped" in pause(known(process), 600.0, stop=False)["problem"]
 
 
 def test_somebody_else_of_the_same_pid_is_left_alone(process: subprocess.Popen[bytes]) -> None:
