@@ -13,6 +13,7 @@ from chaosrun.interrupts import Interrupts
 from chaosrun.keeper import carry_out
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
+from chaosrun.runs import default_root, find_run, list_runs
 
 if TYPE_CHECKING:
     from chaosrun.campaign.shrink import Shrunk
@@ -53,11 +54,6 @@ class RunResult:
 
 def _nobody(record: dict[str, Any]) -> None:
     """Who listens when nobody does."""
-
-
-def default_root() -> Path:
-    """Where runs are kept: $CHAOSRUN_ROOT, else .chaosrun in the working directory."""
-    return Path(os.environ.get("CHAOSRUN_ROOT") or ".chaosrun")
 
 
 def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
@@ -299,35 +295,6 @@ def shrink(
             return reduce(case, bench.drill, bench.verify, limit=max_drills or MAX_DRILLS, on_record=on_event or _nobody)
 
 
-def list_runs(root: Path | None = None) -> list[RunSummary]:
-    """All runs under `root`, newest first."""
-    from chaosrun.records.run_file import read_object, read_run
-    from chaosrun.supervise.drill import is_supervised
-
-    folder = (default_root() if root is None else root) / "runs"
-    summaries = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        run = RunLayout(path)
-        if not run.run_json.is_file():
-            continue  # being created, or not ours
-        try:
-            info = read_run(run)
-            ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
-        except UsageError:
-            # One damaged run must not hide the others.
-            created_s = run.run_json.stat().st_mtime
-            summaries.append(RunSummary(run_id=run.run_id, name="?", status="damaged", created_s=created_s, path=path))
-            continue
-        if ended is not None:
-            status = str(ended.get("status", "damaged"))
-        else:
-            status = "running" if is_supervised(run) else "interrupted"
-        summaries.append(
-            RunSummary(run_id=run.run_id, name=info["spec"]["name"], status=status, created_s=info["created_s"], path=path)
-        )
-    return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
-
-
 def ping(run: RunLayout) -> dict[str, Any]:
     """Ask a run's supervisor for a sign of life: its run and its pid. Raises UsageError when nobody supervises the run."""
     from chaosrun.supervise.control import request
@@ -341,28 +308,3 @@ def cancel(run: RunLayout) -> None:
     from chaosrun.supervise.control import request
 
     request(run, "cancel")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def find_run(ref: str, root: Path | None = None) -> RunLayout:
-    """The run called `ref`: an id, a unique prefix of one, "latest", or the path of a run directory. Raises UsageError."""
-    if os.sep in ref and os.path.isfile(RunLayout(Path(ref)).run_json):
-        return RunLayout(Path(ref))
-    if not ref:
-        raise UsageError("the name of a run is empty", hint="`chaosrun list` shows the runs")
-    runs = list_runs(root)
-    if ref == "latest" and runs:
-        return RunLayout(runs[0].path)
-    exact = [summary for summary in runs if summary.run_id == ref]
-    matches = exact or [summary for summary in runs if summary.run_id.startswith(ref)]
-    if len(matches) == 1:
-        return RunLayout(matches[0].path)
-    place = default_root() if root is None else root
-    if not matches:
-        hint = "`chaosrun list` shows the runs; --root names another place"
-        raise UsageError(f"no run {_shortened(ref)!r} under {place}", hint=hint)
-    some = ", ".join(summary.run_id for summary in matches[:5])
-    raise UsageError(f"{ref!r} could be any of {len(matches)} runs: {some}", hint="write more of the name")

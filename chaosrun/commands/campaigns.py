@@ -1,17 +1,43 @@
-"""`chaosrun sweep` and `chaosrun shrink`: parse, call `chaosrun.api`, print, return the exit code."""
+"""Commands about many drills: parse, call `chaosrun.api`, print, return the exit code."""
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
-from chaosrun.commands.terminal import page, ticking
+from chaosrun.commands.terminal import page, progress, ticking
 from chaosrun.errors import UsageError
 from chaosrun.report.output import write_json, write_out
 
-__all__ = ["shrink", "sweep"]
+__all__ = ["shrink", "suite", "sweep"]
 
 MORE_THAN_NONE = "a number, 1 or more"
+
+
+def suite(
+    path: Annotated[Path, Parameter(name="SUITE", help="The suite file (YAML): drills and what is expected of each.")],
+    /,
+    *,
+    only: Annotated[list[str] | None, Parameter(help="Run this drill alone; may be given several times.")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Run several drills and compare each verdict with the expected one: exit code 0 when all are as expected, else 3."""
+    from chaosrun import api
+
+    with progress(quiet=quiet) as live:
+        on_event = None if live is None else live.on_event
+        result = api.suite(path, only=only or (), root=root, address=address, on_event=on_event)
+    if output == "json":
+        write_json(result.to_json())
+    else:
+        from chaosrun.report.suite import render_suite
+
+        write_out(page(render_suite(result, root=root)))
+    return result.exit_code
 
 
 def sweep(

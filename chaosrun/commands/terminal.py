@@ -4,16 +4,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaosrun.report.output import has_colour, page_width, rendered
+from chaosrun.report.output import has_colour, page_width, rendered, write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.report.live import LiveProgress
     from chaosrun.report.ticker import Ticker
+    from chaosrun.verify.verdict import Verdict
 
-__all__ = ["page", "progress", "ticking"]
+__all__ = ["page", "progress", "show_verdict", "ticking"]
 
 
 def page(renderable: Any) -> str:
@@ -52,3 +54,12 @@ def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
             yield ticker
     finally:
         ticker.close()
+
+
+def show_verdict(run: "RunLayout", verdict: "Verdict", root: Path | None, output: str) -> None:
+    if output == "json":
+        write_json({"v": 1, "run": run.run_id, "path": str(run.path), "verdict": verdict.to_json()})
+    else:
+        from chaosrun.report.text import render_verdict
+
+        write_out(page(render_verdict(verdict, run, root=root)))

@@ -132,6 +132,18 @@ class RunLayout:
         return self.path / "verdict.json"
 
     @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        return self.path / "report.md"
+
+    @property
+    def junit_xml(self) -> Path:
+        return self.path / "junit.xml"
+
+    @property
     def diagnosis(self) -> Path:
         """Directory of the replays of the latest `chaosrun diagnose`; they are legs like the run's own."""
         return self.path / DIAGNOSIS

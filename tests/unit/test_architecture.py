@@ -36,10 +36,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervise": PURE | {"checkpoint", "verify", "cluster"},
     "suite": PURE | {"verify"},
     "campaign": PURE | {"checkpoint", "verify", "cluster", "supervise"},
+    "runs": PURE | {"supervise"},
     "interrupts": PURE,
     "execution": PURE | {"verify", "cluster", "supervise", "interrupts"},
     "keeper": PURE | {"verify", "cluster", "supervise", "interrupts", "execution"},
-    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "campaign", *RUNNING},
+    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "campaign", "runs", *RUNNING},
     "commands": PURE | {"checkpoint", "verify", "supervise", "report", "campaign", "api"},
     "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api", "commands"},
     "__init__": {"train"},
@@ -47,7 +48,18 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = {"spec", "plan", "records", "checkpoint", "errors"}
-NO_TORCH_AT_MODULE_LEVEL = {"verify", "report", "supervise", "cluster", "suite", "campaign", "api", "commands", "cli", *RUNNING}
+NO_TORCH_AT_MODULE_LEVEL = {
+    "verify",
+    "report",
+    "supervise",
+    "cluster",
+    "suite",
+    "campaign",
+    "runs",
+    "api",
+    "commands",
+    "cli",
+} | RUNNING
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
 
