@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly bench lint format clean
+.PHONY: help demo test nightly bench lint format browser clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -22,10 +22,10 @@ help:
 demo: $(INSTALLED)-jobs
 	$(BIN)/chaosrun submit $(JOB) $(ARGS)
 
-test: $(INSTALLED)-dev
+test: $(INSTALLED)-dev browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
 
-nightly: $(INSTALLED)-dev
+nightly: $(INSTALLED)-dev browser
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
 
 bench: $(INSTALLED)-bench
@@ -39,6 +39,12 @@ lint: $(INSTALLED)-dev
 format: $(INSTALLED)-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# What looks at the report pages. Without it their tests are skipped, and say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+	  || echo "no chromium: the tests of the report pages will be skipped"
 
 # One stamp for each set of extras: installed once, and again when the requirements change.
 $(INSTALLED)-%: pyproject.toml constraints.txt | $(BIN)/python
