@@ -1,27 +1,35 @@
 """The commands of the command line as Python functions. Heavy imports (ray, torch) happen inside, when they are needed."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaosrun import afar
+from chaosrun.afar import cancel, inject, landings
+from chaosrun.creation import create, plan
 from chaosrun.errors import UsageError
-from chaosrun.execution import Listener, expected_ray, placed
+from chaosrun.execution import Listener, placed
+from chaosrun.export.kinds import export
+from chaosrun.housekeeping.cleaning import clean
+from chaosrun.housekeeping.environment import environment
 from chaosrun.interrupts import Interrupts
 from chaosrun.keeper import carry_out
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
 from chaosrun.runs import default_root, find_run, list_runs
+from chaosrun.scaffold.files import init
+from chaosrun.schemas import schema
 
 if TYPE_CHECKING:
     from chaosrun.campaign.shrink import Shrunk
     from chaosrun.campaign.sweeps import Sweep
-    from chaosrun.plan.faults import FaultPlan
-    from chaosrun.spec.model import JobSpec
-    from chaosrun.spec.source import Job
-    from chaosrun.suite import SuiteResult
+    from chaosrun.report.write import Report, ReportFormat
+    from chaosrun.suites.folder import Agenda
+    from chaosrun.suites.night import Wish
+    from chaosrun.suites.results import SuiteResult
+    from chaosrun.tether import Tether
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
     from chaosrun.verify.verdict import Verdict
@@ -29,20 +37,32 @@ if TYPE_CHECKING:
 __all__ = [
     "RunResult",
     "RunSummary",
+    "begin",
     "cancel",
+    "clean",
     "compare",
     "default_root",
     "diagnose",
+    "environment",
+    "export",
     "find_run",
+    "go_on",
+    "init",
+    "inject",
+    "landings",
     "list_runs",
     "ping",
     "plan",
+    "report",
     "resume",
+    "schema",
     "shrink",
     "submit",
     "suite",
+    "suite_plan",
     "sweep",
     "verify",
+    "wait",
 ]
 
 
@@ -50,19 +70,12 @@ __all__ = [
 class RunResult:
     run: RunLayout
     verdict: "Verdict"
+    unwritten: tuple[str, ...] = ()
+    """Why reports are missing; warnings for people."""
 
 
 def _nobody(record: dict[str, Any]) -> None:
     """Who listens when nobody does."""
-
-
-def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
-    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
-    from chaosrun.plan.planner import make_plan
-    from chaosrun.spec.source import load_job
-
-    loaded = load_job(job, overrides)
-    return loaded, make_plan(loaded.spec, loaded.trace)
 
 
 def submit(
@@ -81,26 +94,31 @@ def submit(
     when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left then, `resume` goes on.
     """
     with Interrupts() as interrupts:
-        from chaosrun.plan.permission import ask_permission
-        from chaosrun.supervise.drill import create_run
+        base = (default_root() if root is None else root).absolute()
+        run = create(job, overrides, base, address, reference)
+        return _carried_out(run, base, address, on_event, interrupts)
 
-        base = default_root() if root is None else root
-        loaded, faults = plan(job, overrides)
-        if reference not in ("auto", "fresh"):
-            reference = str(find_run(reference, base).path.resolve())
-        if expected := expected_ray(address):
-            ask_permission(faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, kept=True)
-        run = create_run(
-            base.absolute(),
-            loaded.spec,
-            job_path=loaded.path.resolve(),
-            script=loaded.script_path.resolve(),
-            text=loaded.text,
-            plan=faults,
-            overrides=list(overrides),
-            reference=reference,
-        )
-        return RunResult(run, carry_out(run, base.absolute(), address, on_event or _nobody, interrupts))
+
+def begin(
+    job: Path,
+    *,
+    overrides: Sequence[str] = (),
+    root: Path | None = None,
+    address: str | None = None,
+    reference: str = "auto",
+) -> "Tether":
+    """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
+    Raises as `submit` before anything starts."""
+    from chaosrun.tether import Tether
+
+    return Tether(create(job, overrides, (default_root() if root is None else root).absolute(), address, reference), address)
+
+
+def go_on(run: RunLayout, *, address: str | None = None) -> "Tether":
+    """As `begin`, to continue a run."""
+    from chaosrun.tether import Tether
+
+    return Tether(run, address)
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -113,9 +131,37 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
     with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):
-                return RunResult(run, verify(run))
+                return _reported(run, verify(run))
         root = run.path.parent.parent.absolute()
-        return RunResult(run, carry_out(run, root, address, on_event or _nobody, interrupts))
+        return _carried_out(run, root, address, on_event, interrupts)
+
+
+def _carried_out(
+    run: RunLayout, root: Path, address: str | None, on_event: Listener | None, interrupts: Interrupts
+) -> RunResult:
+    """With its reports, which are there before anybody else may take the run."""
+    results: list[RunResult] = []
+
+    def report(verdict: "Verdict") -> tuple[str, ...]:
+        results.append(_reported(run, verdict))
+        return results[0].unwritten
+
+    carry_out(run, root, address, on_event or _nobody, interrupts, report)
+    return results[0]
+
+
+def _reported(run: RunLayout, verdict: "Verdict") -> RunResult:
+    from chaosrun.report.write import write_reports
+
+    return RunResult(run, verdict, tuple(write_reports(run, verdict)))
+
+
+def report(run: RunLayout, *, format: "ReportFormat" = "html", to: str | None = None) -> "Report":
+    """Judge a run from its files, as `verify` does, and write a report; `to`: a path, "-" for its text alone, or where it is
+    kept by default. Raises UsageError where it cannot be written, ResourcesError when the disk is full."""
+    from chaosrun.report.write import make_report
+
+    return make_report(run, verify(run), format, to)
 
 
 def verify(run: RunLayout) -> "Verdict":
@@ -174,59 +220,30 @@ def diagnose(run: RunLayout, *, address: str | None = None, on_event: Listener |
 
 
 def suite(
-    path: Path,
+    wish: "Wish",
     *,
-    only: Sequence[str] = (),
+    resume: str | None = None,
+    at_once: int | None = None,
     root: Path | None = None,
     address: str | None = None,
     on_event: Listener | None = None,
 ) -> "SuiteResult":
-    """Run the drills of a suite, all or those called in `only`, one after the other on one Ray, and compare.
+    """Run the drills of a suite, as many at once as there is room for, or `at_once`, and compare; its pages are in its folder.
 
-    Every file is read before anything starts: raises SpecError and UsageError then, InterruptedRunError as `submit`. A drill
-    that cannot be carried out is in the result as one.
+    Every file is read, and every drill planned, before anything starts: raises SpecError and UsageError then, else as `submit`.
+    A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix, "latest").
     """
-    from chaosrun.spec.suite import SuiteDrill, load_suite, select
     from chaosrun.suite import run_suite
 
-    loaded = load_suite(path)
-    loaded = select(loaded, only) if only else loaded
-    for drill in loaded.drills:
-        plan(drill.job.path, drill.overrides)
-    listener = on_event or _nobody
-
-    def run_drill(drill: SuiteDrill) -> "tuple[RunLayout, Verdict]":
-        result = submit(drill.job.path, overrides=drill.overrides, root=root, address=address, on_event=on_event)
-        return result.run, result.verdict
-
-    def on_drill(number: int, drill: SuiteDrill) -> None:
-        of = len(loaded.drills)
-        listener({"leg": None, "event": "drill.starting", "name": drill.spec.name, "number": number + 1, "of": of})
-
-    with _one_ray(address, [drill.job.spec for drill in loaded.drills]):
-        return run_suite(loaded, run_drill, on_drill)
+    base = default_root() if root is None else root
+    return run_suite(wish, resume=resume, at_once=at_once, root=base, address=address, on_event=on_event or _nobody)
 
 
-@contextmanager
-def _one_ray(address: str | None, specs: "Sequence[JobSpec]") -> Iterator[None]:
-    """Connect once for many drills: each of them finds this process connected, and leaves it so."""
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-    from chaosrun.cluster.ray_cluster import RayCluster
+def suite_plan(wish: "Wish", *, root: Path | None = None) -> "Agenda":
+    """What `suite` would do. Starts nothing."""
+    from chaosrun.suite import list_drills
 
-    with Interrupts() as interrupts:
-        with interrupts.postponed():
-            cluster = RayCluster.connect(
-                address,
-                workers=max(spec.workers for spec in specs),
-                cpu=max(spec.per_worker.cpu for spec in specs),
-                gpu=0,
-            )
-        try:
-            interrupts.check()
-            yield
-        finally:
-            with interrupts.postponed():
-                cluster.close()
+    return list_drills(wish, default_root() if root is None else root)
 
 
 def sweep(
@@ -302,9 +319,8 @@ def ping(run: RunLayout) -> dict[str, Any]:
     return request(run, "ping")
 
 
-def cancel(run: RunLayout) -> None:
-    """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once; raises
-    UsageError when nobody supervises the run."""
-    from chaosrun.supervise.control import request
-
-    request(run, "cancel")
+def wait(run: RunLayout, *, timeout_s: float | None = None) -> RunResult:
+    """The verdict, once a run has ended that another process supervises. Raises what that process ended with, RunTimeoutError
+    when `timeout_s` pass first, InterruptedRunError when it was killed."""
+    verdict, unwritten = afar.wait(run, timeout_s)
+    return RunResult(run, verdict, unwritten)

@@ -1,8 +1,8 @@
-"""Carrying a run out in this process: its lock, its control socket, a cluster for its workers, and its drill."""
+"""Carrying a run out in this process: its control socket, a cluster for its workers, and its drill."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from chaosrun.records.layout import RunLayout
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
+    from chaosrun.supervise.injections import Injections
+    from chaosrun.supervise.supervisor import Supervisor
     from chaosrun.verify.verdict import Verdict
 
 __all__ = ["Listener", "execute", "placed"]
@@ -30,32 +32,48 @@ def expected_ray(address: str | None) -> str | None:
 def execute(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, kept: bool = False
 ) -> "Verdict":
-    """Do what is left to do of a run. `kept`: another process goes on with it when this one is killed."""
-    from chaosrun.supervise.drill import Drill, lock_run
+    """Do what is left to do of a run, whose lock is held. `kept`: another process goes on with it when this one is killed."""
+    from chaosrun.supervise.drill import Drill
+    from chaosrun.supervise.injections import Injections
 
     interrupts.check(run)
-    with lock_run(run), _commands(run, listener, interrupts), placed(run, address, listener, interrupts) as workers:
+    injections = Injections(run, kept=kept)
+
+    def on_record(record: dict[str, Any]) -> None:
+        injections.hear(record)
+        listener(record)
+
+    def on_supervisor(supervisor: "Supervisor | None") -> None:
+        injections.watch(supervisor)
+        interrupts.watch(supervisor)
+
+    with _commands(run, injections, listener, interrupts), placed(run, address, listener, interrupts) as workers:
         drill = Drill(
             run=run,
             root=root,
             workers=lambda: workers,
             devices=workers.devices,
-            on_record=listener,
-            on_supervisor=interrupts.watch,
+            on_record=on_record,
+            on_supervisor=on_supervisor,
             kept=kept,
         )
         return drill.execute()
 
 
-def _commands(run: RunLayout, listener: Listener, interrupts: Interrupts) -> AbstractContextManager[None]:
+def _commands(
+    run: RunLayout, injections: "Injections", listener: Listener, interrupts: Interrupts
+) -> AbstractContextManager[None]:
     """Take commands from other processes of this user for as long as the run is supervised."""
     from chaosrun.supervise.control import serve
 
-    def cancelled() -> dict[str, Any]:
+    def pinged(message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"run": run.run_id, "pid": os.getpid()}
+
+    def cancelled(message: Mapping[str, Any]) -> dict[str, Any]:
         interrupts.request()
         return {}
 
-    commands = {"ping": lambda: {"run": run.run_id, "pid": os.getpid()}, "cancel": cancelled}
+    commands = {"ping": pinged, "cancel": cancelled, "inject": injections.ask}
     return serve(run, commands, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why}))
 
 

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do while something runs: end it in order, and say how to go on."""
+"""What SIGINT, SIGTERM and a closed terminal's SIGHUP do while something runs: end it in order, and say how to go on."""
 
 import signal
 import threading
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from chaosrun.errors import InterruptedRunError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 
 __all__ = ["Interruptible", "Interrupts"]
 
@@ -23,9 +24,9 @@ class Interruptible(Protocol):
 
 
 class Interrupts:
-    """SIGINT and SIGTERM end the running leg in order, and anything else with KeyboardInterrupt; that leaves the context as an
-    InterruptedRunError, with `again` as its hint. Should a library swallow the KeyboardInterrupt, `check` and `watch` raise it
-    again."""
+    """SIGINT, SIGTERM and, unless somebody has seen to it (nohup), SIGHUP end the running leg in order, and anything else with
+    KeyboardInterrupt; that leaves the context as an InterruptedRunError, with `again` as its hint. Should a library swallow the
+    KeyboardInterrupt, `check` and `watch` raise it again."""
 
     def __init__(self, again: str = "`chaosrun resume {run}` goes on with the run") -> None:
         self._again = again
@@ -37,7 +38,8 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else ()
+            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
                 self._former[number] = signal.signal(number, self._handle)
         return self
 
@@ -45,7 +47,7 @@ class Interrupts:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         if isinstance(error, KeyboardInterrupt):
-            hint = self._again.format(run=self._run.run_id) if self._run else None
+            hint = self._again.format(run=run_argument(self._run)) if self._run else None
             raise InterruptedRunError("interrupted", hint=hint) from error
 
     def check(self, run: RunLayout | None = None) -> None:
@@ -55,8 +57,8 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def request(self) -> None:
-        """What a first SIGINT would do, at the wish of another thread. Does not wait."""
-        if self._wished:
+        """What a SIGINT would do, at the wish of another thread; a second wish, where the first has to wait. Does not wait."""
+        if self._wished and not self._postponed:
             return
         if self._former:
             # Through the kernel: it wakes the main thread out of whatever it waits for.

@@ -11,17 +11,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaosrun import errors
 from chaosrun.errors import ChaosrunError, RecoveryError
 from chaosrun.execution import Listener, execute
 from chaosrun.interrupts import Interrupts
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
+from chaosrun.records.supervision import described, raised_again, supervision
 
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
@@ -31,46 +32,68 @@ __all__ = ["carry_out"]
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 
-def carry_out(run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts) -> "Verdict":
-    """Do what is left to do of a run and judge it.
+def carry_out(
+    run: RunLayout,
+    root: Path,
+    address: str | None,
+    listener: Listener,
+    interrupts: Interrupts,
+    report: "Callable[[Verdict], Sequence[str]]" = lambda verdict: (),
+) -> "Verdict":
+    """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
+    how that went.
 
     With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
     `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
     """
-    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
-    deadly = [fault for fault in plan.faults if fault.facts.evidence == "successor"]
-    if not deadly:
-        return execute(run, root, address, listener, interrupts)
-    from chaosrun.verify.verdict import judge
+    from chaosrun.supervise.drill import lock_run, run_files
 
     interrupts.check(run)
+    with lock_run(run) as lock, ExitStack() as stack:
+        with run_files(run, "resume"):
+            warnings = stack.enter_context(supervision(run))
+        if _deadly(run):
+            verdict = _keep(run, root, address, listener, interrupts, lock)
+        else:
+            verdict = execute(run, root, address, listener, interrupts)
+        warnings += report(verdict)
+        return verdict
+
+
+def _keep(run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int) -> "Verdict":
+    from chaosrun.verify.verdict import judge
+
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
-    # One more than there are faults to die of; a fault strikes once.
-    for _ in range(len(deadly) + 1):
-        struck_before = _struck(run, deadly)
-        with _Child(run, root, address, interrupts) as child:
+    while True:
+        struck_before = _struck(run)
+        with _Child(run, root, address, interrupts, lock) as child:
             told = child.listen(listener)
         if told.get("done"):
             return judge(run)
         if told.get("error"):
-            raise _error(told["error"])
-        new = _struck(run, deadly) - struck_before
+            raise raised_again(told["error"], run)
+        new = _struck(run) - struck_before
         if not new:
             raise RecoveryError(
                 f"the process that supervised the drill (pid {child.pid}) ended {child.ended()}, and no planned fault says so",
-                hint=f"`chaosrun resume {run.run_id}` goes on with the run",
+                hint=f"`chaosrun resume {run_argument(run)}` goes on with the run",
             )
         listener({"leg": None, "event": "supervisor.ended", "pid": child.pid, "faults": sorted(new)})
-    raise AssertionError("every fault that ends a supervisor has struck, and one more")
 
 
-def _struck(run: RunLayout, deadly: list[Fault]) -> set[str]:
-    """Those of these faults of which a supervisor has written down that it dies of them."""
+def _deadly(run: RunLayout) -> list[Fault]:
+    """Faults that end a supervisor; one may have come to the plan since."""
+    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    return [fault for fault in plan.faults if fault.facts.evidence == "successor"]
+
+
+def _struck(run: RunLayout) -> set[str]:
+    """The faults of which a supervisor has written down that it dies of them."""
     from chaosrun.records.markers import read_marker, read_note
     from chaosrun.supervise.drill import leg_of
 
     leg = leg_of(run, "chaos")
-    return {fault.id for fault in deadly if read_marker(leg, fault.id) and read_note(leg, fault.id)}
+    return {fault.id for fault in _deadly(run) if read_marker(leg, fault.id) and read_note(leg, fault.id)}
 
 
 class _Child:
@@ -78,7 +101,8 @@ class _Child:
 
     is_waiting_for_places = False
 
-    def __init__(self, run: RunLayout, root: Path, address: str | None, interrupts: Interrupts) -> None:
+    def __init__(self, run: RunLayout, root: Path, address: str | None, interrupts: Interrupts, lock: int) -> None:
+        """`lock`: of the run, held by this process and, for as long as it lives, by the child."""
         self._interrupts = interrupts
         path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -88,8 +112,9 @@ class _Child:
             env={**os.environ, "PYTHONPATH": path},
             # Its own session: a Ctrl-C is passed on, once, and not also sent by the terminal.
             start_new_session=True,
+            pass_fds=(lock,),
         )
-        order = {"run": str(run.path.absolute()), "root": str(root), "address": address, "parent": os.getpid()}
+        order = {"lock": lock, "run": str(run.path.absolute()), "root": str(root), "address": address, "parent": os.getpid()}
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
             pipe.write(json.dumps(order).encode())
@@ -135,13 +160,6 @@ class _Child:
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 
-def _error(about: dict[str, Any]) -> ChaosrunError:
-    kind = getattr(errors, about["type"], None)
-    if isinstance(kind, type) and issubclass(kind, ChaosrunError):
-        return kind(about["message"], hint=about["hint"])
-    return ChaosrunError(f"{about['type']}: {about['message']}", hint=about["hint"])
-
-
 @contextmanager
 def _own_output() -> Iterator[int]:
     """The standard output for what this process tells; what libraries print goes to standard error."""
@@ -157,7 +175,10 @@ def main() -> int:
     from chaosrun.cluster.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
+    run = RunLayout(Path(order["run"]))
     die_with_parent(order["parent"])
+    # Held until this process is gone; nothing that it starts may hold it longer.
+    os.set_inheritable(order["lock"], False)
     with _own_output() as output:
 
         def tell(**what: Any) -> None:
@@ -165,10 +186,9 @@ def main() -> int:
 
         try:
             with Interrupts() as interrupts:
-                run, root = RunLayout(Path(order["run"])), Path(order["root"])
-                execute(run, root, order["address"], lambda record: tell(record=record), interrupts, kept=True)
+                execute(run, Path(order["root"]), order["address"], lambda record: tell(record=record), interrupts, kept=True)
         except ChaosrunError as error:
-            tell(error={"type": type(error).__name__, "message": error.message, "hint": error.hint})
+            tell(error=described(error, run))
             return error.exit_code
         tell(done=True)
     return 0

@@ -1,18 +1,16 @@
 """The runs under a root: which there are, how each of them stands, and which one a name means."""
 
 import os
+import shlex
 from pathlib import Path
+from typing import TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.runs import RunSummary
+from chaosrun.records.naming import root_arguments
+from chaosrun.records.runs import RunSummary, default_root
 
 __all__ = ["default_root", "find_run", "list_runs"]
-
-
-def default_root() -> Path:
-    """Where runs are kept: $CHAOSRUN_ROOT, else .chaosrun in the working directory."""
-    return Path(os.environ.get("CHAOSRUN_ROOT") or ".chaosrun")
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
@@ -34,14 +32,44 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
             created_s = run.run_json.stat().st_mtime
             summaries.append(RunSummary(run_id=run.run_id, name="?", status="damaged", created_s=created_s, path=path))
             continue
+        outcome, exit_code = None, None
         if ended is not None:
             status = str(ended.get("status", "damaged"))
+            outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
+        elif is_supervised(run):
+            status = "running"
         else:
-            status = "running" if is_supervised(run) else "interrupted"
+            status, exit_code = "interrupted", _exit_code(run)
         summaries.append(
-            RunSummary(run_id=run.run_id, name=info["spec"]["name"], status=status, created_s=info["created_s"], path=path)
+            RunSummary(
+                run_id=run.run_id,
+                name=info["spec"]["name"],
+                status=status,
+                created_s=info["created_s"],
+                path=path,
+                outcome=outcome,
+                exit_code=exit_code,
+            )
         )
     return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
+
+
+def _exit_code(run: RunLayout) -> int | None:
+    """Of the error that the last supervisor ended with; None for one that was killed."""
+    from chaosrun.records.supervision import read_supervision
+
+    try:
+        last = read_supervision(run)
+    except UsageError:
+        return None  # `status` tells the damage
+    return None if last is None or last.error is None else last.error.exit_code
+
+
+_Kind = TypeVar("_Kind", int, str)
+
+
+def _only(kind: type[_Kind], value: object) -> _Kind | None:
+    return value if isinstance(value, kind) else None
 
 
 def _shortened(text: str) -> str:
@@ -63,7 +91,8 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
         return RunLayout(matches[0].path)
     place = default_root() if root is None else root
     if not matches:
-        hint = "`chaosrun list` shows the runs; --root names another place"
+        listed = shlex.join(["chaosrun", "list", *root_arguments(place)])
+        hint = f"`{listed}` shows the runs; --root names another place"
         raise UsageError(f"no run {_shortened(ref)!r} under {place}", hint=hint)
     some = ", ".join(summary.run_id for summary in matches[:5])
     raise UsageError(f"{ref!r} could be any of {len(matches)} runs: {some}", hint="write more of the name")

@@ -1,157 +1,84 @@
-"""Many drills, what was expected of each, and one summary. Judges by the drills' verdicts and records alone.
+"""A suite as one call: one Ray for all its drills, and at the end its pages. What a suite is and does, is in `suites`."""
 
-Must not know how a drill is run: it is given a function that runs one.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chaosrun.errors import ChaosrunError, InterruptedRunError
-from chaosrun.records.layout import RunLayout
-from chaosrun.spec.suite import Comparison, Expectation, Suite, SuiteDrill
-from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
-from chaosrun.verify.verdict import Verdict
+from chaosrun.interrupts import Interrupts
 
-__all__ = ["Compared", "DrillResult", "SuiteResult", "run_suite", "surprises"]
+if TYPE_CHECKING:
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.suites.folder import Agenda
+    from chaosrun.suites.night import Wish
+    from chaosrun.suites.planned import PlannedDrill
+    from chaosrun.suites.results import SuiteResult
+    from chaosrun.verify.verdict import Verdict
 
-SUITE_VERSION = 1
-EXIT_UNEXPECTED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillResult:
-    """One drill of a suite, carried out."""
-
-    name: str
-    run: RunLayout | None
-    """None when it could not be started."""
-    verdict: Verdict | None
-    error: str | None = None
-    """Why there is no verdict."""
-    surprises: tuple[str, ...] = ()
-    """In which ways it is not what was expected; none when it is."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "run": self.run.run_id if self.run else None,
-            "path": str(self.run.path) if self.run else None,
-            "verdict": self.verdict.to_json() if self.verdict else None,
-            "error": self.error,
-            "surprises": list(self.surprises),
-        }
+__all__ = ["list_drills", "run_suite"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """A drill's losses beside those of the suite's first."""
+def list_drills(wish: "Wish", root: Path) -> "Agenda":
+    """What would run. Starts and writes nothing."""
+    from chaosrun.suites.night import agree
 
-    name: str
-    difference: Difference
-    control: bool
-    """It is meant to lie beyond the tolerance."""
-
-    @property
-    def as_expected(self) -> bool:
-        return self.difference.within != self.control
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "control": self.control, "as_expected": self.as_expected, **self.difference.to_json()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuiteResult:
-    name: str
-    drills: tuple[DrillResult, ...]
-    first: str | None = None
-    """The drill that the others' losses were compared with."""
-    compared: tuple[Compared, ...] = ()
-    not_compared: str | None = None
-    """Why the comparison that was asked for could not be made."""
-
-    @property
-    def as_expected(self) -> bool:
-        drills = all(not drill.surprises for drill in self.drills)
-        return drills and self.not_compared is None and all(entry.as_expected for entry in self.compared)
-
-    @property
-    def exit_code(self) -> int:
-        return 0 if self.as_expected else EXIT_UNEXPECTED
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "v": SUITE_VERSION,
-            "name": self.name,
-            "as_expected": self.as_expected,
-            "drills": [drill.to_json() for drill in self.drills],
-            "first": self.first,
-            "compared": [entry.to_json() for entry in self.compared],
-            "not_compared": self.not_compared,
-        }
+    return agree(wish, root.absolute(), time.time() if wish.asked_s is None else wish.asked_s)
 
 
 def run_suite(
-    suite: Suite,
-    run_drill: Callable[[SuiteDrill], tuple[RunLayout, Verdict]],
-    on_drill: Callable[[int, SuiteDrill], None] = lambda number, drill: None,
-) -> SuiteResult:
-    """Run every drill in order, one that cannot be carried out included, and compare. `on_drill` hears before each.
+    wish: "Wish",
+    *,
+    resume: str | None,
+    at_once: int | None,
+    root: Path,
+    address: str | None,
+    on_event: Callable[[dict[str, Any]], None],
+) -> "SuiteResult":
+    """Carry out what is wished for, or what is left of the suite called `resume`, and write its pages into its folder."""
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    from chaosrun.report.suite_pages import write_pages
+    from chaosrun.suites.night import SuiteRun, opened
+    from chaosrun.suites.places import Places
 
-    Raises InterruptedRunError at once: what is done is in the runs.
-    """
-    results = []
-    for number, drill in enumerate(suite.drills):
-        on_drill(number, drill)
-        results.append(_carried_out(drill, run_drill))
-    drills = tuple(results)
-    comparison = suite.spec.comparison
-    if comparison is None:
-        return SuiteResult(name=suite.spec.name, drills=drills)
-    return _compared(suite.spec.name, drills, comparison)
-
-
-def _carried_out(drill: SuiteDrill, run_drill: Callable[[SuiteDrill], tuple[RunLayout, Verdict]]) -> DrillResult:
-    try:
-        run, verdict = run_drill(drill)
-    except InterruptedRunError:
-        raise
-    except ChaosrunError as error:
-        return DrillResult(name=drill.spec.name, run=None, verdict=None, error=error.message, surprises=(error.message,))
-    return DrillResult(name=drill.spec.name, run=run, verdict=verdict, surprises=tuple(surprises(drill.spec.expect, verdict)))
-
-
-def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
-    """One sentence for each way in which the verdict is not the expected one."""
-    if verdict.status != expected.verdict:
-        yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
-        return
-    kind = verdict.divergence.kind if verdict.divergence else None
-    if expected.kind is not None and kind != expected.kind:
-        yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
-    if expected.cause is not None and expected.cause not in verdict.cause:
-        yield f"the cause does not say {expected.cause!r}: {verdict.cause}"
-    if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
-        yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
-
-
-def _compared(name: str, drills: tuple[DrillResult, ...], comparison: Comparison) -> SuiteResult:
-    first = comparison.first or drills[0].name
-    runs: Mapping[str, Path] = {drill.name: drill.run.path for drill in drills if drill.run is not None}
-    if first not in runs:
-        return SuiteResult(name=name, drills=drills, first=first, not_compared=f"drill {first} was not run")
-    try:
-        trajectories = {name: trajectory(RunLayout(path)) for name, path in runs.items()}
-    except ChaosrunError as error:
-        return SuiteResult(name=name, drills=drills, first=first, not_compared=error.message)
-    compared = tuple(
-        Compared(
-            name=other,
-            difference=compare_trajectories(trajectories[first], seen, atol=comparison.atol),
-            control=other in comparison.beyond,
+    base = root.absolute()
+    with Interrupts() as interrupts, opened(base, wish, resume) as (folder, agenda, journal):
+        began = {"leg": None, "event": "suite.started", "suite": agenda.suite_id, "of": len(agenda.drills)}
+        on_event({**began, "seed": agenda.seed})
+        run = SuiteRun(
+            folder=folder,
+            agenda=agenda,
+            journal=journal,
+            root=base,
+            address=address,
+            on_record=on_event,
+            finish=_report,
         )
-        for other, seen in trajectories.items()
-        if other != first
-    )
-    return SuiteResult(name=name, drills=drills, first=first, compared=compared)
+        if not agenda.drills:  # a shard that nothing belongs to
+            return write_pages(folder, run.nothing(), Path(agenda.history))
+        with _one_ray(address, agenda.drills, interrupts), Places(address, interrupts.postponed) as places:
+            result = run.carry_out(places, at_once=at_once)
+        return write_pages(folder, result, Path(agenda.history))
+
+
+def _report(run: "RunLayout", verdict: "Verdict") -> Sequence[str]:
+    from chaosrun.report.write import write_reports
+
+    return write_reports(run, verdict)
+
+
+@contextmanager
+def _one_ray(address: str | None, drills: "Sequence[PlannedDrill]", interrupts: Interrupts) -> Iterator[None]:
+    """Connect once for many drills: each of them finds this process connected, and leaves it so."""
+    from chaosrun.cluster.ray_cluster import RayCluster
+
+    largest = max((drill.workers for drill in drills), default=1)
+    with interrupts.postponed():
+        cluster = RayCluster.connect(address, workers=largest, cpu=max((drill.cpu for drill in drills), default=1.0), gpu=0)
+    try:
+        interrupts.check()
+        yield
+    finally:
+        with interrupts.postponed():
+            cluster.close()

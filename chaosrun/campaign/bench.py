@@ -12,6 +12,7 @@ from chaosrun.campaign.shrink import Case, symptom_of
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.verify.verdict import Verdict
 
 __all__ = ["Bench"]
@@ -60,7 +61,7 @@ class Bench:
         try:
             return symptom_of(self._apart(run) if _is_apart(run) else self._warm().drill(run, watch=self._watch))
         except InterruptedRunError as error:
-            hint = f"`chaosrun shrink {self._case.run.run_id}` begins again; the run is as it was"
+            hint = f"`chaosrun shrink {run_argument(self._case.run)}` begins again; the run is as it was"
             raise InterruptedRunError("interrupted", hint=hint) from error
         except ChaosrunError:
             raise

@@ -10,6 +10,8 @@ from typing import Any
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import own_leg
+from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import Drill, create_run, lock_run, read_run
 from chaosrun.supervise.supervisor import Supervisor
@@ -65,7 +67,7 @@ def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str)
         job_path=job.path.resolve(),
         script=job.script_path,
         text=job.text,
-        plan=make_plan(job.spec),
+        plan=make_plan(job.spec, job.trace),
         overrides=list(overrides),
         reference=reference,
     )
@@ -73,9 +75,11 @@ def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str)
 
 def remove_run(run: RunLayout) -> None:
     """The run, and its checkpoints where `checkpoint.storage` puts them."""
-    storage = read_run(run)["storage"]["chaos"]
-    for path in (run.path, *([Path(storage).parent] if storage else [])):
-        shutil.rmtree(path)
+    info = read_run(run)
+    storage = own_leg(run, info, "chaos").storage
+    if storage is not None and is_owner(storage.parent, run.path, info):
+        shutil.rmtree(storage.parent)
+    shutil.rmtree(run.path)
 
 
 @contextmanager

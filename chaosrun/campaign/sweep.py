@@ -3,6 +3,7 @@
 Can be taken up again after every drill. Must not know how points are chosen (`plan.points`) nor what a verdict rests on.
 """
 
+import shlex
 import shutil
 import threading
 import time
@@ -21,6 +22,7 @@ from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.plan.fragment import cleared
 from chaosrun.plan.points import Point, chosen_steps, enumerate_points, matching, saved_steps
+from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.reference import reference_key
 from chaosrun.supervise.supervisor import Supervisor
@@ -179,7 +181,7 @@ def try_points(
             folder.save(sweep)
             if isinstance(error, KeyboardInterrupt):
                 tried = f"{len(sweep.tried)} of {len(sweep.points)} points tried"
-                raise InterruptedRunError(f"interrupted, {tried}", hint=_go_on(sweep)) from error
+                raise InterruptedRunError(f"interrupted, {tried}", hint=_go_on(sweep, folder)) from error
             raise
     return sweep
 
@@ -190,8 +192,10 @@ def _record(sweep: Sweep, point: Point) -> dict[str, Any]:
     return {"leg": None, "event": "sweep.tried", **about, "counts": dict(counts), **asdict(sweep.tried[point.id])}
 
 
-def _go_on(sweep: Sweep) -> str:
-    return f"`chaosrun sweep {sweep.job} --resume {sweep.sweep_id}` goes on with the sweep"
+def _go_on(sweep: Sweep, folder: SweepFolder) -> str:
+    where = root_arguments(folder.path.parent.parent)
+    command = ["chaosrun", "sweep", shortest(Path(sweep.job)), "--resume", sweep.sweep_id, *where]
+    return f"`{shlex.join(command)}` goes on with the sweep"
 
 
 def _with(sweep: Sweep, point: Point, tried: Tried) -> Sweep:

@@ -3,12 +3,10 @@
 sweep.json is written anew, durably, after each drill; the runs lie beside it, those that passed are removed. Runs nothing.
 """
 
-import fcntl
 import json
-import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.points import Point
 from chaosrun.records.journal import write_durably
+from chaosrun.records.locks import locked
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
 __all__ = ["SWEEP_VERSION", "Sweep", "SweepFolder", "Tried", "find_sweep", "new_folder"]
@@ -131,20 +130,9 @@ class SweepFolder:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(f"{self.path} holds no sweep that can be read ({error})", hint="begin a new one") from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[int]:
         """Hold the sweep for this process. Raises UsageError while another one does."""
-        with (self.path / "lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                holder = file.read().strip() or "?"
-                raise UsageError(f"sweep {self.path.name} is being carried out by process {holder}") from error
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            yield
+        return locked(self.path / "lock", f"sweep {self.path.name} is being carried out")
 
 
 def new_folder(root: Path, name: str) -> SweepFolder:

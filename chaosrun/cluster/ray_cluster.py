@@ -116,6 +116,16 @@ class RayCluster:
         wanted = {"CPU": self._workers * self._cpu, **({"GPU": self._workers * self.gpu} if self.gpu else {})}
         return int(min(free.get(name, 0) / amount for name, amount in wanted.items()))
 
+    @property
+    def needs(self) -> dict[str, float]:
+        """What a placement takes."""
+        return {"CPU": self._workers * self._cpu, "GPU": float(self._workers * self.gpu)}
+
+    @property
+    def free(self) -> dict[str, float]:
+        """What nobody has reserved, as far as Ray has heard."""
+        return {name: float(ray.available_resources().get(name, 0.0)) for name in ("CPU", "GPU")}
+
     def __enter__(self) -> Self:
         return self
 

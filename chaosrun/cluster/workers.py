@@ -158,7 +158,7 @@ class ClusterWorkers:
         self._avoid[node] = f"node {node[:8]} ({why})"
 
     def lives_beside(self, rank: int) -> bool:
-        return self.node_of(rank) == self._cluster.own_node
+        return self._cluster.placement is not None and self.node_of(rank) == self._cluster.own_node
 
     def head(self) -> ProcessIdentity | None:
         return self._cluster.head()

@@ -1,12 +1,18 @@
 """Commands about one drill: parse, call `chaosrun.api`, print, return the exit code."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
-from chaosrun.commands.terminal import page, progress, show_verdict
+from chaosrun.commands.control import Detach, show_detached
+from chaosrun.commands.following import at_a_terminal, follow
+from chaosrun.commands.terminal import page, show_verdict
+from chaosrun.report.beside import progress, warn
 from chaosrun.report.output import write_json, write_out
+
+if TYPE_CHECKING:
+    from chaosrun.tether import Tether
 
 __all__ = ["compare", "diagnose", "plan", "resume", "submit", "validate", "verify"]
 
@@ -20,6 +26,7 @@ def submit(
         str,
         Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: run it anew; or a run id."),
     ] = "auto",
+    detach: Detach = False,
     root: Root = None,
     quiet: Quiet = False,
     output: Format = "text",
@@ -27,25 +34,55 @@ def submit(
     """Run one drill: the job undisturbed, the job under faults, and the verdict."""
     from chaosrun import api
 
+    if detach or at_a_terminal():
+        tether = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
+        return _tied(tether, detach, quiet, output)
     with progress(quiet=quiet) as live:
         on_event = None if live is None else live.on_event
         result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
-    show_verdict(result.run, result.verdict, root, output)
+    show_verdict(result.run, result.verdict, output)
+    warn(result.unwritten)
     return result.verdict.exit_code
 
 
-def resume(run: Run, /, *, address: Address = None, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
+def resume(
+    run: Run,
+    /,
+    *,
+    address: Address = None,
+    detach: Detach = False,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
     """Go on with a run whose supervisor died or was interrupted."""
     from chaosrun import api
+    from chaosrun.supervise.drill import has_ended
 
     layout = api.find_run(run, root)
+    if (detach or at_a_terminal()) and not has_ended(layout):
+        tether = api.go_on(layout, address=address)
+        return _tied(tether, detach, quiet, output)
     with progress(quiet=quiet, run=layout) as live:
         result = api.resume(layout, address=address, on_event=None if live is None else live.on_event)
-    show_verdict(result.run, result.verdict, root, output)
+    show_verdict(result.run, result.verdict, output)
+    warn(result.unwritten)
     return result.verdict.exit_code
 
 
-def plan(job: Job, /, *overrides: Overrides, output: Format = "text") -> int:
+def _tied(tether: "Tether", detach: bool, quiet: bool, output: str) -> int:
+    """Follow a drill in another process to its verdict, or leave it to itself."""
+    with tether:
+        if tether.detach() if detach else follow(tether, quiet=quiet):
+            show_detached(tether.run, tether.pid, quiet=quiet, output=output)
+            return 0
+        verdict, warnings = tether.result()
+    show_verdict(tether.run, verdict, output)
+    warn(warnings)
+    return verdict.exit_code
+
+
+def plan(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: Format = "text") -> int:
     """Print which faults a drill would inject; start nothing."""
     from chaosrun import api
 
@@ -59,7 +96,7 @@ def plan(job: Job, /, *overrides: Overrides, output: Format = "text") -> int:
     return 0
 
 
-def validate(job: Job, /, *overrides: Overrides, output: Format = "text") -> int:
+def validate(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: Format = "text") -> int:
     """Check a job file and its fault plan; start nothing."""
     from chaosrun import api
 
@@ -75,13 +112,13 @@ def validate(job: Job, /, *overrides: Overrides, output: Format = "text") -> int
     return 0
 
 
-def verify(run: Run, /, *, root: Root = None, output: Format = "text") -> int:
+def verify(run: Run, /, *, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
     """Judge a run again from its files alone; needs no Ray."""
     from chaosrun import api
 
     layout = api.find_run(run, root)
     verdict = api.verify(layout)
-    show_verdict(layout, verdict, root, output)
+    show_verdict(layout, verdict, output)
     return verdict.exit_code
 
 
@@ -92,6 +129,7 @@ def compare(
     atol: Annotated[float, Parameter(help="Largest absolute difference of a step's loss.")] = 1e-5,
     leg: Annotated[Literal["reference", "chaos"], Parameter(help="reference: undisturbed; chaos: under faults.")] = "reference",
     root: Root = None,
+    quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
     """Compare the losses of runs, step by step: exit code 0 when all are within --atol of the first run's, else 3."""
@@ -120,5 +158,5 @@ def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: 
     else:
         from chaosrun.report.diagnosis import render_diagnosis
 
-        write_out(page(render_diagnosis(diagnosis, layout, root=root)))
+        write_out(page(render_diagnosis(diagnosis, layout)))
     return diagnosis.exit_code

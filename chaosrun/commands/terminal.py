@@ -4,18 +4,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.report.output import has_colour, page_width, rendered, write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
-    from chaosrun.report.live import LiveProgress
     from chaosrun.report.ticker import Ticker
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["page", "progress", "show_verdict", "ticking"]
+__all__ = ["page", "show_verdict", "ticking"]
 
 
 def page(renderable: Any) -> str:
@@ -23,24 +21,8 @@ def page(renderable: Any) -> str:
 
 
 @contextmanager
-def progress(*, quiet: bool, run: "RunLayout | None" = None) -> "Iterator[LiveProgress | None]":
-    """For as long as something runs. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
-    if quiet:
-        with redirect_stdout(sys.stderr):
-            yield None
-        return
-    from chaosrun.report.live import LiveProgress, is_live_terminal
-
-    with (
-        redirect_stdout(sys.stderr),
-        LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live,
-    ):
-        yield live
-
-
-@contextmanager
 def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
-    """As `progress`, for many drills."""
+    """As `report.beside.progress`, for many drills."""
     if quiet:
         with redirect_stdout(sys.stderr):
             yield None
@@ -56,10 +38,10 @@ def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
         ticker.close()
 
 
-def show_verdict(run: "RunLayout", verdict: "Verdict", root: Path | None, output: str) -> None:
+def show_verdict(run: "RunLayout", verdict: "Verdict", output: str) -> None:
     if output == "json":
-        write_json({"v": 1, "run": run.run_id, "path": str(run.path), "verdict": verdict.to_json()})
+        write_json({"v": 1, "run": run.run_id, "path": str(run.path.absolute()), "verdict": verdict.to_json()})
     else:
         from chaosrun.report.text import render_verdict
 
-        write_out(page(render_verdict(verdict, run, root=root)))
+        write_out(page(render_verdict(verdict, run)))

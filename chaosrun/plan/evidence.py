@@ -10,6 +10,7 @@ What is seen of a death (`found`), beside its exit code or signal:
 """
 
 import re
+import signal
 import string
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,19 @@ from typing import Any
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
 
-__all__ = ["death_problem", "hang_problem", "note_problem"]
+__all__ = ["death_problem", "hang_problem", "note_problem", "signal_name"]
 
 _WANTED_EXIT_CODES = {"none": None, "zero": 0, "preempted": PREEMPTED_EXIT_CODE}
+
+
+def signal_name(number: int | None) -> str:
+    """SIGKILL; "signal 40" of one that has no name, as the real-time signals."""
+    if number is None:
+        return "no signal"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def death_problem(fault: Fault, *, exit_code: int | None, by_signal: int | None, found: Mapping[str, Any]) -> str | None:

@@ -4,7 +4,9 @@ Must not know the spec, a clock or a process: workers import this.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +16,11 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.catalogue import KINDS
 from chaosrun.plan.kinds import OPTIONS, FaultKind, Kind, Phase
 
-__all__ = ["PLAN_VERSION", "Fault", "FaultPlan"]
+__all__ = ["INJECTED", "PLAN_VERSION", "Fault", "FaultPlan"]
 
 PLAN_VERSION = 2
+INJECTED = "inject"
+"""The source of a fault that was asked for while the job ran."""
 _HINT = "the plan was written by another version of chaosrun, or by hand"
 
 _MOMENTS: dict[str, tuple[str, str]] = {
@@ -115,6 +119,10 @@ class Fault:
         )
         return words if self.attempt is None else f"{words} in attempt {self.attempt}"
 
+    def digest(self) -> str:
+        """Of everything that is planned of it: a journal says what was to be struck, whatever becomes of plan.json."""
+        return _digest([self])
+
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
@@ -147,6 +155,10 @@ class FaultPlan:
     seed: int
     faults: tuple[Fault, ...] = ()
 
+    def digest(self) -> str:
+        """Of its faults, those left out that were injected: it is the same before and after they came."""
+        return _digest([fault for fault in self.faults if fault.source != INJECTED])
+
     def to_json(self) -> dict[str, Any]:
         return {"version": self.version, "seed": self.seed, "faults": [fault.to_json() for fault in self.faults]}
 
@@ -166,6 +178,12 @@ class FaultPlan:
 
 
 _FAULT = TypeAdapter(Fault)
+
+
+def _digest(faults: Sequence[Fault]) -> str:
+    # A time read back from JSON is a float, also where a whole number was written.
+    plain = [{**fault.to_json(), "after_s": None if fault.after_s is None else float(fault.after_s)} for fault in faults]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _expect_fields(value: Any, of: type[Fault] | type[FaultPlan], what: str) -> None:

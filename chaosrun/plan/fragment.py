@@ -41,7 +41,7 @@ def as_entries(faults: Iterable[Fault], workers: int) -> list[Entry]:
 
 def cleared(spec: JobSpec) -> list[str]:
     """Overrides that take away the job's faults other than the schedule."""
-    return [f"faults.{key}=null" for key in ("random", "replay") if getattr(spec.faults, key) is not None]
+    return [f"faults.{key}=null" for key in ("random", "replay", "preset") if getattr(spec.faults, key) is not None]
 
 
 def scheduled(schedule: Sequence[Entry]) -> str:

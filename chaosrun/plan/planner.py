@@ -5,16 +5,17 @@ Pure: the same spec, and the same recorded trace where it replays one, give the 
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from chaosrun.errors import UsageError
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
-from chaosrun.plan.course import is_notice, outlives
+from chaosrun.plan.course import is_notice
 from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.feasible import first_checkpoint, objections, only_rank
-from chaosrun.plan.kinds import Phase
+from chaosrun.plan.feasible import first_checkpoint, objections
+from chaosrun.plan.moment import RefusedError, at_one_moment
+from chaosrun.plan.presets import drawn
 from chaosrun.plan.replay import replayed
-from chaosrun.spec.faults import FaultOptions, RandomFaults, ScheduledFault
+from chaosrun.spec.faults import RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Source
 
@@ -27,29 +28,40 @@ MEAN_TIMES_WITHIN = 10
 """How many times their mean apart faults are drawn for by `mtbf`, unless `within` says so."""
 
 
-class _RefusedError(Exception):
-    """One entry cannot be planned; the message says which and why."""
+HINT = "a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint"
 
 
-def make_plan(spec: JobSpec, trace: Source | None = None) -> FaultPlan:
+def _refusal(reasons: Sequence[str], hint: str) -> UsageError:
+    message = reasons[0] if len(reasons) == 1 else "\n  ".join([f"{len(reasons)} faults cannot be planned:", *reasons])
+    return UsageError(message, hint=hint)
+
+
+def make_plan(
+    spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[str], str], UsageError] = _refusal
+) -> FaultPlan:
     """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
 
-    Raises UsageError, naming every entry at fault, when one could never strike, or has no last step to stop at; SpecError when
-    the trace cannot be read.
+    Raises UsageError, naming every entry at fault, when one could never strike, or has no last step to stop at (`refuse` makes
+    the error, of the reasons and a hint); SpecError when the trace cannot be read.
     """
     chance = random.Random(spec.faults.seed)
+    if spec.faults.preset is not None:
+        try:
+            return FaultPlan(seed=spec.faults.seed, faults=_numbered(drawn(spec, spec.faults.preset, chance)))
+        except RefusedError as error:
+            raise refuse([f"faults.preset: {error}"], HINT) from error
     faults: list[Fault] = []
     refused: list[str] = []
     for index, entry in enumerate(spec.faults.schedule):
         try:
             faults += _scheduled(spec, entry, f"faults.schedule[{index}]", chance)
-        except _RefusedError as error:
+        except RefusedError as error:
             refused.append(str(error))
     if spec.faults.random is not None:
         taken = {fault.at_step or first_checkpoint(spec) for fault in faults if fault.phase is not None}
         try:
             faults += _random_faults(spec, spec.faults.random, taken, chance)
-        except _RefusedError as error:
+        except RefusedError as error:
             refused.append(str(error))
     if spec.faults.replay is not None:
         assert trace is not None, "whoever loads the job reads its trace"
@@ -57,10 +69,10 @@ def make_plan(spec: JobSpec, trace: Source | None = None) -> FaultPlan:
     if not refused and len(faults) > MAX_FAULTS:
         refused.append(f"faults: {len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})")
     if refused:
-        raise _refusal(refused)
+        raise refuse(refused, HINT)
     faults.sort(key=lambda fault: (fault.after_s or 0, fault.at_step or 0))
     if impossible := objections(spec, faults):
-        raise _refusal(impossible)
+        raise refuse(impossible, HINT)
     return FaultPlan(seed=spec.faults.seed, faults=_numbered(faults))
 
 
@@ -79,16 +91,11 @@ def _numbered(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     )
 
 
-def _refusal(reasons: list[str]) -> UsageError:
-    message = reasons[0] if len(reasons) == 1 else "\n  ".join([f"{len(reasons)} faults cannot be planned:", *reasons])
-    return UsageError(message, hint="a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint")
-
-
 def _scheduled(spec: JobSpec, entry: ScheduledFault, source: str, chance: random.Random) -> list[Fault]:
     return [
         fault
         for step in _scheduled_steps(spec, entry, source)
-        for fault in _at_one_moment(
+        for fault in at_one_moment(
             spec,
             entry,
             source,
@@ -108,14 +115,14 @@ def _scheduled_steps(spec: JobSpec, entry: ScheduledFault, source: str) -> range
         return [entry.at_step]
     last = entry.until_step if entry.until_step is not None else spec.max_steps
     if last is None:
-        raise _RefusedError(f"{source}: every_steps needs a last step, set until_step or max_steps")
+        raise RefusedError(f"{source}: every_steps needs a last step, set until_step or max_steps")
     if spec.max_steps is not None and last > spec.max_steps:
-        raise _RefusedError(f"{source}: until_step {last} is never reached, max_steps is {spec.max_steps}")
+        raise RefusedError(f"{source}: until_step {last} is never reached, max_steps is {spec.max_steps}")
     if last < entry.every_steps:
-        raise _RefusedError(f"{source}: every {entry.every_steps} steps comes to none within {last} steps")
+        raise RefusedError(f"{source}: every {entry.every_steps} steps comes to none within {last} steps")
     steps = range(entry.every_steps, last + 1, entry.every_steps)
     if len(steps) > MAX_FAULTS:
-        raise _RefusedError(f"{source}: {len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})")
+        raise RefusedError(f"{source}: {len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})")
     return steps
 
 
@@ -126,12 +133,12 @@ def _random_faults(spec: JobSpec, entry: RandomFaults, taken: set[int], chance: 
         return [
             fault
             for after_s in _times(entry.mtbf, entry.within or MEAN_TIMES_WITHIN * entry.mtbf, chance)
-            for fault in _at_one_moment(spec, entry, source, chance, phase=None, after_s=after_s, required=False)
+            for fault in at_one_moment(spec, entry, source, chance, phase=None, after_s=after_s, required=False)
         ]
     return [
         fault
         for step in _random_steps(spec, entry, source, taken, chance)
-        for fault in _at_one_moment(spec, entry, source, chance, phase=entry.moment, at_step=step)
+        for fault in at_one_moment(spec, entry, source, chance, phase=entry.moment, at_step=step)
     ]
 
 
@@ -142,7 +149,7 @@ def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]
     while now_s <= within_s:
         times.append(max(0.001, round(now_s, 3)))
         if len(times) > MAX_FAULTS:
-            raise _RefusedError(
+            raise RefusedError(
                 f"faults.random: more than {MAX_FAULTS} faults within {within_s:g} s, lower within or raise mtbf"
             )
         now_s += mean_s * exponential(chance)
@@ -151,10 +158,10 @@ def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]
 
 def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[int], chance: random.Random) -> list[int]:
     if entry.between is None and spec.max_steps is None:
-        raise _RefusedError(f"{source}: needs to know the last step, set between or max_steps")
+        raise RefusedError(f"{source}: needs to know the last step, set between or max_steps")
     first, last = entry.between or (1, spec.max_steps or 1)
     if spec.max_steps is not None and last > spec.max_steps:
-        raise _RefusedError(f"{source}: step {last} of between is never reached, max_steps is {spec.max_steps}")
+        raise RefusedError(f"{source}: step {last} of between is never reached, max_steps is {spec.max_steps}")
     occupied = sorted(step for step in taken if first <= step <= last)
     # After a notice the job makes one step more and goes on from there: no other notice comes at that step, none at the last.
     apart = 2 if is_notice(Fault(id="", kind=entry.kind, rank=0, source=source)) else 1
@@ -163,12 +170,12 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
         free = last - first + 1 - len(occupied)
         room = min(free + apart - 1, MAX_FAULTS * apart) // apart
         if entry.count > room:
-            raise _RefusedError(f"{source}: {entry.count} faults do not fit, {room} can be placed from step {first} to {last}")
+            raise RefusedError(f"{source}: {entry.count} faults do not fit, {room} can be placed from step {first} to {last}")
         drawn = distinct(entry.count, free - (entry.count - 1) * (apart - 1), chance)
         return [nth_free(first, occupied, index + place * (apart - 1)) for place, index in enumerate(drawn)]
     probability, key = (entry.rate, "rate") if entry.rate is not None else (1 / (entry.mean_steps or 1), "mean_steps")
     if last - first >= MAX_DRAWN_STEPS:
-        raise _RefusedError(
+        raise RefusedError(
             f"{source}: {key} over {last - first + 1} steps is too far, set between (at most {MAX_DRAWN_STEPS} steps)"
         )
     steps: list[int] = []
@@ -176,69 +183,3 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
         if step not in taken and (not steps or step - steps[-1] >= apart):
             steps.append(step)
     return steps
-
-
-def _at_one_moment(
-    spec: JobSpec,
-    entry: FaultOptions,
-    source: str,
-    chance: random.Random,
-    *,
-    phase: Phase | None,
-    at_step: int | None = None,
-    occurrence: int = 1,
-    attempt: int | None = None,
-    after_s: float | None = None,
-    required: bool = True,
-) -> Iterator[Fault]:
-    """One fault, or one for each rank that it strikes at once."""
-    ranks = _ranks(spec, entry, source, phase, chance)
-    together = len(ranks) > 1
-    for rank in ranks:
-        yield Fault(
-            id="",
-            kind=entry.kind,
-            rank=rank,
-            phase=phase,
-            at_step=at_step,
-            occurrence=occurrence,
-            attempt=attempt,
-            target=entry.target,
-            after_s=after_s,
-            group=f"{source} {at_step or after_s}" if together else None,
-            required=required,
-            options=entry.options,
-            source=source,
-        )
-
-
-def _ranks(spec: JobSpec, entry: FaultOptions, source: str, phase: str | None, chance: random.Random) -> list[int]:
-    if entry.rank == "random" and entry.at_once is None:
-        alone = only_rank(entry.kind, phase, entry.target)
-        return [int(chance.random() * spec.workers) if alone is None else alone]
-    if isinstance(entry.rank, int):
-        return [entry.rank]
-    size = entry.at_once or spec.workers
-    if size > spec.workers:
-        raise _RefusedError(f"{source}: {size} ranks at once are more than there are: {spec.workers}")
-    if size > 1:
-        _expect_plural(entry, source)
-    return list(range(spec.workers)) if entry.rank == "all" else distinct(size, spec.workers, chance)
-
-
-def _expect_plural(entry: FaultOptions, source: str) -> None:
-    """Refuse what cannot be done to several ranks at once."""
-    fault = Fault(id="", kind=entry.kind, rank=0, source=source)
-    if "{rank}" not in fault.facts.words:
-        raise _RefusedError(
-            f"{source}: a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank"
-        )
-    if fault.facts.striker == "supervisor":
-        raise _RefusedError(
-            f"{source}: a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
-        )
-    if not outlives(fault):
-        raise _RefusedError(
-            f"{source}: of several ranks at once only the first would be seen to end by a fault of kind {entry.kind}, "
-            "the others are stopped with its attempt"
-        )

@@ -73,7 +73,7 @@ _COUNT, _STEP, _STAGE, _BEAT, _COUNT_AGAIN = range(5)
 _FIRST = 12
 _LONGEST = _FIRST + len(STAGES)
 _WORDS = _LONGEST + len(STAGES)
-_TRIES = 100
+_TRIES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

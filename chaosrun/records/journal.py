@@ -2,7 +2,7 @@
 
 Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
 
-- leg.started         leg, workers, supervisor_pid
+- leg.started         leg, workers, supervisor_pid, plan (digest of the plan, its injected faults left out)
 - supervisor.resumed  supervisor_pid                          (`chaosrun resume` took over)
 - placement.acquired  nodes {node id: {address, ranks, gpus}}, ray, oversubscribed (bool)
 - staging.cleared     names                                   (what killed attempts left half-written, or half-deleted)
@@ -11,6 +11,7 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
                       distributed_debug (with TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer)
 - attempt.started     attempt, pids {rank: pid}, address
 - worker.exited       attempt, rank, pid, exit_code, signal, time_s of the death as its agent saw it (died_s)
+- fault.injected      fault, kind, rank, what, plan (digest)  (`chaosrun inject` has put it into plan.json; it is to strike now)
 - fault.requested     fault, attempt, rank, step, phase       (copied from the durable marker the worker wrote before firing)
 - fault.withdrawn     fault, reason                           (the request before it came to nothing; it may strike again)
 - fault.observed      fault, attempt, rank, pid, how (plan.kinds.Evidence), exit_code, signal, died_s (of a death, else null),

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CHECKPOINT_NAME", "AttemptLayout", "LegLayout", "RunLayout", "checkpoint_name", "checkpoint_step"]
+__all__ = ["CHECKPOINT_NAME", "LEGS", "AttemptLayout", "LegLayout", "RunLayout", "checkpoint_name", "checkpoint_step"]
 
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
 ATTEMPT_NAME = re.compile(r"[0-9]{3,}")
@@ -19,6 +19,10 @@ def checkpoint_step(name: str) -> int | None:
     """The step of a checkpoint directory's name, None when the name is not one of ours."""
     match = CHECKPOINT_NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+LEGS = ("reference", "chaos", "confirm")
+"""In the order in which a run has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,20 @@ class RunLayout:
         return self.path / "junit.xml"
 
     @property
+    def report_txt(self) -> Path:
+        return self.path / "report.txt"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Directory of event files; see `report.tensorboard`."""
+        return self.path / "tensorboard"
+
+    @property
+    def report_error(self) -> Path:
+        """Tracebacks of reports that could not be written because of a bug of ours."""
+        return self.path / "report-error.txt"
+
+    @property
     def diagnosis(self) -> Path:
         """Directory of the replays of the latest `chaosrun diagnose`; they are legs like the run's own."""
         return self.path / DIAGNOSIS
@@ -154,6 +172,16 @@ class RunLayout:
 
     def replay(self, name: str, storage: Path | None = None) -> LegLayout:
         return self.leg(f"{DIAGNOSIS}/{name}", storage)
+
+    @property
+    def supervisor_json(self) -> Path:
+        """Who last supervised the run and how that ended; see `records.supervision`."""
+        return self.path / "supervisor.json"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What a supervisor of its own process said on stdout and stderr; see `chaosrun.detached`."""
+        return self.path / "supervisor.log"
 
     @property
     def lock(self) -> Path:

@@ -2,10 +2,10 @@
 
 Line kinds (key `kind`), written by a rank in this order:
 
-- `start`      v, attempt, rank, world_size, pid, time_s, position {epoch, batches, step}, restored (checkpoint name or
-               null), rng (digest), canary (digest of kernels' results on fixed inputs, of this process), param
-               (fingerprint), params (base64), tensors (names, the order of `params` and `grads`),
-               digests (of the restored state, as in `end`; null without a restore)
+- `start`      v, attempt, rank, world_size, pid, entered_s (when it turned to its checkpoint), time_s (when that was
+               restored), position {epoch, batches, step}, restored (checkpoint name or null), rng (digest), canary (digest
+               of kernels' results on fixed inputs, of this process), param (fingerprint), params (base64), tensors (names,
+               the order of `params` and `grads`), digests (of the restored state, as in `end`; null without a restore)
 - `probe`      items (independent, global_rng, draws, never_repeats or unknown: train.probe), detail; rank 0, first attempt only
 - `loader_workers`  epoch, workers (by loader worker: {python, numpy, torch}, a digest of where each stream stands after
                worker_init_fn; null for one that did not say); once an epoch, for persistent workers once

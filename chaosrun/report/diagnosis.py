@@ -1,14 +1,13 @@
 """The account of a diagnosis for people: what was replayed, the quantities of the first step that differs, the first one."""
 
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
 from chaosrun.report.progress import count
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["render_diagnosis"]
 
 
-def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout, *, root: Path | None = None) -> RenderableType:
-    """`root`: the --root that the user gave, to be repeated in the command shown."""
+def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
     finding = diagnosis.comparison.finding
     parts: list[RenderableType] = [unwrapped(f"run {run.run_id}", style="bold")]
     parts += section("Replays", indented(Group(*map(Text, _replay(diagnosis.replay)))))
@@ -35,8 +33,7 @@ def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout, *, root: Path | Non
         parts.append(labelled("hazard", f"{hazard.row}: {hazard.what} ({hazard.link})"))
     if diagnosis.hint is not None:
         parts.append(labelled("hint", diagnosis.hint))
-    where = [] if root is None else ["--root", str(root)]
-    parts.append(unwrapped(f"{'inspect':<8}  {shlex.join(['chaosrun', 'verify', run.run_id, *where])}"))
+    parts.append(unwrapped(f"{'inspect':<8}  chaosrun verify {run_argument(run)}"))
     return Group(*parts)
 
 

@@ -8,6 +8,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from chaosrun.report.escapes import harmless
+
 __all__ = ["columns", "indented", "labelled", "plain", "section", "shown", "unwrapped"]
 
 LONGEST_VALUE = 160
@@ -24,7 +26,7 @@ def labelled(label: str, text: str, *, style: str = "", wrap: bool = True) -> Re
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, min_width=8)
     table.add_column(overflow="fold")
-    table.add_row(Text(label, style=style), Text(text))
+    table.add_row(Text(label, style=style), Text(harmless(text)))
     return table
 
 
@@ -41,7 +43,7 @@ def indented(body: RenderableType) -> RenderableType:
 
 def unwrapped(text: str, *, style: str = "") -> Text:
     """For what people copy: paths and commands stay whole, however narrow the terminal."""
-    return Text(text, style=style, no_wrap=True, overflow="ignore")
+    return Text(harmless(text), style=style, no_wrap=True, overflow="ignore")
 
 
 def shown(value: Any) -> str:
@@ -54,5 +56,8 @@ def plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(plain, value))}]"
     if isinstance(value, str) and value.lstrip("-").startswith("0x") and "p" in value:
-        return f"{float.fromhex(value):.9g} ({value})"
+        try:
+            return f"{float.fromhex(value):.9g} ({value})"
+        except (ValueError, OverflowError):
+            return value  # a sample's name that only looks like one
     return str(value)

@@ -4,17 +4,19 @@ Shared by the live line and `chaosrun status`. It reads what workers and supervi
 """
 
 import json
+import math
 import os
-import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chaosrun.plan.evidence import signal_name
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import TornRecordError, read_lines
 
 __all__ = [
+    "ENDED_BY_DEATH",
     "Landing",
     "LegProgress",
     "StepSeen",
@@ -24,11 +26,13 @@ __all__ = [
     "last_step",
     "read_progress",
     "sentence",
-    "signal_name",
+    "sound",
     "span",
 ]
 
 TAIL_BYTES = 1 << 16
+ENDED_BY_DEATH = ("user_error", "recovery_failed")
+"""Outcomes of a leg whose last attempt's unplanned death says why. Of an inexact restore the verdict says more than it."""
 _TYPES: dict[str, Any] = {
     "time_s": int | float,
     "event": str,
@@ -46,9 +50,14 @@ _TYPES: dict[str, Any] = {
     "message": str | None,
     "hint": str | None,
     "final_step": int | None,
+    "died_s": int | float | None,
+    "requested_s": int | float,
+    "killed": list,
+    "exit_code": int | None,
+    "signal": int | None,
 }
 """Keys of the journal's records and what they hold, in whichever event."""
-LANDING_KEYS = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
+_LANDING = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +73,6 @@ class Landing:
     exit_code: int | None
     state: str | None = None
     """Of one that hung: the state in which its process was found, a letter."""
-
-    @property
-    def evidence(self) -> str:
-        """In a few words: "pid 4211: SIGKILL"."""
-        died = signal_name(self.signal) if self.signal else f"exit code {self.exit_code}"
-        state = f", in state {self.state}" if self.state else ""
-        return f"pid {self.pid}: {_EVIDENCE.get(self.how, died)}{state}"
 
 
 _EVIDENCE = {
@@ -140,7 +142,7 @@ def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
             pass  # looked at, and not found to have happened
         case "fault.observed" if all(landing.fault != record["fault"] for landing in progress.landed):
             state = (record.get("found") or {}).get("state") if record.get("how") == "hang" else None
-            landing = Landing(**{key: record[key] for key in LANDING_KEYS}, state=state)
+            landing = Landing(**{key: record[key] for key in _LANDING}, state=state)
             changes["landed"] = (*progress.landed, landing)
         case "death.unplanned":
             traceback = (record.get("error") or {}).get("traceback")
@@ -162,7 +164,7 @@ def read_progress(leg: str, layout: LegLayout) -> LegProgress:
         return progress
     try:
         for record in read_lines(layout.journal):
-            progress = advance(progress, _sound(record))
+            progress = advance(progress, sound(record))
     except TornRecordError as error:
         return replace(progress, damage=str(error))
     except KeyError as error:
@@ -174,11 +176,12 @@ def read_progress(leg: str, layout: LegLayout) -> LegProgress:
     return progress
 
 
-def _sound(record: dict[str, Any]) -> dict[str, Any]:
+def sound(record: dict[str, Any]) -> dict[str, Any]:
     """Raises TypeError for a record whose values are not of the types that are made something of."""
     for key, kind in _TYPES.items():
-        if key in record and not isinstance(record[key], kind):
-            raise TypeError(f"{key} is {record[key]!r:.60}")
+        value = record.get(key)
+        if key in record and (not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value))):
+            raise TypeError(f"{key} is {value!r:.60}")
     return record
 
 
@@ -189,14 +192,14 @@ def sentence(record: dict[str, Any]) -> str:
         return record.get(key)
 
     match record.get("event"):
-        case "drill.starting":
-            return f"drill {get('number')} of {get('of')}: {get('name')}"
         case "run.created":
             return f"created in {get('path')}"
         case "control.failed":
-            return f"{get('message')}: the run cannot be cancelled from elsewhere"
+            return f"{get('message')}: the run cannot be cancelled or struck from elsewhere"
         case "reference.cached":
             return "taken from the cache: this job has been run undisturbed before"
+        case "reference.uncached":
+            return f"not kept in the cache for other drills: {get('message')}"
         case "leg.started":
             return f"started, {count(get('workers'), 'worker')}"
         case "supervisor.resumed":
@@ -224,6 +227,8 @@ def sentence(record: dict[str, Any]) -> str:
             if problem := (get("found") or {}).get("problem"):
                 return f"{get('fault')} did not happen as planned: {problem}"
             return f"{get('fault')} landed: rank {get('rank')} {what} (pid {get('pid')})"
+        case "fault.injected":
+            return f"{get('fault')} injected: {get('what')}"
         case "fault.withdrawn":
             return f"{get('fault')} has not struck ({get('reason')}): it is to strike again"
         case "supervisor.ended":
@@ -260,15 +265,6 @@ def last_step(trace: Path) -> StepSeen | None:
         if record.get("kind") == "step":
             return StepSeen(step=int(record["step"]), time_s=float(record["time_s"]))
     return None
-
-
-def signal_name(number: int | None) -> str:
-    if number is None:
-        return "no signal"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def span(seconds: float) -> str:

@@ -1,11 +1,11 @@
 """The account of a shrink: how far it came, the part of a job file that is left, and what to type to see it fail."""
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from chaosrun.records.naming import run_arguments
 from chaosrun.report.page import labelled, unwrapped
 from chaosrun.report.progress import count
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["render_shrunk"]
 
 
-def render_shrunk(shrunk: "Shrunk", *, root: Path | None = None) -> RenderableType:
-    """`root`: the --root that the user gave, to be repeated in the commands shown."""
-    where = [] if root is None else ["--root", str(root)]
+def render_shrunk(shrunk: "Shrunk") -> RenderableType:
+    _, *where = run_arguments(shrunk.run)
     refused = f", {count(shrunk.refused, 'plan')} that cannot be" if shrunk.refused else ""
     tried = f"{count(shrunk.drills, 'drill')}{refused}"
     head = unwrapped(f"shrink of run {shrunk.run.run_id}: {shrunk.symptom or 'no verdict'}", style="bold")

@@ -2,71 +2,137 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from chaosrun.report.page import columns, indented
+from chaosrun.records.naming import root_arguments, shortest
+from chaosrun.report.page import columns, indented, unwrapped
 from chaosrun.report.progress import count
 from chaosrun.report.text import STYLES
 
 if TYPE_CHECKING:
-    from chaosrun.suite import DrillResult, SuiteResult
-    from chaosrun.verify.divergence import Divergence
+    from chaosrun.suites.folder import Agenda
+    from chaosrun.suites.results import DrillResult, SuiteResult
 
-__all__ = ["render_suite"]
+__all__ = ["clock", "headline", "render_agenda", "render_suite"]
+
+WIDEST_NAME = 40
+WIDTH_BESIDE = 90
+"""Columns that a table needs beside the drills' names to have a place for the differences."""
+LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"}
 
 
-def render_suite(result: "SuiteResult", *, root: Path | None = None) -> RenderableType:
-    """`root`: the --root that the user gave, to be repeated in the commands shown."""
-    parts: list[RenderableType] = [Text(f"suite {result.name}", style="bold"), "", _drills(result.drills)]
+def clock(seconds: float) -> str:
+    """`0.31 s`, `12.3 s`, `4:07`."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def headline(result: "SuiteResult") -> str:
+    """All of it in a line."""
+    if result.empty:
+        return f"no drill belongs to {'this part' if result.shard is None else f'shard {result.shard}'} of the suite"
+    odd = [drill for drill in result.drills if not drill.ok]
+    parts = [count(len(result.drills), "drill")]
+    if odd:
+        parts.append(f"{len(odd)} not as expected")
+    if apart := sum(not entry.as_expected for entry in result.compared):
+        parts.append(f"{apart} with losses not as expected")
+    if result.not_compared is not None:
+        parts.append("losses not compared")
+    labels = [drill.label for drill in result.drills]
+    parts += [f"{labels.count(label)} {label}" for label in ("new", "fixed", "flaky") if label in labels]
+    if again := sum(drill.rerun is not None for drill in result.drills):
+        parts.append(f"{again} that failed before")
+    if result.left:
+        parts.append(f"{len(result.left)} not begun")
+    cached, made = result.cached
+    parts.append(f"{cached} of {count(cached + made, 'reference')} from the cache")
+    parts.append(clock(result.took_s))
+    return ", ".join(parts)
+
+
+def render_agenda(agenda: "Agenda") -> RenderableType:
+    """What would run."""
+    table = columns("drill", "expected", "workers", "faults", "what", "seed", right=("workers", "faults", "seed"))
+    for column in table.columns:
+        column.no_wrap = column.header not in ("drill", "what")
+    for drill in agenda.drills:
+        expected, kinds = drill.expectation.verdict, ", ".join(drill.kinds)
+        table.add_row(drill.name, expected, str(drill.workers), str(drill.faults), kinds, str(drill.seed))
+    part = "" if agenda.shard is None else f", shard {agenda.shard}"
+    seed = "" if agenda.seed is None else f", seed {agenda.seed}"
+    faults = count(sum(drill.faults for drill in agenda.drills), "fault")
+    title = Text(f"suite {agenda.name}: {count(len(agenda.drills), 'drill')}, {faults}{part}{seed}", style="bold")
+    return Group(title, "", indented(table), *[Text(note) for note in agenda.notes])
+
+
+def render_suite(result: "SuiteResult") -> RenderableType:
+    seed = "" if result.seed is None else f", seed {result.seed} (--seed {result.seed} draws the same faults again)"
+    parts: list[RenderableType] = [Text(f"suite {result.name}  {result.night}{seed}", style="bold")]
+    if result.drills:
+        parts += ["", _Drills(result.drills)]
     if result.compared:
         parts += ["", Text(f"Losses beside those of {result.first}", style="bold"), _compared(result)]
     if result.not_compared is not None:
         parts += ["", Text(f"The losses could not be compared: {result.not_compared}")]
-    parts += ["", *_verdict(result)]
-    where = [] if root is None else ["--root", str(root)]
-    carried_out = [drill for drill in result.drills if drill.run is not None]
-    width = max((len(drill.name) for drill in carried_out), default=0)
-    for drill in carried_out:
-        assert drill.run is not None
-        command = shlex.join(["chaosrun", "verify", drill.run.run_id, *where])
-        style = "bold" if drill.surprises else "dim"
-        parts.append(Text(f"  {drill.name:<{width}}  {command}", style=style, no_wrap=True, overflow="ignore"))
+    parts += ["", *_verdict(result), *[Text(f"note: {note}") for note in result.notes]]
+    parts += _commands(result)
     return Group(*parts)
 
 
-def _drills(drills: "Sequence[DrillResult]") -> RenderableType:
-    table = columns("drill", "verdict", "expected", "first difference")
-    for drill in drills:
-        status = drill.verdict.status if drill.verdict else "not run"
-        table.add_row(
-            drill.name,
-            Text(status, style=STYLES.get(status, "bold red")),
-            Text("no", style="bold red") if drill.surprises else Text("yes", style="green"),
-            _difference(drill),
-        )
-    return indented(table)
+@dataclass(frozen=True, slots=True)
+class _Drills:
+    """One line a drill where the terminal is wide enough for that; else the differences follow."""
+
+    drills: "Sequence[DrillResult]"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = max(len(drill.name) for drill in self.drills)
+        wide = options.max_width >= min(names, WIDEST_NAME) + WIDTH_BESIDE
+        yield indented(self._table(wide=wide))
+        for drill in self.drills:
+            if not wide and told(drill) != "-":
+                yield Text(f"  {drill.name}: {told(drill)}", style="dim" if drill.ok else "")
+
+    def _table(self, *, wide: bool) -> RenderableType:
+        numbers = ("faults", *(["restarts"] if wide else []), "recovery", "time")
+        titles = ["drill", "verdict", "expected", *(["first difference or cause"] if wide else []), *numbers]
+        table = columns(*titles, right=numbers)
+        for column in table.columns:
+            column.no_wrap = column.header != ("first difference or cause" if wide else "drill")
+        for drill in self.drills:
+            expected = Text("yes", style="green") if drill.ok else Text(f"no, {drill.expected}", style="bold red")
+            if drill.rerun is not None:
+                expected.append(" (again)", style="dim")
+            if drill.label is not None:
+                expected.append(f" ({drill.label})", style=LABELS[drill.label])
+            status = drill.status or "not run"
+            table.add_row(
+                drill.name,
+                Text(status, style=STYLES.get(status, "bold red")),
+                expected,
+                *([told(drill)] if wide else []),
+                f"{drill.landed}/{drill.faults}",
+                *([str(drill.restarts)] if wide else []),
+                "-" if drill.recovery_s is None else clock(drill.recovery_s),
+                clock(drill.took_s),
+            )
+        return table
 
 
-def _difference(drill: "DrillResult") -> str:
-    if drill.verdict is None:
+def told(drill: "DrillResult") -> str:
+    """The first difference, else why it did not pass."""
+    if drill.status is None:
         return drill.error or "-"
-    if drill.verdict.divergence is None:
-        return "-" if drill.verdict.status == "PASS" else drill.verdict.cause
-    return describe_divergence(drill.verdict.divergence)
-
-
-def describe_divergence(found: "Divergence") -> str:
-    """`data order at step 8, rank 0: expected [9], seen [3] (sampler epoch not set)`."""
-    values = "" if found.kind != "data order" else f": expected samples {_ids(found.expected)}, seen {_ids(found.seen)}"
-    return f"{found.kind} at step {found.step}, rank {found.rank}{values} ({found.cause})"
-
-
-def _ids(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    if drill.difference is not None:
+        return drill.difference
+    return "-" if drill.status == "PASS" else drill.cause or "-"
 
 
 def _compared(result: "SuiteResult") -> RenderableType:
@@ -86,13 +152,39 @@ def _compared(result: "SuiteResult") -> RenderableType:
 
 
 def _verdict(result: "SuiteResult") -> list[RenderableType]:
+    if result.empty:
+        return [Text(f"NOTHING TO DO  {headline(result)}", style="bold")]
     if result.as_expected:
-        return [Text(f"AS EXPECTED  {count(len(result.drills), 'drill')}", style="bold green")]
-    lines: list[RenderableType] = [Text("NOT AS EXPECTED", style="bold red")]
-    for drill in result.drills:
-        lines += [Text(f"  {drill.name}: {surprise}") for surprise in drill.surprises]
+        return [Text(f"AS EXPECTED  {headline(result)}", style="bold green")]
+    lines: list[RenderableType] = [Text(f"NOT AS EXPECTED  {headline(result)}", style="bold red")]
+    lines += [Text(f"  {sentence}") for sentence in unexpected(result)]
+    return lines
+
+
+def unexpected(result: "SuiteResult") -> list[str]:
+    """One sentence for everything that is not as expected."""
+    lines = [f"{drill.name}: {surprise}" for drill in result.drills for surprise in drill.surprises]
     for entry in result.compared:
         if not entry.as_expected:
             what = "within the tolerance, a control must not be" if entry.control else "beyond the tolerance"
-            lines.append(Text(f"  {entry.name}: losses {what}"))
+            lines.append(f"{entry.name}: losses {what}")
+    if result.not_compared is not None:
+        lines.append(f"the losses could not be compared: {result.not_compared}")
+    if result.left:
+        lines.append(f"not begun: {', '.join(result.left)}")
+    return lines
+
+
+def _commands(result: "SuiteResult") -> list[RenderableType]:
+    """How to look closer: at what is not as expected first, at all if that is little."""
+    looked_at = [drill for drill in result.drills if drill.run is not None and (not drill.ok or len(result.drills) <= 8)]
+    width = max((len(drill.name) for drill in looked_at), default=0)
+    lines: list[RenderableType] = []
+    for drill in looked_at:
+        assert drill.run is not None
+        where = root_arguments(drill.run.path.parent.parent)
+        command = shlex.join(["chaosrun", "verify", drill.run.run_id, *where])
+        lines.append(unwrapped(f"  {drill.name:<{width}}  {command}", style="dim" if drill.ok else "bold"))
+    if result.path is not None:
+        lines.append(unwrapped(f"  page: {shortest(result.path / 'index.html')}", style="dim"))
     return lines

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from chaosrun.records.naming import root_arguments
 from chaosrun.report.page import columns, indented, labelled, section, unwrapped
 from chaosrun.report.progress import count
 from chaosrun.report.text import STYLES
@@ -25,7 +26,7 @@ ORDER = ("FAIL", "INCONCLUSIVE", "PASS", "left")
 
 
 def render_sweep(sweep: "Sweep", *, root: Path | None = None) -> RenderableType:
-    """`root`: the --root that the user gave, to be repeated in the commands shown."""
+    """`root`: where it is kept; None for the usual place."""
     about = f"{sweep.job}, {count(sweep.workers, 'worker')}, {count(sweep.final_step, 'step')}"
     parts: list[RenderableType] = [unwrapped(f"sweep {sweep.sweep_id}  {about}", style="bold")]
     bad = [(point, tried) for point in sweep.points if (tried := sweep.tried.get(point.id)) and tried.status != "PASS"]
@@ -105,5 +106,5 @@ def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, sorted(set(numbers))))
 
 
-def _where(root: Path | None) -> list[str]:
-    return [] if root is None else ["--root", str(root)]
+def _where(root: Path | None) -> tuple[str, ...]:
+    return () if root is None else root_arguments(root)

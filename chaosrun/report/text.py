@@ -3,19 +3,23 @@
 Renders values that others decided. The verdict comes last, because that is where a terminal stops.
 """
 
+import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from chaosrun.errors import InterruptedRunError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import shortest
 from chaosrun.report.facts import RunFacts, read_facts
+from chaosrun.report.next_commands import next_commands, repeat_note
+from chaosrun.report.outcomes import OUTCOME_WORDS, undecided_by
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
-from chaosrun.report.progress import LegProgress, UnplannedDeath, count, read_progress, span
+from chaosrun.report.progress import ENDED_BY_DEATH, UnplannedDeath, count, read_progress, span
 
 if TYPE_CHECKING:
     from chaosrun.plan.faults import FaultPlan
@@ -26,37 +30,47 @@ if TYPE_CHECKING:
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["job_sentence", "render_plan", "render_runs", "render_verdict"]
+__all__ = ["ended_by", "fatal_death", "job_sentence", "render_plan", "render_runs", "render_verdict"]
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
 """In the order of interest."""
 
 
-def render_verdict(verdict: "Verdict", run: RunLayout, *, root: Path | None = None) -> RenderableType:
-    """`root`: the --root that the user gave, to be repeated in the commands shown."""
-    facts, chaos = read_facts(run), read_progress("chaos", run.leg("chaos"))
+def render_verdict(verdict: "Verdict", run: RunLayout) -> RenderableType:
+    from chaosrun.verify.blame import blame
+
+    facts = read_facts(run)
     parts: list[RenderableType] = [unwrapped(f"run {run.run_id}  {facts.sentence}".rstrip(), style="bold")]
     if facts.reference_source is not None:
         parts.append(Text("reference taken from the cache"))
     if verdict.attempts:
-        parts += section(f"Faults: {_faults_sentence(verdict)}", _faults(verdict, chaos))
+        parts += section(f"Faults: {_faults_sentence(verdict, facts)}", _faults(verdict))
         parts += section(f"Attempts: {_attempts_sentence(verdict)}", _attempts(verdict))
     if verdict.outcome in ("completed", "inexact_restore"):
         parts += section(f"Checks: {_checks_sentence(verdict.checks)}", _checks(verdict.checks))
     if verdict.divergence is not None:
         parts += section("First divergence", _divergence(verdict.divergence))
-    death = _fatal_death(verdict, run, chaos)
+    death = fatal_death(verdict, run)
     if death is not None and death.traceback:
         who = "the attempt" if death.rank is None else f"rank {death.rank}"
         # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
         parts += section(f"Traceback of {who}, attempt {death.attempt}", None)
         parts.append(unwrapped(indent(death.traceback.rstrip(), "  ")))
-    parts += ["", labelled(verdict.status, verdict.cause, style=STYLES[verdict.status])]
+    why = undecided_by(verdict)
+    parts += ["", labelled(verdict.status, f"{why}: {verdict.cause}" if why else verdict.cause, style=STYLES[verdict.status])]
+    if verdict.status != "PASS":
+        parts.append(labelled("blame", blame(verdict).sentence))
     parts += [labelled("warning", sentence) for sentence in verdict.warnings]
     if verdict.hint and (verdict.divergence is None or verdict.hint != verdict.divergence.hint):
         parts.append(labelled("hint", verdict.hint))
-    parts += [labelled(label, shlex.join(command), wrap=False) for label, command in _next(verdict, run, facts, root)]
+    commands = next_commands(verdict, run, facts)
+    for label, command in commands:
+        parts.append(labelled(label, shlex.join(command), wrap=False))
+        if label == "repeat" and (note := repeat_note(run, facts)):
+            parts.append(unwrapped(f"{'':<8}  ({note})"))
+    if run.report_html.is_file():
+        parts.append(labelled("report", shortest(run.report_html.absolute()), wrap=False))
     return Group(*parts)
 
 
@@ -83,21 +97,32 @@ def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType
     table = columns("run", "job", "status", "age")
     for run in runs:
         age = span(max(0.0, now_s - run.created_s))
-        table.add_row(run.run_id, run.name, Text(run.status, style=STYLES.get(run.status, "")), age)
+        status = Text(run.status, style=STYLES.get(run.status, ""))
+        table.add_row(run.run_id, run.name, status.append(_why(run), style=""), age)
     return table
 
 
-def _faults_sentence(verdict: "Verdict") -> str:
+def _why(run: "RunSummary") -> str:
+    """What tells one INCONCLUSIVE from another; empty where the status says it all."""
+    if run.status == "interrupted" and run.exit_code not in (None, InterruptedRunError.exit_code):
+        return f": exit {run.exit_code}"
+    words = next((words for outcome, words in OUTCOME_WORDS.items() if outcome == run.outcome), None)
+    if run.status != "INCONCLUSIVE" or words is None:
+        return ""
+    return f": {words}" + ("" if run.exit_code is None else f" (exit {run.exit_code})")
+
+
+def _faults_sentence(verdict: "Verdict", facts: RunFacts) -> str:
     landed = sum(fault.landed for fault in verdict.faults)
-    return f"{landed} of {len(verdict.faults)} landed" if verdict.faults else "none planned"
+    return f"{landed} of {len(verdict.faults)} landed{facts.whose}" if verdict.faults else "none planned"
 
 
-def _faults(verdict: "Verdict", chaos: LegProgress) -> RenderableType | None:
+def _faults(verdict: "Verdict") -> RenderableType | None:
     if not verdict.faults:
         return None
     table = columns("fault", "what", "where", "evidence")
     for fault in verdict.faults:
-        table.add_row(fault.id, fault.description, _where(fault), _evidence(fault, chaos))
+        table.add_row(fault.id, fault.description, _where(fault), _evidence(fault))
     return table
 
 
@@ -107,11 +132,10 @@ def _where(fault: "FaultOutcome") -> str:
     return f"attempt {fault.attempt}" + ("" if fault.step is None else f", step {fault.step}")
 
 
-def _evidence(fault: "FaultOutcome", chaos: LegProgress) -> Text:
+def _evidence(fault: "FaultOutcome") -> Text:
     if not fault.landed:
         return Text(f"NOT SHOWN: {fault.problem}", style="bold yellow")
-    seen = next((landing for landing in chaos.landed if landing.fault == fault.id), None)
-    return Text("landed" if seen is None else seen.evidence)
+    return Text(fault.evidence or "landed")
 
 
 def _attempts_sentence(verdict: "Verdict") -> str:
@@ -130,17 +154,19 @@ def _attempts(verdict: "Verdict") -> RenderableType:
             str(attempt.attempt),
             attempt.resumed_from or "the beginning",
             "none" if attempt.first_step is None else f"{attempt.first_step}-{attempt.last_step}",
-            _ended_by(attempt, faults),
+            ended_by(attempt, faults),
             str(attempt.lost_steps) if attempt.lost_steps else "-",
             "-" if attempt.recovery_s is None else span(attempt.recovery_s),
         )
     return table
 
 
-def _ended_by(attempt: "AttemptSummary", faults: set[str]) -> str:
-    """A planned fault by its id alone: the table above says what it is."""
-    name = attempt.ended_by.split(" ", 1)[0]
-    return f"fault {name}" if name in faults and "," not in attempt.ended_by else attempt.ended_by.replace("_", " ")
+def ended_by(attempt: "AttemptSummary", faults: set[str]) -> str:
+    """Planned faults by their ids alone: the table above says what they are."""
+    named = [name for name in re.findall(r"(?:^|, )([^ ,()]+) \(", attempt.ended_by) if name in faults]
+    if not named:
+        return attempt.ended_by.replace("_", " ")
+    return f"fault {named[0]}" if len(named) == 1 else f"faults {', '.join(named)}"
 
 
 def _checks_sentence(checks: "Sequence[Check]") -> str:
@@ -175,33 +201,10 @@ def _divergence(found: "Divergence") -> RenderableType:
     return table
 
 
-def _fatal_death(verdict: "Verdict", run: RunLayout, chaos: LegProgress) -> UnplannedDeath | None:
+def fatal_death(verdict: "Verdict", run: RunLayout) -> UnplannedDeath | None:
     """The first unplanned death of the last attempt, of the leg that ended badly."""
-    if verdict.outcome not in ("user_error", "recovery_failed"):
+    if verdict.outcome not in ENDED_BY_DEATH:
         return None
+    chaos = read_progress("chaos", run.leg("chaos"))
     leg = chaos if chaos.outcome == verdict.outcome else read_progress("reference", run.reference)
     return next((death for death in leg.unplanned if death.attempt == leg.attempt), None)
-
-
-def _next(verdict: "Verdict", run: RunLayout, facts: RunFacts, root: Path | None) -> list[tuple[str, list[str]]]:
-    """What to type to look closer, and to have the same again."""
-    where = [] if root is None else ["--root", str(root)]
-    if verdict.outcome == "interrupted":
-        return [("go on", ["chaosrun", "resume", run.run_id, *where])]
-    inspect = ["chaosrun", "verify", run.run_id]
-    if verdict.divergence is not None:
-        place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
-        inspect = ["chaosrun", "logs", run.run_id, "--leg", "chaos", *place]
-    elif verdict.outcome not in (None, "completed", "inexact_restore"):
-        inspect = ["chaosrun", "logs", run.run_id]
-    commands = [("inspect", [*inspect, *where])]
-    if verdict.status == "FAIL" and (verdict.divergence is not None or verdict.outcome == "inexact_restore"):
-        commands.append(("diagnose", ["chaosrun", "diagnose", run.run_id, *where]))
-    if facts.job is not None:
-        commands.append(("repeat", ["chaosrun", "submit", _shortest(Path(facts.job)), *facts.overrides, *where]))
-    return commands
-
-
-def _shortest(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -3,9 +3,11 @@
 Reads the model's own fields for names and descriptions, so that a new field needs no words here.
 """
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Mapping as AnyMapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -33,15 +35,22 @@ EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda ctx: f"at least {ctx['ge']:g}",
     "less_than": lambda ctx: f"less than {ctx['lt']}",
     "less_than_equal": lambda ctx: f"at most {ctx['le']}",
-    "literal_error": lambda ctx: f"one of {', '.join(_choices(ctx))}",
+    "literal_error": lambda ctx: _one_of(_choices(ctx)),
     "wrong_value": lambda ctx: ctx["expected"],
 }
 """Pydantic's error types that this spec can raise, as what completes "<name> must be …"."""
+MEANT = {"step": "at_step", "at": "at_step", "every": "every_steps", "type": "kind", "ranks": "rank", "delay": "after"}
+"""Words for keys that are nearer to another key by their letters than to the one that is meant."""
+MOST_CHOICES = 8
+"""More are too many for a sentence: the nearest is named, else all of them in the hint."""
 
 
-def problems_of(error: ValidationError, root: Mapping, model: type[BaseModel] = JobSpec) -> list[Problem]:
+def problems_of(
+    error: ValidationError, root: Mapping, model: type[BaseModel] = JobSpec, *, values: Any = None
+) -> list[Problem]:
     """Every error of a validation of `root` by `model` as a problem. A missing key whose misspelling is there is told once, as
-    that."""
+    that. With the `values` that were validated, also how keys conflict in a mapping whose unknown key kept that from being
+    seen."""
     details = error.errors(include_url=False)
     missing = {entry["loc"] for entry in details if entry["type"] == "missing"}
     problems: list[Problem] = []
@@ -54,6 +63,7 @@ def problems_of(error: ValidationError, root: Mapping, model: type[BaseModel] = 
         if entry["type"] not in ("extra_forbidden", "missing"):
             problems.append(_wrong_value(entry, root, model))
     problems += [_missing_key(location, root, model) for location in sorted(missing, key=str)]
+    problems += [_wrong_value(entry, root, model) for entry in _hidden_conflicts(details, values, model)]
     return problems
 
 
@@ -62,6 +72,39 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     spelt = {name.lower(): name for name in names}
     found = difflib.get_close_matches(word.lower().replace("-", "_"), list(spelt), n=1, cutoff=0.6)
     return spelt[found[0]] if found else None
+
+
+def _hidden_conflicts(details: list[ErrorDetails], values: Any, model: type[BaseModel]) -> Iterator[ErrorDetails]:
+    """Conflicts between keys that show once no key is unknown, whatever the unknown ones were meant to be."""
+    unknown = [entry["loc"] for entry in details if entry["type"] == "extra_forbidden"]
+    if values is None or not unknown:
+        return
+    known = {(entry["loc"], entry["msg"]) for entry in details}
+    guesses = {location: _guess(location, model) for location in unknown}
+    left_out, put_right = _conflicts(values, dict.fromkeys(unknown), model), _conflicts(values, guesses, model)
+    for told, entry in left_out.items():
+        if told in put_right and told not in known:
+            yield entry
+
+
+def _conflicts(
+    values: Any, keys: AnyMapping[Location, str | None], model: type[BaseModel]
+) -> dict[tuple[Location, str], ErrorDetails]:
+    """Those that are left when these keys are called otherwise, or (None) are not there."""
+    values = copy.deepcopy(values)
+    for location, name in keys.items():
+        parent = values
+        for part in location[:-1]:
+            parent = parent[part]
+        value = parent.pop(location[-1])
+        if name is not None:
+            parent.setdefault(name, value)
+    try:
+        model.model_validate(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        return {(entry["loc"], entry["msg"]): entry for entry in found if entry["type"] == "conflict"}
+    return {}
 
 
 def dotted(location: Location) -> str:
@@ -74,15 +117,23 @@ def _unknown_key(location: Location, root: Mapping, model: type[BaseModel]) -> t
     parent, name = location[:-1], str(location[-1])
     names = list(_section(parent, model).model_fields)
     elsewhere = [path for path in _all_paths(model) if path.rpartition(".")[2] == name]
-    guess = nearest(name, names)
+    guess = _guess(location, model)
     where = f" in {dotted(parent)}" if parent else ""
     message = f"unknown key {name!r}{where}"
-    if elsewhere:
+    if elsewhere and not guess:
         hint = f"{name} belongs elsewhere: {', '.join(elsewhere)}"
     else:
         message += f", did you mean {guess!r}?" if guess else ""
         hint = f"{'keys of ' + dotted(parent) if parent else 'keys here'}: {', '.join(names)}"
     return Problem(place=key or node.place, message=message, hint=hint), (*parent, guess or "")
+
+
+def _guess(location: Location, model: type[BaseModel]) -> str | None:
+    """The key that an unknown one probably stands for, None where its name belongs elsewhere."""
+    name, names = str(location[-1]), list(_section(location[:-1], model).model_fields)
+    if MEANT.get(name.lower()) in names:
+        return MEANT[name.lower()]
+    return None if any(path.rpartition(".")[2] == name for path in _all_paths(model)) else nearest(name, names)
 
 
 def _missing_key(location: Location, root: Mapping, model: type[BaseModel]) -> Problem:
@@ -107,8 +158,11 @@ def _wrong_value(entry: ErrorDetails, root: Mapping, model: type[BaseModel]) -> 
     describe = EXPECTED.get(entry["type"])
     message = f"{name} must be {describe(context)}, not {_shown(seen)}" if describe else f"{name}: {entry['msg']}"
     if entry["type"] == "literal_error" and isinstance(seen, str):
-        guess = nearest(seen, _choices(context))
+        choices = _choices(context)
+        guess = nearest(seen, choices)
         message += f"; did you mean {guess!r}?" if guess else ""
+        if not guess and len(choices) > MOST_CHOICES:
+            return Problem(place=place, message=message, hint=f"{name.rpartition('.')[2]}: {', '.join(choices)}")
     return Problem(place=place, message=message, hint=_hint(entry["type"], location, seen, model))
 
 
@@ -124,6 +178,10 @@ def _hint(kind: str, location: Location, seen: Any, model: type[BaseModel]) -> s
     names = [part for part in location if isinstance(part, str)]
     field = _section(location[:-1], model).model_fields.get(names[-1]) if names else None
     return f"{names[-1]}: {field.description}" if field and field.description else None
+
+
+def _one_of(choices: list[str]) -> str:
+    return f"one of {', '.join(choices)}" if len(choices) <= MOST_CHOICES else f"one of {len(choices)} words"
 
 
 def _choices(context: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a job file may say about faults: `faults.schedule`, `faults.random`, `faults.replay`, `faults.seed`.
+"""What a job file may say about faults: `faults.schedule`, `faults.random`, `faults.replay`, `faults.preset`, `faults.seed`.
 
 Owns which keys go together. Whether a fault can ever fire is the planner's business.
 """
@@ -6,7 +6,7 @@ Owns which keys go together. Whether a fault can ever fire is the planner's busi
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from chaosrun.plan.catalogue import KINDS
@@ -19,13 +19,26 @@ from chaosrun.spec.fields import (
     Positive,
     Rank,
     Section,
+    Share,
     StepRange,
+    Stretch,
     Text,
     conflict,
     raise_conflicts,
+    some,
+    wrong,
 )
 
-__all__ = ["FaultOptions", "FaultsSpec", "RandomFaults", "ReplaySpec", "ScheduledFault"]
+__all__ = [
+    "FaultOptions",
+    "FaultsSpec",
+    "FollowingFault",
+    "PresetFault",
+    "PresetSpec",
+    "RandomFaults",
+    "ReplaySpec",
+    "ScheduledFault",
+]
 
 ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
@@ -245,9 +258,83 @@ class ReplaySpec(Section):
             yield conflict("unit", f"the format {self.format} has its own unit of time", "unit is for bamboo's files")
 
 
+class FollowingFault(FaultOptions):
+    """What a preset does to the same rank at the same step, later in it."""
+
+    kind: FaultKind = Field(default="kill", description="what is done then")
+    phase: Phase | None = Field(default=None, description="the point within the step; default: after it")
+
+    @model_validator(mode="after")
+    def _of_the_step(self) -> Self:
+        found = list(self._mismatches())
+        if self.moment in ONCE_AN_ATTEMPT:
+            found.append(conflict("phase", f"a step has no {self.moment}", "write an entry of its own"))
+        raise_conflicts("FollowingFault", found)
+        return self
+
+
+class PresetFault(FaultOptions):
+    """An entry of a preset: faults at drawn steps, said in parts of the training, so that it fits any length."""
+
+    within: Stretch = Field(default=(0.0, 1.0), description="the part of the training that it comes in, such as [20%, 80%]")
+    count: Positive | None = Field(default=None, description="how many, each at another step; default: 1")
+    mean: Share | None = Field(
+        default=None,
+        description="instead of count: mean distance between faults as a part of the training, such as 20%",
+    )
+    chance: Share = Field(default=1.0, description="probability that the entry counts at all, such as 50%")
+    occurrence: Positive | None = Field(
+        default=None, description="of a restore or rendezvous: the n-th one of the run, counted from 1"
+    )
+    then: FollowingFault | None = Field(default=None, description="what strikes the same rank at the same step, after this")
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Self:
+        raise_conflicts("PresetFault", [*self._mismatches(), *self._amounts()])
+        return self
+
+    def _amounts(self) -> Iterator[InitErrorDetails]:
+        if self.count is not None and self.mean is not None:
+            yield conflict("mean", "count and mean exclude each other", "keep one of the two")
+        if self.mean == 0:
+            yield conflict("mean", "faults cannot be 0% apart", "write how far apart they come, such as 20%")
+        if self.within[0] >= self.within[1]:
+            yield conflict("within", "it ends before it begins", "write the smaller part first, such as [20%, 80%]")
+        once = self.moment in ONCE_AN_ATTEMPT
+        if once and self.occurrence is None:
+            yield conflict("phase", f"no step has a {self.moment}", "say which one, such as occurrence: 1")
+        if self.occurrence is not None and not once:
+            yield conflict("occurrence", f"{self.moment} comes by its step", "occurrence is for restore.* and rendezvous")
+        if once and (self.count is not None or self.mean is not None or self.then is not None):
+            yield conflict("phase", f"no step has a {self.moment}", "leave out count, mean and then")
+
+
+class PresetSpec(Section):
+    """Faults that fit any job of known length; written once, called by name."""
+
+    name: Text = Field(default="inline", description="what it is called")
+    description: Text | None = Field(default=None, description="what it stands for")
+    one_rank: Flag = Field(default=False, description="draw one rank, and let all its faults strike that one")
+    faults: Annotated[tuple[PresetFault, ...], BeforeValidator(some)] = Field(
+        description="what is drawn", json_schema_extra={"minItems": 1}
+    )
+
+
+def _preset(value: Any) -> Any:
+    """A name stands for a file, which whoever loads a job reads (`spec.preset`)."""
+    if value is not None and not isinstance(value, dict | PresetSpec):
+        raise wrong("the name of a preset, its file, or a mapping with faults")
+    return value
+
+
 class FaultsSpec(Section):
     seed: Count = Field(default=0, description="seed of everything random in the plan")
     schedule: tuple[ScheduledFault, ...] = Field(default=(), description="faults at known moments")
     random: RandomFaults | None = Field(default=None, description="faults at random steps or times")
     replay: ReplaySpec | None = Field(default=None, description="faults as they were recorded on a cluster")
+    preset: Annotated[PresetSpec | None, BeforeValidator(_preset, json_schema_input_type=str | PresetSpec | None)] = Field(
+        default=None,
+        description="in the place of schedule, random and replay: a preset's name (spot, flaky-node, torture) or file; "
+        "needs max_steps",
+    )
     allow_cluster_faults: Flag = Field(default=False, description="let faults of kind raylet strike a cluster that was joined")

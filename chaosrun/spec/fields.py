@@ -6,7 +6,7 @@ Owns nothing of what a job is. `Section` is the frozen mapping that every part o
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 __all__ = [
@@ -22,17 +22,23 @@ __all__ = [
     "Rank",
     "Section",
     "Seed",
+    "Share",
     "StepRange",
+    "Stretch",
     "Text",
-    "VariableName",
+    "Variables",
     "conflict",
     "raise_conflicts",
+    "seconds_of",
+    "some",
     "wrong",
 ]
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-DURATION = re.compile(r"(?P<amount>\d+(\.\d+)?)\s*(?P<unit>ms|s|m|h|d)")
+DURATION = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)")
 DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+SHARE = re.compile(r"(?P<percent>[0-9]+(\.[0-9]+)?)\s*%")
 RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 
 
@@ -52,6 +58,13 @@ def raise_conflicts(title: str, conflicts: list[InitErrorDetails]) -> None:
         raise ValidationError.from_exception_data(title, conflicts)
 
 
+def some(value: Any) -> Any:
+    """A list that is not empty. Said before its entries are looked at: that one of them is wrong does not make it empty."""
+    if isinstance(value, list | tuple) and not value:
+        raise wrong("a list with at least one entry")
+    return value
+
+
 def _seconds(value: Any) -> float:
     expected = "a time greater than 0: seconds, or text such as 90s, 10m, 2h"
     if isinstance(value, str) and (match := DURATION.fullmatch(value.strip())):
@@ -59,6 +72,14 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise wrong(expected)
     return float(value)
+
+
+def seconds_of(text: str) -> float:
+    """`90s`, `10m`, `0.5` of a command as seconds. Raises ValueError, which says what is expected."""
+    try:
+        return _seconds(float(text) if NUMBER.fullmatch(text) else text)
+    except PydanticCustomError as error:
+        raise ValueError(error.message()) from error
 
 
 def _rank(value: Any) -> Any:
@@ -109,21 +130,79 @@ def _step_range(value: Any) -> Any:
     raise wrong("two steps, first and last, such as [1, 60]")
 
 
+def _share(value: Any) -> float:
+    if isinstance(value, str) and (match := SHARE.fullmatch(value.strip())) and 0 <= float(match["percent"]) <= 100:
+        return float(match["percent"]) / 100
+    if isinstance(value, float) and 0 <= value <= 1:
+        return value
+    raise wrong("a part of the whole, such as 25%")
+
+
+def _stretch(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return tuple(value)
+    raise wrong("two parts of the training, from and to, such as [20%, 80%]")
+
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # numpy takes no larger one
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul)]
-JobName = Annotated[str, Field(strict=True), AfterValidator(_job_name)]
-Argument = Annotated[str, Field(strict=True), AfterValidator(_no_nul)]
-Duration = Annotated[float, BeforeValidator(_seconds)]
+
+# What a validator in Python allows or refuses, a JSON Schema has to be told.
+JobName = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_job_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{JOB_NAME.pattern}$"}),
+]
+_ARGUMENT = {"type": ["string", "number", "boolean", "null"]}
+Argument = Annotated[str, Field(strict=True), AfterValidator(_no_nul), WithJsonSchema(_ARGUMENT)]
+"""Text; a job file may leave out its quotes (`spec.model.VERBATIM`)."""
+Duration = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?\s*(ms|s|m|h|d)\s*$"},
+            ]
+        }
+    ),
+]
 """Seconds. A job file may also write 500ms, 90s, 10m, 2h, 1d."""
-Rank = Annotated[int | Literal["random", "all"], BeforeValidator(_rank)]
+Rank = Annotated[
+    int | Literal["random", "all"],
+    BeforeValidator(_rank),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"enum": ["random", "all"]}]}),
+]
 Device = Annotated[Literal["auto", 0, 1], BeforeValidator(_gpus)]
-ClassName = Annotated[str, Field(strict=True), AfterValidator(_class_name)]
-VariableName = Annotated[str, AfterValidator(_variable_name)]
+ClassName = Annotated[
+    str,
+    Field(strict=True),
+    AfterValidator(_class_name),
+    WithJsonSchema({"type": "string", "pattern": r"^[^\W\d]\w*(\.[^\W\d]\w*)+$"}),
+]
+Variables = Annotated[
+    dict[Annotated[str, AfterValidator(_variable_name)], Argument],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[^=\u0000]+$", "not": {"enum": sorted(RENDEZVOUS)}},
+            "additionalProperties": _ARGUMENT,
+        }
+    ),
+]
 StepRange = Annotated[tuple[Positive, Positive], BeforeValidator(_step_range)]
+Share = Annotated[
+    float, BeforeValidator(_share), WithJsonSchema({"type": "string", "pattern": r"^\s*(100|[0-9]{1,2}(\.[0-9]+)?)\s*%\s*$"})
+]
+"""A part of a whole, 0 to 1. A file writes it as 25%."""
+Stretch = Annotated[tuple[Share, Share], BeforeValidator(_stretch)]
+"""Where a stretch of the training begins and ends."""
 
 
 class Section(BaseModel):

@@ -23,7 +23,7 @@ from chaosrun.spec.fields import (
     Section,
     Seed,
     Text,
-    VariableName,
+    Variables,
 )
 
 __all__ = [
@@ -132,7 +132,7 @@ class JobSpec(Section):
     name: JobName = Field(description="the job's name, part of run ids")
     script: Text = Field(description="the training script, relative to the job file")
     args: tuple[Argument, ...] = Field(default=(), description="a list of command line arguments for the script")
-    env: dict[VariableName, Argument] = Field(default={}, description="environment variables of every worker")
+    env: Variables = Field(default={}, description="environment variables of every worker")
     workers: Positive = Field(description="number of workers, one rank each (the world size)")
     per_worker: PerWorker = Field(default=PerWorker(), description="resources of one worker: cpu, gpu")
     seed: Seed = Field(default=0, description="seed of the job: python, numpy, torch, data order")

@@ -57,14 +57,39 @@ def apply_overrides(root: Mapping, overrides: AnySequence[str]) -> tuple[Mapping
 
 
 def apply_changes(root: Mapping, changes: AnyMapping[str, Entry]) -> tuple[Mapping, list[Problem]]:
-    """As `apply_overrides`, for keys and values that stand in another file: `{"faults.seed": …}`."""
+    """As `apply_overrides`, for keys and values that stand in another file: `{"faults.seed": …}`, and for arguments of the
+    script: `{"--lr": …}`, after all the others."""
     problems: list[Problem] = []
-    for path, entry in changes.items():
+    for path, entry in sorted(changes.items(), key=lambda change: change[0].startswith("-")):
         try:
-            root = _put_key(root, _parse_path(path, entry.key), entry.value)
+            put_argument = path.startswith("-")
+            root = (
+                _put_argument(root, path, entry) if put_argument else _put_key(root, _parse_path(path, entry.key), entry.value)
+            )
         except _Rejected as rejected:
             problems.append(rejected.problem)
     return root, problems
+
+
+def _put_argument(root: Mapping, flag: str, entry: Entry) -> Mapping:
+    """The value of an argument that `args` has, or one more at their end; true stands for the flag alone, false for none."""
+    value = entry.value
+    args = root.entries.get("args")
+    given = args.value if args is not None else Sequence(place=entry.key, items=())
+    if not isinstance(value, Scalar) or not isinstance(given, Sequence):
+        message = f"{flag} is no list or mapping" if not isinstance(value, Scalar) else "args is not a list in the job file"
+        raise _Rejected(Problem(place=entry.key, message=message, hint="an argument's value is text, a number, true or false"))
+    name = Scalar(place=entry.key, value=flag, text=flag)
+    words = [item.text if isinstance(item, Scalar) else "" for item in given.items]
+    before, after = list(given.items), list[Node]()
+    if flag in words:
+        at = words.index(flag)
+        alone = isinstance(value.value, bool) or at + 1 == len(words)
+        before, after = before[:at], before[at + (1 if alone else 2) :]
+    middle = [name, value] if not isinstance(value.value, bool) else [name] * value.value
+    items = (*before, *middle, *after)
+    written = Entry(key=args.key if args else entry.key, value=Sequence(place=given.place, items=items))
+    return Mapping(place=root.place, entries={**root.entries, "args": written})
 
 
 def _parse_path(path: str, written_at: Place) -> list[_Step]:

@@ -13,6 +13,7 @@ from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import apply_changes, apply_overrides
+from chaosrun.spec.preset import with_preset
 from chaosrun.spec.problems import Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
@@ -34,6 +35,8 @@ class Job:
     """Absolute; it existed when the file was loaded."""
     text: str
     """The file as it was, without overrides."""
+    tree: Mapping
+    """What the spec was made of, overrides included: where each value was written."""
     trace: Source | None = None
     """The recorded trace that its faults replay."""
 
@@ -49,7 +52,8 @@ def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str,
         raise spec_error(problems or [_no_mapping(source, file_root)])
     changed_root, not_changed = apply_changes(file_root, changes or {})
     root, rejected = apply_overrides(changed_root, overrides)
-    rejected = [*not_changed, *rejected]
+    root, unknown = with_preset(root, path.parent)
+    rejected = [*not_changed, *rejected, *unknown]
     directory = path.parent.resolve()
     spec, invalid = _validate(root)
     told = {problem.place for problem in problems}
@@ -60,7 +64,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str,
     if spec is None or problems:
         raise spec_error(problems)
     script = (directory / spec.script).resolve()
-    return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, trace=trace)
+    return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, tree=root, trace=trace)
 
 
 def read_source(path: Path, what: str) -> Source:
@@ -95,10 +99,11 @@ def _no_mapping(source: Source, root: object) -> Problem:
 
 
 def _validate(root: Mapping) -> tuple[JobSpec | None, list[Problem]]:
+    values = plain(root, verbatim=VERBATIM)
     try:
-        return JobSpec.model_validate(plain(root, verbatim=VERBATIM)), []
+        return JobSpec.model_validate(values), []
     except ValidationError as error:
-        return None, problems_of(error, root)
+        return None, problems_of(error, root, values=values)
 
 
 def _script_problems(root: Mapping, directory: Path) -> list[Problem]:

@@ -1,32 +1,56 @@
-"""A suite: several drills and what is expected of each. Its model, and how a file of one is read.
+"""A suite: several drills, the combinations each is done in, and what is expected of it. Its model, and how a file is read.
 
 Every drill's job file is loaded here, with its changes put in, so that whatever is wrong anywhere is told before anything
 starts. Must not know what a drill does.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
-from chaosrun.errors import UsageError
+from chaosrun.plan.fragment import flow as bare
 from chaosrun.spec.diagnosis import problems_of
-from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, raise_conflicts, wrong
+from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, raise_conflicts, some, wrong
+from chaosrun.spec.matrix import MOST_DRILLS, Choice, Combination, axes_of, combinations, matches, matrix_problem, named
 from chaosrun.spec.problems import Place, Problem, spec_error
 from chaosrun.spec.source import Job, load_job, read_source
-from chaosrun.spec.tree import Mapping, find, flow, plain, read_tree
+from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
+from chaosrun.spec.tree import Sequence as List
 
-__all__ = ["Comparison", "DrillSpec", "Expectation", "Suite", "SuiteDrill", "SuiteSpec", "load_suite", "select"]
+__all__ = ["CaseSpec", "Comparison", "DrillSpec", "Expectation", "Suite", "SuiteDrill", "SuiteSpec", "load_suite"]
 
 SMALLEST_SUITE = "the least a suite holds: name: nightly, job: job.yaml, drills: [{name: first, expect: PASS}]"
+OWN_FAULTS = "job"
+"""`faults: job`: those of the job file, whatever the suite has for other drills."""
 
 
 def _mapping(value: Any) -> Any:
     if not isinstance(value, dict):
         raise wrong("a mapping of keys of the job file to values, such as {workers: 4}")
+    return value
+
+
+def _condition(value: Any) -> Any:
+    if not _mapping(value):
+        raise wrong("a mapping of at least one key of the matrix to its value, such as {workers: 1}")
+    return value
+
+
+def _axes(value: Any) -> Any:
+    for key, choices in _mapping(value).items():
+        if not isinstance(choices, list | dict):
+            raise wrong(f"a mapping of keys to lists of values: {key} has none, write it such as {{workers: [1, 2]}}")
+    return value
+
+
+def _faults(value: Any) -> Any:
+    if not isinstance(value, str | dict) or not value:
+        raise wrong("the name of a preset, its file, job, or a mapping as faults of a job file")
     return value
 
 
@@ -42,13 +66,58 @@ class Expectation(Section):
     exit_code: Count | None = Field(default=None, description="the exit code that the drill must have")
 
 
-class DrillSpec(Section):
+Expected = Annotated[
+    Expectation, BeforeValidator(_verdict_alone, json_schema_input_type=Expectation | Literal["PASS", "FAIL", "INCONCLUSIVE"])
+]
+Changes = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+Axes = Annotated[
+    dict[str, Any],
+    BeforeValidator(_axes),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "array", "minItems": 1}, {"type": "object", "minProperties": 1}]},
+        }
+    ),
+]
+Faults = Annotated[Any, BeforeValidator(_faults), WithJsonSchema({"type": ["string", "object"]})]
+
+
+class CaseSpec(Section):
+    """What is different where certain values come together."""
+
+    when: Annotated[dict[str, Any], BeforeValidator(_condition)] = Field(
+        description="values of the matrix, such as {workers: 1, faults: spot}", json_schema_extra={"minProperties": 1}
+    )
+    set: Changes = Field(default={}, description="changes to the job file, over all others")
+    expect: Expected | None = Field(default=None, description="the verdict expected there")
+
+
+class _Crossed(Section):
+    """What a suite says for all its drills, and a drill for itself."""
+
+    set: Changes = Field(default={}, description="changes to the job file, such as {workers: 4, faults.seed: 7}")
+    faults: Faults | None = Field(
+        default=None,
+        description="in the place of the job's own: a preset's name (spot, flaky-node, torture) or file, a mapping as in a job "
+        "file, or job for the job's own",
+    )
+    matrix: Axes | None = Field(
+        default=None,
+        description="values for keys of the job file, faults, or arguments of the script, such as {workers: [1, 2], faults: "
+        "[spot, torture], --loader-workers: [0, 2]}; a drill for each combination",
+    )
+    exclude: tuple[Changes, ...] = Field(
+        default=(), description="combinations to be left out, such as {workers: 1, faults: spot}"
+    )
+    include: tuple[Changes, ...] = Field(default=(), description="further combinations, such as {workers: 3, faults: torture}")
+    cases: tuple[CaseSpec, ...] = Field(default=(), description="what is different for some combinations: when, set, expect")
+
+
+class DrillSpec(_Crossed):
     name: JobName = Field(description="the drill's name in this suite")
     job: Text | None = Field(default=None, description="its job file, relative to the suite; default: the suite's job")
-    set: Annotated[dict[str, Any], BeforeValidator(_mapping)] = Field(
-        default={}, description="changes to the job file, such as {workers: 4, faults.seed: 7}"
-    )
-    expect: Annotated[Expectation, BeforeValidator(_verdict_alone)] = Field(
+    expect: Expected = Field(
         default=Expectation(verdict="PASS"),
         description="PASS, FAIL or INCONCLUSIVE, or a mapping {verdict, kind, cause, exit_code}",
     )
@@ -62,38 +131,37 @@ class Comparison(Section):
     beyond: tuple[Text, ...] = Field(default=(), description="controls: drills whose losses must lie beyond the tolerance")
 
 
-class SuiteSpec(Section):
+class SuiteSpec(_Crossed):
     name: JobName = Field(description="the suite's name")
     job: Text | None = Field(default=None, description="the job file of drills that name none, relative to the suite")
-    drills: Annotated[tuple[DrillSpec, ...], Field(min_length=1)] = Field(description="a list of drills")
+    drills: Annotated[tuple[DrillSpec, ...], BeforeValidator(some)] = Field(
+        description="a list of drills", json_schema_extra={"minItems": 1}
+    )
     comparison: Comparison | None = Field(default=None, description="how the drills' losses compare: first, atol, beyond")
 
     @model_validator(mode="after")
-    def _names_known(self) -> Self:
-        found = []
+    def _names_once(self) -> Self:
         names = [drill.name for drill in self.drills]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            found.append(conflict("drills", f"two drills are called {twice[0]!r}", "give every drill its own name"))
-        for named in self._compared():
-            if named not in names:
-                reason = f"comparison names {named!r}, which is no drill of this suite"
-                found.append(conflict("comparison", reason, f"drills: {', '.join(names)}"))
-        raise_conflicts("SuiteSpec", found)
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            reason = f"two drills are called {repeated[0]!r}"
+            raise_conflicts("SuiteSpec", [conflict("drills", reason, "give every drill its own name")])
         return self
-
-    def _compared(self) -> list[str]:
-        if self.comparison is None:
-            return []
-        return [*([self.comparison.first] if self.comparison.first else []), *self.comparison.beyond]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteDrill:
-    spec: DrillSpec
+    """One drill of a suite, in one combination of its matrix."""
+
+    name: str
+    base: str
+    """The name without the combination."""
+    place: Place
+    """Where the suite says it."""
     job: Job
     overrides: tuple[str, ...]
     """Its changes, as the command line would say them."""
+    expect: Expectation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,32 +187,193 @@ def load_suite(path: Path) -> Suite:
         spec = SuiteSpec.model_validate(plain(root))
     except ValidationError as error:
         raise spec_error(problems_of(error, root, SuiteSpec)) from error
-    drills = tuple(_drill(path, root, spec, number) for number in range(len(spec.drills)))
+    readers = [_Reader(path, root, spec, number) for number in range(len(spec.drills))]
+    if unused := list(_unused(root, spec)):
+        raise spec_error(unused)
+    if (number := sum(len(reader.crossed) for reader in readers)) > MOST_DRILLS:
+        _, matrix = find(root, ("matrix",))
+        message = f"the suite comes to {number} drills, at most {MOST_DRILLS} can be done"
+        raise spec_error([Problem(place=matrix.place, message=message, hint="leave out values, or split the suite")])
+    drills = tuple(drill for reader in readers for drill in reader.drills())
+    for case in _items(_value(root, "cases")):
+        if not any(_when(case) in reader.met for reader in readers):
+            message = "no drill has such a combination"
+            raise spec_error([Problem(place=_when(case).place, message=message, hint="change when, or remove the case")])
+    if spec.comparison is not None and (problem := _not_comparable(root, spec.comparison, [drill.name for drill in drills])):
+        raise spec_error([problem])
     return Suite(spec=spec, path=path, drills=drills)
 
 
-def _drill(path: Path, root: Mapping, spec: SuiteSpec, number: int) -> SuiteDrill:
-    drill = spec.drills[number]
-    named = drill.job or spec.job
-    key, node = find(root, ("drills", number, "set"))
-    if named is None:
-        _, entry = find(root, ("drills", number))
-        message = f"drill {drill.name!r} has no job file, and the suite names none"
-        raise spec_error([Problem(place=entry.place, message=message, hint="add job: …/job.yaml to the suite or to the drill")])
-    job_path = path.parent / named
-    if not os.path.isfile(job_path):
-        where, _ = find(root, ("drills", number, "job") if drill.job else ("job",))
-        assert where is not None
-        raise spec_error([Problem(place=where, message=f"no such job file: {job_path}", hint="job is relative to the suite")])
-    changes = node.entries if key is not None and drill.set and isinstance(node, Mapping) else {}
-    overrides = tuple(f"{key}={flow(entry.value)}" for key, entry in changes.items())
-    return SuiteDrill(spec=drill, job=load_job(job_path, changes=changes), overrides=overrides)
+def _unused(root: Mapping, spec: SuiteSpec) -> Iterator[Problem]:
+    """What the suite says of combinations, where every drill has a matrix of its own."""
+    if all(drill.matrix is not None for drill in spec.drills):
+        for key in ("matrix", "exclude", "include"):
+            if (entry := _entry(root, key)) is not None:
+                message = f"no drill uses this {key}: each has a matrix of its own"
+                yield Problem(place=entry.key, message=message, hint=f"remove it, or put {key} into a drill")
 
 
-def select(suite: Suite, names: Sequence[str]) -> Suite:
-    """The suite with these drills alone. Raises UsageError for a name that it does not have."""
-    known = [drill.spec.name for drill in suite.drills]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"{suite.path}: no drill {name!r}", hint=f"drills: {', '.join(known)}")
-    return Suite(spec=suite.spec, path=suite.path, drills=tuple(drill for drill in suite.drills if drill.spec.name in names))
+def _not_comparable(root: Mapping, comparison: Comparison, names: Sequence[str]) -> Problem | None:
+    for name in [*([comparison.first] if comparison.first else []), *comparison.beyond]:
+        if name not in names:
+            key, _ = find(root, ("comparison",))
+            assert key is not None
+            message = f"comparison names {name!r}, which is no drill of this suite"
+            return Problem(place=key, message=message, hint=f"drills: {', '.join(names[:12])}{'…' * (len(names) > 12)}")
+    return None
+
+
+class _Reader:
+    """One entry of `drills`, and the drills it stands for."""
+
+    def __init__(self, path: Path, root: Mapping, spec: SuiteSpec, number: int) -> None:
+        self._path = path
+        self._root = root
+        self._suite = spec
+        self._drill = spec.drills[number]
+        self._at: tuple[str | int, ...] = ("drills", number)
+        self.crossed = self._combinations()
+        self.met: list[Node] = []
+        """What cases there are combinations for."""
+
+    def drills(self) -> Iterator[SuiteDrill]:
+        job = self._job()
+        crossed = self.crossed
+        cases = list(self._cases())
+        self.met = [_when(node) for _, node in cases if any(matches(_when(node), each) for each in crossed)]
+        for _, node in cases[len(self._suite.cases) :]:
+            if _when(node) not in self.met:
+                message = f"drill {self._drill.name!r} has no such combination"
+                raise spec_error([Problem(place=_when(node).place, message=message, hint=self._known(crossed))])
+        names = [named(self._drill.name, each) for each in crossed]
+        for name, each in zip(names, crossed, strict=True):
+            if names.count(name) > 1:
+                _, place = find(self._root, self._at)
+                message = f"two combinations are called {name!r}"
+                raise spec_error([Problem(place=place.place, message=message, hint="leave one out, or label the values")])
+            yield self._one(job, name, each, [(case, node) for case, node in cases if matches(_when(node), each)])
+
+    def _job(self) -> Path:
+        named_job = self._drill.job or self._suite.job
+        if named_job is None:
+            _, entry = find(self._root, self._at)
+            message = f"drill {self._drill.name!r} has no job file, and the suite names none"
+            hint = "add job: …/job.yaml to the suite or to the drill"
+            raise spec_error([Problem(place=entry.place, message=message, hint=hint)])
+        path = self._path.parent / named_job
+        if not os.path.isfile(path):
+            where, _ = find(self._root, (*self._at, "job") if self._drill.job else ("job",))
+            assert where is not None
+            raise spec_error([Problem(place=where, message=f"no such job file: {path}", hint="job is relative to the suite")])
+        return path
+
+    def _combinations(self) -> list[Combination]:
+        """Those of the drill's own matrix, else of the suite's; `exclude` and `include` of the suite go with its matrix."""
+        whose = (self._at,) if self._drill.matrix is not None else ((), self._at)
+        if (problem := matrix_problem(self._node(whose[0], "matrix"))) is not None:
+            raise spec_error([problem])
+        axes = axes_of(self._node(whose[0], "matrix"))
+        exclude = [item for at in whose for item in _items(self._node(at, "exclude"))]
+        include = [item for at in whose for item in _items(self._node(at, "include"))]
+        everything = combinations(axes)
+        for item in exclude:
+            if not any(matches(item, each) for each in everything):
+                message = "there is no such combination to leave out"
+                raise spec_error([Problem(place=item.place, message=message, hint=self._known(everything))])
+        crossed = combinations(axes, exclude, include)
+        if not crossed:
+            _, entry = find(self._root, self._at)
+            message = f"drill {self._drill.name!r} has no combination left"
+            raise spec_error([Problem(place=entry.place, message=message, hint="leave out an entry of exclude")])
+        return crossed
+
+    def _cases(self) -> Iterator[tuple[CaseSpec, Mapping]]:
+        """The suite's, then the drill's: later ones win."""
+        for at, cases in (((), self._suite.cases), (self._at, self._drill.cases)):
+            for case, node in zip(cases, _items(self._node(at, "cases")), strict=True):
+                assert isinstance(node, Mapping)
+                yield case, node
+
+    def _one(self, job: Path, name: str, combination: Combination, cases: Sequence[tuple[CaseSpec, Mapping]]) -> SuiteDrill:
+        changes: dict[str, Entry] = {}
+        for at in ((), self._at):
+            changes |= _entries(self._node(at, "set"))
+            if (entry := _entry(self._section(at), "faults")) is not None:
+                changes = _with_faults(changes, entry, job)
+        for key, choice in combination.items():
+            changes = _with_choice(changes, key, choice, job)
+        for _, node in cases:
+            changes |= _entries(_value(node, "set"))
+        expect = next((case.expect for case, _ in reversed(cases) if case.expect is not None), self._drill.expect)
+        loaded = load_job(job, changes=changes)
+        overrides = [f"{key}={_said(entry.value)}" for key, entry in changes.items() if not key.startswith("-")]
+        if len(overrides) < len(changes):
+            overrides = [each for each in overrides if not each.startswith("args=")]
+            overrides.append(f"args={json.dumps(list(loaded.spec.args), ensure_ascii=False)}")
+        _, node = find(self._root, self._at)
+        return SuiteDrill(
+            name=name, base=self._drill.name, place=node.place, job=loaded, overrides=tuple(overrides), expect=expect
+        )
+
+    def _section(self, at: tuple[str | int, ...]) -> Node:
+        return find(self._root, at)[1]
+
+    def _node(self, at: tuple[str | int, ...], key: str) -> Node:
+        return _value(self._section(at), key)
+
+    def _known(self, crossed: Sequence[Combination]) -> str:
+        if crossed == [{}]:
+            return "it has no matrix"
+        return f"combinations: {', '.join(named('', each) for each in crossed[:8])}{'…' * (len(crossed) > 8)}"
+
+
+def _with_choice(changes: dict[str, Entry], key: str, choice: Choice, job: Path) -> dict[str, Entry]:
+    entry = Entry(key=choice.key, value=choice.value)
+    return _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
+
+
+def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str, Entry]:
+    """What a preset's name, or a mapping as in a job file, changes. The seed stays the job's unless the mapping has its own."""
+    others = {key: value for key, value in changes.items() if key != "faults" and not key.startswith("faults.preset")}
+    if isinstance(entry.value, Mapping):
+        if "seed" in entry.value.entries:
+            return {**others, "faults": entry}
+        before = load_job(job, changes={key: value for key, value in changes.items() if not key.startswith("-")})
+        seed = before.spec.faults.seed
+        value = Scalar(place=entry.key, value=seed, text=str(seed))
+        entries = {**entry.value.entries, "seed": Entry(key=entry.key, value=value)}
+        mine = {key: value for key, value in others.items() if not key.startswith("faults.")}
+        return {**mine, "faults": Entry(key=entry.key, value=Mapping(place=entry.value.place, entries=entries))}
+    name = entry.value
+    if not isinstance(name, Scalar) or name.value == OWN_FAULTS:
+        return others
+    if name.place.source.is_file and ("/" in name.text or name.text.endswith((".yaml", ".yml"))):
+        path = str((Path(name.place.source.label).parent / name.text).absolute())
+        name = Scalar(place=name.place, value=path, text=path)
+    return {**others, "faults.preset": Entry(key=entry.key, value=name)}
+
+
+def _said(value: Node) -> str:
+    return bare(value.value) if isinstance(value, Scalar) and isinstance(value.value, str) else flow(value)
+
+
+def _when(case: Node) -> Node:
+    return _value(case, "when")
+
+
+def _entry(section: Node, key: str) -> Entry | None:
+    return section.entries.get(key) if isinstance(section, Mapping) else None
+
+
+def _value(section: Node, key: str) -> Node:
+    """The value of a key; nothing where it is not there."""
+    entry = _entry(section, key)
+    return Scalar(place=section.place, value=None, text="") if entry is None else entry.value
+
+
+def _entries(node: Node) -> dict[str, Entry]:
+    return dict(node.entries) if isinstance(node, Mapping) else {}
+
+
+def _items(node: Node) -> tuple[Node, ...]:
+    return node.items if isinstance(node, List) else ()

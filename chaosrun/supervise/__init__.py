@@ -1,0 +1,1 @@
+"""Carrying a drill out: starting and watching attempts, striking, restarting, cancelling; all of it journalled."""

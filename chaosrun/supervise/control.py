@@ -1,7 +1,7 @@
 """The control socket of a live run: who may speak to its supervisor, and how. Owns the protocol, both ends of it.
 
 `<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it is there for as long as the run is supervised. A client
-connects, sends one JSON line {token, command}, gets one JSON line back {ok, …} and is hung up on. Before a word is read the
+connects, sends one JSON line {token, command, …}, gets one JSON line back {ok, …} and is hung up on. Before a word is read the
 kernel says who is calling: nobody but the user whose run it is. The token keeps out what runs as that user but cannot read
 the run's directory, a container that shares the socket for one.
 
@@ -24,8 +24,9 @@ from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "ControlServer", "control_directory", "request", "serve"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "ControlServer", "NobodyListensError", "control_directory", "request", "serve"]
 
 MESSAGE_LIMIT_BYTES = 64 * 1024
 PATIENCE_S = 5.0
@@ -33,8 +34,13 @@ PATIENCE_S = 5.0
 BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
-Command = Callable[[], Mapping[str, Any]]
-"""What a command does; returns what to answer besides ok. Must not wait."""
+Command = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What a command does with the message that asked for it; returns what to answer besides ok. Must not wait for the supervisor;
+raises UsageError for what cannot be done."""
+
+
+class NobodyListensError(UsageError):
+    """Nothing was said: no supervisor is there, or it has yet to open its socket."""
 
 
 def control_directory(run: RunLayout) -> Path:
@@ -99,6 +105,8 @@ class ControlServer:
             answer = self._answer(_read_message(connection))
         except ValueError as error:
             answer = {"ok": False, "error": str(error)}
+        except UsageError as error:
+            answer = {"ok": False, "error": error.message, "hint": error.hint}
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,7 +115,7 @@ class ControlServer:
             raise ValueError("wrong token")
         if not isinstance(command, str) or command not in self._commands:
             raise ValueError(f"unknown command, known are {', '.join(self._commands)}")
-        return {"ok": True, **self._commands[command]()}
+        return {"ok": True, **self._commands[command](message)}
 
 
 @contextmanager
@@ -125,10 +133,11 @@ def serve(run: RunLayout, commands: Mapping[str, Command], *, on_failure: Callab
         server.close()
 
 
-def request(run: RunLayout, command: str) -> dict[str, Any]:
-    """Send a command to the run's supervisor and return its answer.
+def request(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
+    """Send a command, and what there is to say `about` it, to the run's supervisor and return its answer.
 
-    Raises UsageError when nobody supervises the run, when the socket is not this user's, and when the command is refused.
+    Raises NobodyListensError when there is no socket or a dead one, UsageError when it is not this user's, and when the command
+    is refused.
     """
     directory = control_directory(run)
     try:
@@ -140,14 +149,18 @@ def request(run: RunLayout, command: str) -> dict[str, Any]:
                 connection.connect(f"{short}/socket")
             if peer_uid(connection) != os.geteuid():
                 raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
-            connection.sendall(json.dumps({"token": token, "command": command}).encode() + b"\n")
+            connection.sendall(json.dumps({**about, "token": token, "command": command}).encode() + b"\n")
             answer = _read_message(connection)
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise UsageError(f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run.run_id}") from error
+        raise NobodyListensError(
+            f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run_argument(run)}"
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the supervisor of run {run.run_id} cannot be spoken to: {error}", hint=f"chaosrun status {run.run_id}"
+            f"the supervisor of run {run.run_id} cannot be spoken to: {error}", hint=f"chaosrun status {run_argument(run)}"
         ) from error
+    if answer.get("ok") is not True and "hint" in answer:
+        raise UsageError(str(answer.get("error")), hint=answer["hint"])
     if answer.get("ok") is not True:
         raise UsageError(f"the supervisor of run {run.run_id} refused: {answer.get('error')}")
     return {key: value for key, value in answer.items() if key != "ok"}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
+from chaosrun.plan.evidence import signal_name
 from chaosrun.plan.kinds import LEFT_ON_NOTICE
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
@@ -102,7 +103,7 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
         return _of_error(end, rank, log)
     step = last_step(leg, attempt, rank)
     if killed_by is not None:
-        name = signal.Signals(killed_by).name
+        name = signal_name(killed_by)
         if killed_by in CRASHES:
             return Failure(
                 message=f"rank {rank} crashed with {name} at step {step}",
@@ -157,7 +158,8 @@ def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
         outcome, message = "resources", error["message"]
     else:
         outcome = "user_error" if error["exit_code"] == UserScriptError.exit_code else "recovery_failed"
-        raised = f" raised {error['type']} at step {step}" if error["type"] not in OWN_TYPES else ""
+        inside = " inside chaosrun" if error.get("ours") is True else ""
+        raised = f" raised {error['type']}{inside} at step {step}" if error["type"] not in OWN_TYPES else ""
         message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error['message']}"
     return Failure(
         message=message,

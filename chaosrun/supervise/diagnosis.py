@@ -26,6 +26,7 @@ from chaosrun.errors import (
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
+from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import leg_of, read_run, run_files, supervise_leg
 from chaosrun.supervise.orders import order_template
@@ -222,9 +223,8 @@ class _Replays:
             on_supervisor=self.on_supervisor,
         )
         if result.outcome == "interrupted":
-            raise InterruptedRunError(
-                "interrupted in a replay", hint=f"`chaosrun diagnose {self.run.run_id}` begins again; the run is as it was"
-            )
+            hint = f"`chaosrun diagnose {run_argument(self.run)}` begins again; the run is as it was"
+            raise InterruptedRunError("interrupted in a replay", hint=hint)
         return result
 
     def _leg(self, name: str) -> LegLayout:

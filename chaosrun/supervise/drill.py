@@ -4,13 +4,12 @@ Every step leaves files behind; a drill whose supervisor was killed is taken up 
 """
 
 import errno
-import fcntl
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,11 @@ from chaosrun.plan.faults import FaultPlan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.locks import is_locked, locked
+from chaosrun.records.naming import run_argument
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
+from chaosrun.records.storage_owner import NONCE, claim
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.hangs import patience_of
 from chaosrun.supervise.orders import order_template
@@ -44,7 +46,6 @@ __all__ = [
 ]
 
 RUN_VERSION = 1
-LOCK_TRIES = 5
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -70,7 +71,7 @@ def create_run(
     else:
         raise UsageError(f"could not find a free run name under {runs}", hint="remove old runs")
     try:
-        storage = _storage(spec, job_path.parent, run.run_id)
+        storage, nonce = _storage(spec, job_path.parent, run)
     except UsageError:
         run.path.rmdir()
         raise
@@ -90,47 +91,22 @@ def create_run(
             "spec": spec.model_dump(mode="json"),
             "reference": {"mode": reference, "source": None, "key": None},
             "storage": {leg: storage and str(storage / leg) for leg in ("reference", "chaos", "confirm")},
+            NONCE: nonce,
             "irreproducible": None,
         },
     )
     return run
 
 
-@contextmanager
-def lock_run(run: RunLayout) -> Iterator[None]:
-    """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees it with the process."""
-    with run.lock.open("a+") as file:
-        for attempt in range(LOCK_TRIES):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                # Perhaps only somebody who looks whether the run is supervised.
-                if attempt + 1 < LOCK_TRIES:
-                    time.sleep(0.02)
-        else:
-            file.seek(0)
-            raise UsageError(
-                f"run {run.run_id} is being supervised by process {file.read().strip() or '?'}",
-                hint=f"chaosrun status {run.run_id}",
-            )
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
+def lock_run(run: RunLayout) -> AbstractContextManager[int]:
+    """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees it with the process, and
+    with all that were given the descriptor that this yields."""
+    return locked(run.lock, f"run {run.run_id} is being supervised", hint=f"chaosrun status {run_argument(run)}")
 
 
 def is_supervised(run: RunLayout) -> bool:
     """Some process holds the run's lock."""
-    if not run.lock.exists():
-        return False
-    with run.lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_locked(run.lock)
 
 
 @dataclass(slots=True)
@@ -202,8 +178,16 @@ class Drill:
         _write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
         if result.outcome == "completed" and len(leg.attempts()) == 1:
-            cache.put(key, leg, result.final_step)
+            self._cache(key, leg, result.final_step)
         return result.outcome == "completed"
+
+    def _cache(self, key: str, leg: LegLayout, step: int) -> None:
+        """Keep a reference for other drills; this one needs no place for it."""
+        try:
+            ReferenceCache(self.root).put(key, leg, step)
+        except OSError as error:
+            why = f"{error.filename or self.root}: {error.strerror or error}"
+            self.on_record({"leg": "reference", "event": "reference.uncached", "message": why, "time_s": time.time()})
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: dict[str, Any]) -> LegResult:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
@@ -244,7 +228,7 @@ class Drill:
         info["storage"]["reference"] = None
         _write_run(self.run, info)
         copy_leg(confirmed, self.run.reference, step)
-        ReferenceCache(self.root).put(info["reference"]["key"], confirmed, step)
+        self._cache(info["reference"]["key"], confirmed, step)
         _remove(confirmed)
 
     def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
@@ -262,7 +246,7 @@ class Drill:
             kept=self.kept,
         )
         if result.outcome == "interrupted":
-            hint = f"`chaosrun resume {self.run.run_id}` goes on with the run"
+            hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
         return result
 
@@ -333,19 +317,21 @@ def _write_run(run: RunLayout, info: dict[str, Any]) -> None:
     write_durably(run.run_json, json.dumps(info, indent=1).encode())
 
 
-def _storage(spec: JobSpec, directory: Path, run_id: str) -> Path | None:
-    """Where this run's checkpoints go, None for the run directory. Raises UsageError when it cannot be written."""
+def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | None, str | None]:
+    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError when
+    it cannot be written."""
     if spec.checkpoint.storage is None:
-        return None
-    storage = directory / spec.checkpoint.storage / run_id
+        return None, None
+    storage = directory / spec.checkpoint.storage / run.run_id
     try:
         storage.mkdir(parents=True)
+        nonce = claim(storage, run)
     except OSError as error:
         raise UsageError(
             f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
             hint="name a directory that exists or can be made, on storage that all nodes share",
         ) from error
-    return storage.resolve()
+    return storage.resolve(), nonce
 
 
 @contextmanager
@@ -360,7 +346,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
         place = run.path if error.filename is None else os.fsdecode(error.filename)
         raise ResourcesError(
             f"the run's own files cannot be written: {place}: {error.strerror}",
-            hint=f"free some space and `chaosrun {command} {run.run_id}`, or start again with --root elsewhere",
+            hint=f"free some space and `chaosrun {command} {run_argument(run)}`, or start again with --root elsewhere",
         ) from error
 
 

@@ -92,9 +92,9 @@ class Injector:
         self._striker = striker
         self._clock = clock
         timed = [fault for fault in plan.faults if fault.phase is None]
-        self._timed = sorted(timed, key=lambda fault: fault.after_s or 0.0)
+        self._timed = sorted(timed, key=_after_s)
         self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.striker == "supervisor"]
-        self._group_sizes = {fault.group: int(fault.group.rpartition("/")[2]) for fault in plan.faults if fault.group}
+        self._group_sizes = _group_sizes(plan.faults)
         self._first_start_s: float | None = None
         self._attempt = 0
         self._ready: list[Fault] = []
@@ -152,6 +152,17 @@ class Injector:
             if fault.facts.evidence != "note":
                 self._sightings.withdraw(fault.id, "its attempt ended before it could be seen to strike")
 
+    def add(self, faults: Sequence[Fault]) -> None:
+        """Faults that have come to the plan while the leg runs, and come from outside: they strike like any other."""
+        assert all(fault.phase is None for fault in faults)
+        self._timed = sorted([*self._timed, *faults], key=_after_s)
+        self._ready = sorted([*self._ready, *faults], key=_after_s)
+        self._group_sizes |= _group_sizes(faults)
+
+    def elapsed_s(self) -> float:
+        """Since the leg's first start, 0 before it; may be asked by any thread."""
+        return 0.0 if self._first_start_s is None else max(0.0, self._clock() - self._first_start_s)
+
     def is_doomed(self, node: str) -> bool:
         """This node is being ended: its attempt is not over before it is gone."""
         return node in self._doomed
@@ -162,9 +173,9 @@ class Injector:
             return None
         return next((doom.fault.id for doom in self._doomed.values() if doom.fault.kind == "drain"), None)
 
-    def misplaced(self) -> str | None:
-        """Why a fault of the plan cannot be had with the ranks where they are."""
-        for fault in (*self._timed, *self._waited_for):
+    def misplaced(self, faults: Iterable[Fault] | None = None) -> str | None:
+        """Why a fault of the plan, or one of these, cannot be had with the ranks where they are."""
+        for fault in (*self._timed, *self._waited_for) if faults is None else faults:
             open_still = fault.id not in self._sightings.observed
             if open_still and fault.kind in LOST_FOR_GOOD and self._striker.lives_beside(fault.rank):
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
@@ -185,6 +196,7 @@ class Injector:
         """Strike what is due. Returns the end of a node, as an agent_lost {node, message, fault}."""
         if running:
             self._strike([*self._arrivals(), *self._claims()])
+            self._see_notes()
         return self._end_of_a_node()
 
     def _next_s(self) -> float | None:
@@ -299,6 +311,15 @@ class Injector:
 
     # Seen
 
+    def _see_notes(self) -> None:
+        """What left its rank alive, as soon as it is over: somebody may be waiting for it."""
+        for fault in self._claimed.values():
+            if fault.facts.evidence != "note" or fault.id in self._sightings.observed:
+                continue
+            note, marker = read_note(self._leg, fault.id), read_marker(self._leg, fault.id)
+            if note is not None and marker is not None and note["final"]:
+                self._sightings.see(fault.id, marker, how="note", found=note)
+
     def _end_of_a_node(self) -> dict[str, Any] | None:
         for node, doom in self._doomed.items():
             note = read_note(self._leg, doom.fault.id)
@@ -318,6 +339,14 @@ class Injector:
     def _avoid(self, fault: Fault, found: Any) -> None:
         if fault.kind in LOST_FOR_GOOD and found and (node := found.get("node")):
             self._striker.avoid(node, f"{fault.id}: {fault.describe()}")
+
+
+def _after_s(fault: Fault) -> float:
+    return fault.after_s or 0.0
+
+
+def _group_sizes(faults: Iterable[Fault]) -> dict[str, int]:
+    return {fault.group: int(fault.group.rpartition("/")[2]) for fault in faults if fault.group}
 
 
 def _seen_by_successor(note: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ counts only if every local file that the cached run imported still has the same 
 seen: a stale hit then shows up as an irreproducible job, and the drill runs a fresh reference before it says so.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any
 import chaosrun
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.locks import awaited
 from chaosrun.records.run_file import read_json
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.spec.model import JobSpec
@@ -66,27 +66,31 @@ class ReferenceCache:
         for name, digest in _inputs(inputs).items():
             if not Path(name).is_file() or _sha256(Path(name)) != digest:
                 return None
+        os.utime(path)  # what is in use is not old: `housekeeping.inventory` looks at this
         return LegLayout(path)
 
     def put(self, key: str, leg: LegLayout, final_step: int) -> None:
-        """Keep a completed leg in the place of an older one."""
+        """Keep a completed leg in the place of an older one. Raises OSError, and leaves nothing of it behind then."""
         with self.locked():
             folder = self.root / "references"
             for leftover in folder.glob(".incoming-*"):
                 shutil.rmtree(leftover)
             incoming = folder / f".incoming-{key}"
-            copy_leg(leg, LegLayout(incoming), final_step)
-            if (folder / key).exists():
-                shutil.rmtree(folder / key)
-            os.rename(incoming, folder / key)
+            try:
+                copy_leg(leg, LegLayout(incoming), final_step)
+                if (folder / key).exists():
+                    shutil.rmtree(folder / key)
+                os.rename(incoming, folder / key)
+            except OSError:
+                shutil.rmtree(incoming, ignore_errors=True)
+                raise
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from replacing what is found here while it is copied."""
         folder = self.root / "references"
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with awaited(folder / ".lock"):
             yield
 
 
@@ -102,14 +106,25 @@ def _inputs(path: Path) -> dict[str, str]:
 
 
 def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
-    """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs come along."""
+    """Copy journal, traces, environment and the final checkpoint: all that verification reads. Logs come along. Raises OSError,
+    that of the first file that cannot be copied."""
     target.path.mkdir(parents=True)
-    shutil.copytree(source.path / "attempts", target.path / "attempts")
+    _copy_folder(source.path / "attempts", target.path / "attempts")
     name = checkpoint_name(final_step)
-    shutil.copytree(source.checkpoints / name, target.checkpoints / name)
+    _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
     for file in (source.path / "inputs.json", source.environment, source.journal):
         shutil.copy2(file, target.path / file.name)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """`shutil.copytree` would go on with the other files, and not say which error it was."""
+    target.mkdir(parents=True)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy_folder(entry, target / entry.name)
+        else:
+            shutil.copy2(entry, target / entry.name)
 
 
 def leg_end(leg: LegLayout) -> dict[str, Any] | None:

@@ -29,6 +29,10 @@ class Sightings:
         self.observed: set[str] = set()
         self.requested: set[str] = set()
 
+    def add(self, fault: Fault) -> None:
+        """One that has come to the plan while the leg runs."""
+        self._faults = {**self._faults, fault.id: fault}
+
     def of_death(self, raw: Mapping[str, Any]) -> str | None:
         """The fault that this death (an `exited` event) is the proof of, None when it is of none."""
         who = (raw["attempt"], raw["rank"], raw["pid"])

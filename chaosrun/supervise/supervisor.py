@@ -3,13 +3,13 @@
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
@@ -58,7 +58,7 @@ class Supervisor:
         on_record: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._name = name
+        self.name = name
         self._leg = leg
         self._template = template
         self._plan = plan
@@ -80,7 +80,7 @@ class Supervisor:
         self._attempt = 0
         self._placing = False
         self._sightings = Sightings(leg, plan, self._record)
-        self._injector = Injector(leg=leg, plan=plan, sightings=self._sightings, striker=workers, clock=clock)
+        self.injector = Injector(leg=leg, plan=plan, sightings=self._sightings, striker=workers, clock=clock)
         self._detector = Detector(
             feeler=workers,
             leg=leg,
@@ -97,9 +97,17 @@ class Supervisor:
         """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
         return self._placing
 
+    @property
+    def ray(self) -> str:
+        return self._workers.ray
+
     def interrupt(self) -> None:
         """End the leg as soon as its processes are gone. May be called from a signal handler or another thread."""
         self._workers.wake({"event": "interrupt"})
+
+    def inject(self, faults: Sequence[Fault]) -> None:
+        """Have these strike, which are in the run's plan.json by now. May be called from another thread; does not wait."""
+        self._workers.wake({"event": "inject", "faults": tuple(faults)})
 
     def run(self) -> LegResult:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
@@ -109,7 +117,8 @@ class Supervisor:
         if took_over:
             state, _ = lifecycle.decide(state, self._take_over())
         else:
-            self._record("leg.started", leg=self._name, workers=self._template.world_size, supervisor_pid=os.getpid())
+            about = {"workers": self._template.world_size, "supervisor_pid": os.getpid(), "plan": self._plan.digest()}
+            self._record("leg.started", leg=self.name, **about)
         try:
             while True:
                 for action in actions:
@@ -119,7 +128,7 @@ class Supervisor:
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
                     self._sightings.of_notes()
-                    self._injector.attempt_stopped()
+                    self.injector.attempt_stopped()
                     self._sightings.of_broken_groups(self._attempt)
                     if state.failure is not None:
                         self._record_failure(state.failure)
@@ -138,8 +147,8 @@ class Supervisor:
             if self._pending:
                 return self._pending.popleft()
             running = state.phase == "running"
-            patience_s = self._injector.patience_s(TICK_S, running=running)
-            raw = self._injector.look(running=running) or self._workers.next_event(patience_s)
+            patience_s = self.injector.patience_s(TICK_S, running=running)
+            raw = self.injector.look(running=running) or self._workers.next_event(patience_s)
             event = None if raw is None else self._understand(raw)
             if (raw is None and patience_s >= TICK_S) or self._clock() > self._looked_s + TICK_S:
                 # Also while events keep coming that mean nothing to the leg.
@@ -151,7 +160,7 @@ class Supervisor:
         match raw["event"]:
             case "exited" if raw["attempt"] == self._attempt:
                 return self._death(raw)
-            case "stopped" if raw["attempt"] == self._attempt and not self._injector.is_doomed(raw["node"]):
+            case "stopped" if raw["attempt"] == self._attempt and not self.injector.is_doomed(raw["node"]):
                 return next(self._node_stopped(raw["node"], raw["killed"]), None)
             case "agent_lost":
                 if raw.get("fault"):
@@ -161,7 +170,17 @@ class Supervisor:
                 return lifecycle.AgentLost(message=message, fault=raw.get("fault"))
             case "interrupt":
                 return lifecycle.Interrupt()
+            case "inject":
+                self._take_in(raw["faults"])
         return None  # an event of an attempt that is already over
+
+    def _take_in(self, faults: Sequence[Fault]) -> None:
+        self._plan = replace(self._plan, faults=(*self._plan.faults, *faults))
+        for fault in faults:
+            self._sightings.add(fault)
+            about = {"kind": fault.kind, "rank": fault.rank, "what": fault.describe(), "plan": fault.digest()}
+            self._record("fault.injected", fault=fault.id, **about)
+        self.injector.add(faults)
 
     def _node_stopped(self, node: str, killed: list[int]) -> Iterator[lifecycle.Event]:
         """Stopped, once the last node has stopped."""
@@ -180,7 +199,7 @@ class Supervisor:
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
         self._detector.exited(rank)
-        if fault := self._sightings.of_death(raw) or self._injector.of_death(raw):
+        if fault := self._sightings.of_death(raw) or self.injector.of_death(raw):
             leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=bool(raw["killed"]))
         if raw["killed"]:
@@ -234,7 +253,7 @@ class Supervisor:
             if record["event"] == "attempt.starting":
                 self._pass_by(record["resume"])
         self._sightings.of_notes()
-        self._injector.take_over(past)
+        self.injector.take_over(past)
         for fault, marker in fault_markers(self._leg).items():
             if fault in self._sightings.observed:
                 continue
@@ -284,7 +303,7 @@ class Supervisor:
         finally:
             self._placing = False
         self._record("placement.acquired", **placed)
-        if problem := self._injector.misplaced():
+        if problem := self.injector.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
             self._pending.append(lifecycle.PlacementFailed(message=problem, hint=hint))
             return
@@ -333,7 +352,7 @@ class Supervisor:
             # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
-        self._injector.attempt_started(action.attempt, self._clock())
+        self.injector.attempt_started(action.attempt, self._clock())
         self._detector.attempt_started(action.attempt, pids)
         self._record(
             "attempt.started",
@@ -369,7 +388,7 @@ class Supervisor:
 
     def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
         assert self._journal is not None
-        self._on_record({"leg": self._name, **self._journal.append(event, durable=durable, **fields)})
+        self._on_record({"leg": self.name, **self._journal.append(event, durable=durable, **fields)})
 
 
 def _names(leg: LegLayout) -> list[str]:

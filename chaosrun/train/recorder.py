@@ -61,6 +61,7 @@ class Recorder:
     def begin(self, job: dict[str, Any]) -> Position:
         """Restore the checkpoint this attempt starts from, write the `start` line, and return the position."""
         self._job = job
+        entered_s = time.time()
         position = Position()
         if self._order.resume:
             step = checkpoint_step(self._order.resume) or 0
@@ -82,6 +83,7 @@ class Recorder:
             rank=self._order.rank,
             world_size=self._order.world_size,
             pid=os.getpid(),
+            entered_s=entered_s,
             time_s=time.time(),
             position=position.to_json(),
             restored=self._order.resume,

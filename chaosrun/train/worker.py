@@ -2,8 +2,8 @@
 
 The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
 It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
-message, hint, exit_code, traceback) or null. A rank that left on notice (`train.preemption`) has the status "preempted", the
-error "Preempted", and told: the first rank that was told to leave.
+message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
+(`train.preemption`) has the status "preempted", the error "Preempted", and told: the first rank that was told to leave.
 """
 
 import atexit
@@ -34,6 +34,7 @@ from chaosrun.train.randomness import own_epoch
 __all__ = ["main"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+PACKAGE = Path(__file__).parents[1]
 
 
 def main(order: WorkerOrder, listen_fd: int | None) -> int:
@@ -188,6 +189,7 @@ def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
             "message": f"rank {order.rank} could not write to {place}: {error.strerror}",
             "hint": "free some space there, or put the run elsewhere with --root",
             "exit_code": ResourcesError.exit_code,
+            "ours": False,
             "traceback": _script_traceback(error),
         }
     told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
@@ -196,8 +198,22 @@ def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
         "message": told.message if told else str(error),
         "hint": told.hint if told else None,
         "exit_code": told.exit_code if told else UserScriptError.exit_code,
+        "ours": told is None and _is_ours(error),
         "traceback": _script_traceback(error),
     }
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error of no type of ours was raised by chaosrun's own code, and not by what that calls: torch, the script.
+
+    A RuntimeError may come from native code that torch's operations run, an OSError from the machine.
+    """
+    if error.__traceback__ is None or isinstance(error, OSError | MemoryError | RuntimeError):
+        return False
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    raiser = Path(frame.f_code.co_filename)
+    # A script that cannot be compiled raises here; what a fault raises is planned.
+    return raiser.is_relative_to(PACKAGE) and frame.f_code is not _run_script.__code__ and raiser.parent != PACKAGE / "inject"
 
 
 def _script_traceback(error: BaseException) -> str:

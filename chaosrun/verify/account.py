@@ -10,6 +10,8 @@ from typing import Any
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
+from chaosrun.verify.recovery_times import recoveries_of
+from chaosrun.verify.seen import seen_words
 
 __all__ = ["AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
 
@@ -28,6 +30,9 @@ class FaultOutcome:
     landed: bool
     problem: str | None
     """Why it cannot be shown to have happened; None when it landed."""
+    kind: str
+    evidence: str | None = None
+    """What was seen of it, in a few words; None when it did not land."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,7 +51,7 @@ class AttemptSummary:
     lost_steps: int
     """Steps done or restored that the next attempt did not go on from."""
     recovery_s: float | None
-    """From the death that ended the attempt before to the first step of this one, in seconds; None without either."""
+    """From the death or hang that ended the attempt before to the first step of this one; see `verify.recovery_times`."""
     ranks: int
     """Ranks that began to train."""
 
@@ -61,6 +66,7 @@ def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ..
 def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
     requested = next(iter(requests_of(fault, chaos)), None)
     problem = fault_problem(fault, chaos)
+    seen = next((record for record in chaos.events("fault.observed") if record["fault"] == fault.id), None)
     return FaultOutcome(
         id=fault.id,
         description=fault.describe(),
@@ -70,13 +76,15 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
         attempt=requested["attempt"] if requested else None,
         landed=problem is None,
         problem=problem,
+        kind=fault.kind,
+        evidence=None if problem is not None or seen is None else seen_words(fault, seen),
     )
 
 
 def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummary, ...]:
+    recovery_s = {recovery.attempt: recovery.total_s for recovery in recoveries_of(chaos)}
     summaries: list[AttemptSummary] = []
     for number, attempt in enumerate(chaos.attempts):
-        before = chaos.attempts[number - 1] if number else None
         after = chaos.attempts[number + 1] if number + 1 < len(chaos.attempts) else None
         steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
         reached = max(steps, default=attempt.resume_step)
@@ -89,7 +97,7 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
                 last_step=max(steps, default=None),
                 ended_by=_ended_by(attempt, plan, chaos, last=after is None),
                 lost_steps=max(0, reached - after.resume_step) if after else 0,
-                recovery_s=_recovery_s(before, attempt),
+                recovery_s=recovery_s.get(attempt.number),
                 ranks=sum(trace.start is not None for trace in attempt.traces.values()),
             )
         )
@@ -112,11 +120,3 @@ def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: boo
     if attempt.stopped is None and chaos.events("supervisor.resumed"):
         return "the death of its supervisor"
     return attempt.stopped or "unknown"
-
-
-def _recovery_s(before: Attempt | None, attempt: Attempt) -> float | None:
-    if before is None:
-        return None
-    deaths = [death.died_s for death in before.exits if death.signal or death.exit_code]
-    steps = [trace.steps[0].time_s for trace in attempt.traces.values() if trace.steps]
-    return min(steps) - min(deaths) if deaths and steps else None

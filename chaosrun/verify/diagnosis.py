@@ -67,7 +67,7 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
     if drill.reference.outcome != "completed":
         raise UsageError(
             f"the reference leg of run {run_id} did not complete, so there is nothing to compare with",
-            hint=f"see `chaosrun status {run_id}`",
+            hint="`chaosrun status` says what became of it",
         )
     for check in verdict.checks:
         if check.name == "silent_corruption" and check.status == "fail":

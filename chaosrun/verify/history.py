@@ -111,6 +111,7 @@ _JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
         "signal": (int, type(None)),
         "died_s": (int, float),
     },
+    "fault.injected": {"fault": str},
     "fault.requested": {
         "fault": str,
         "attempt": int,
@@ -118,7 +119,15 @@ _JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
         "step": (int, type(None)),
         "phase": (str, type(None)),
     },
-    "fault.observed": {"fault": str, "attempt": int, "rank": int, "pid": int, "how": str, "signal": (int, type(None))},
+    "fault.observed": {
+        "fault": str,
+        "attempt": int,
+        "rank": int,
+        "pid": int,
+        "how": str,
+        "exit_code": (int, type(None)),
+        "signal": (int, type(None)),
+    },
     "fault.withdrawn": {"fault": str, "reason": str},
     "hang.declared": {"attempt": int, "first": int, "ranks": list},
     "death.unplanned": {"attempt": int, "rank": (int, type(None)), "reason": str},
@@ -128,6 +137,9 @@ _JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "leg.finished": {"outcome": str, "message": (str, type(None))},
 }
 """What the checks read of each event. Other events are kept unread."""
+
+
+MOST_ATTEMPTS = 10**9
 
 
 def journal_records(path: Path) -> list[Mapping[str, Any]]:
@@ -165,9 +177,24 @@ def _journal_complaint(number: int, record: Mapping[str, Any]) -> str | None:
         rank.isascii() and rank.isdecimal() and isinstance(pid, int) for rank, pid in record["pids"].items()
     ):
         return f"attempt.started: pids is {record['pids']!r}"
+    if "attempt" in record and not (type(record["attempt"]) is int and 0 < record["attempt"] < MOST_ATTEMPTS):
+        return f"{record['event']}: attempt is {record['attempt']!r:.40}"
+    if record["event"] == "fault.observed" and not _is_sighting(record.get("found")):
+        return f"fault.observed: found is {record['found']!r:.200}"
+    if record["event"] == "attempt.starting" and not all(isinstance(fault, str) for fault in record["armed"]):
+        return f"attempt.starting: armed is {record['armed']!r}"
     if record["event"] == "leg.finished" and record["outcome"] not in OUTCOMES:
         return f"unknown outcome {record['outcome']!r}"
     return None
+
+
+def _is_sighting(found: Any) -> bool:
+    """What its parts say is looked at by those who ask for them, see `plan.evidence`."""
+    if not isinstance(found, dict | None):
+        return False
+    end, note = (found or {}).get("end"), (found or {}).get("note")
+    whole = end is None or (isinstance(end, dict) and "status" in end and isinstance(end.get("error", 0), str | None))
+    return whole and isinstance(note, dict | None)
 
 
 def _read_environment(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
@@ -190,13 +217,17 @@ def _attempts(layout: LegLayout, journal: Iterable[Mapping[str, Any]], problems:
     numbers = [record["attempt"] for record in starting]
     if numbers != sorted(set(numbers)):
         problems.append(f"attempts start in the order {numbers}")
-    mentioned = {record["attempt"] for record in records if "attempt" in record}
-    for number in sorted({*layout.attempts(), *mentioned} - set(numbers)):
+    by_attempt: dict[int, list[Mapping[str, Any]]] = {}
+    for record in records:
+        if "attempt" in record:
+            by_attempt.setdefault(record["attempt"], []).append(record)
+    for number in sorted({*layout.attempts(), *by_attempt} - set(numbers)):
         problems.append(f"attempt {number} left records, but the journal never started it")
+    quarantines = [record for record in records if record["event"] == "checkpoint.quarantined"]
     found: list[Attempt] = []
     since = 0
     for record in starting:
-        own = [entry for entry in records if entry.get("attempt") == record["attempt"]]
+        own = by_attempt[record["attempt"]]
         found.append(
             Attempt(
                 number=record["attempt"],
@@ -211,11 +242,7 @@ def _attempts(layout: LegLayout, journal: Iterable[Mapping[str, Any]], problems:
                 exits=tuple(_exit(entry) for entry in own if entry["event"] == "worker.exited"),
                 unplanned=tuple(entry for entry in own if entry["event"] == "death.unplanned"),
                 stopped=next((entry["reason"] for entry in own if entry["event"] == "attempt.stopped"), None),
-                quarantined=tuple(
-                    entry["name"]
-                    for entry in records
-                    if entry["event"] == "checkpoint.quarantined" and since < entry["seq"] < record["seq"]
-                ),
+                quarantined=tuple(entry["name"] for entry in quarantines if since < entry["seq"] < record["seq"]),
                 traces=_read_traces(layout, record["attempt"], problems),
             )
         )

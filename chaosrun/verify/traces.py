@@ -85,6 +85,8 @@ class StartRecord:
     tensors: tuple[str, ...]
     canary: Digest | None = None
     """None in a trace of a version without canaries."""
+    entered_s: float | None = None
+    """When the rank had built its training and turned to its checkpoint; None in a trace of a version that did not note it."""
     digests: Digests | None = None
     """Of the state that was restored."""
 

@@ -11,11 +11,21 @@ from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["ComparedRun", "Comparison", "Difference", "Trajectory", "compare_trajectories", "losses_of", "trajectory"]
+__all__ = [
+    "ComparedRun",
+    "Comparison",
+    "Difference",
+    "Trajectory",
+    "compare_trajectories",
+    "loss_of",
+    "losses_of",
+    "trajectory",
+]
 
 EXIT_BEYOND = 3
 
@@ -113,7 +123,8 @@ def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:
     """The losses of a leg that ran to its end, by default the undisturbed one. Raises UsageError for any other leg."""
     layout = run.leg(leg)
     if not layout.journal.exists():
-        raise UsageError(f"run {run.run_id} has no {leg} leg", hint=f"`chaosrun status {run.run_id}` tells what it has done")
+        hint = f"`chaosrun status {run_argument(run)}` tells what it has done"
+        raise UsageError(f"run {run.run_id} has no {leg} leg", hint=hint)
     return losses_of(read_leg(layout), run.run_id)
 
 
@@ -128,7 +139,7 @@ def losses_of(history: LegHistory, run_id: str) -> Trajectory:
     if history.outcome != "completed":
         raise UsageError(
             f"{what} did not complete ({history.outcome or 'it has not ended'})",
-            hint=f"only whole runs have losses to compare; `chaosrun status {run_id}` says what became of it",
+            hint="only whole runs have losses to compare; `chaosrun status` says what became of one",
         )
     ranks = lineage(history).steps
     steps = sorted({step for records in ranks.values() for step in records})
@@ -164,6 +175,12 @@ def _loss(records: Sequence[StepRecord], what: str) -> float:
     items = {record.items for record in records}
     if len(items) > 1:
         raise UsageError(f"{what} cannot be compared: at step {records[0].step} its ranks counted {items} items")
+    return loss_of(records)
+
+
+def loss_of(records: Sequence[StepRecord]) -> float:
+    """Of one step, of all these ranks: the sum of what windows recorded as shares, else the mean."""
+    items = {record.items for record in records}
     values = [float.fromhex(loss) for record in records for loss in record.loss]
     if not all(map(math.isfinite, values)):
         return sum(values)  # infinity or NaN, as it should be; fsum would raise

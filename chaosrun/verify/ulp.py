@@ -6,13 +6,15 @@ numbers", 2012). So -0.0 and 0.0 are 0 apart, and neighbours 1, across powers of
 and from a number to infinity no count of steps means anything: such pairs are counted apart.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy
 
-__all__ = ["TensorDifference", "tensor_difference"]
+__all__ = ["TensorDifference", "float_distance", "float_distances", "tensor_difference"]
 
 FLOAT_BITS = {
     # dtype: (bits, bits of the magnitude of infinity; None where there is none)
@@ -21,6 +23,7 @@ FLOAT_BITS = {
     "float16": (16, 0x7C00),
     "bfloat16": (16, 0x7F80),
 }
+LARGEST_SINGLE = float(numpy.finfo(numpy.float32).max)
 COMPLEX = {"complex128": "float64", "complex64": "float32"}
 INTEGERS = frozenset({f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
 
@@ -89,12 +92,53 @@ def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int
     )
 
 
+def float_distance(expected: float, seen: float) -> int | None:
+    """ULP between two recorded numbers: of float32 where both are float32 numbers, else of float64. None where one is NaN or
+    infinite and the other is not the same."""
+    if math.isnan(expected) and math.isnan(seen):
+        return 0
+    dtype = "float32" if all(_is_single(value) for value in (expected, seen)) else "float64"
+    raw = [numpy.array(value, dtype=dtype).tobytes() for value in (expected, seen)]
+    found = tensor_difference(raw[0], raw[1], dtype, ())
+    return 0 if found is None else found.ulp
+
+
+def float_distances(expected: Sequence[float], seen: Sequence[float]) -> tuple[list[int | None], str]:
+    """The same of many pairs at once, all of them in one precision, which is returned too: that of the widest number."""
+    rows: list[Any] = [numpy.array(values, dtype=numpy.float64) for values in (expected, seen)]
+    with numpy.errstate(over="ignore"):
+        singles: list[Any] = [row.astype(numpy.float32) for row in rows]
+    single = all(
+        bool(((narrow == row) | (numpy.isnan(narrow) & numpy.isnan(row))).all())
+        for narrow, row in zip(singles, rows, strict=True)
+    )
+    dtype = "float32" if single else "float64"
+    if not len(rows[0]):
+        return [], dtype
+    told, whole = _distances([row.reshape(-1, 1) for row in (singles if single else rows)], dtype)
+    alike: Any = numpy.isnan(rows[0]) & numpy.isnan(rows[1]) | (rows[0] == rows[1])
+    found = [
+        0 if equal else int(distance) if finite else None for distance, finite, equal in zip(told, whole, alike, strict=True)
+    ]
+    return found, dtype
+
+
+def _is_single(value: float) -> bool:
+    return not math.isfinite(value) or (abs(value) <= LARGEST_SINGLE and float(numpy.float32(value)) == value)
+
+
 def _ulp_of(rows: list[Any], dtype: str) -> tuple[int | None, int | None, int]:
     """Distance of the first pair, the largest one, and the number of pairs that have none."""
-    name = COMPLEX.get(dtype, dtype)
-    if name not in FLOAT_BITS:
+    if COMPLEX.get(dtype, dtype) not in FLOAT_BITS:
         return None, None, 0
-    bits, infinity = FLOAT_BITS[name]
+    worst, whole = _distances(rows, dtype)
+    largest = int(worst[whole].max()) if whole.any() else None
+    return (int(worst[0]) if whole[0] else None), largest, int((~whole).sum())
+
+
+def _distances(rows: list[Any], dtype: str) -> tuple[Any, Any]:
+    """Of each pair of floats: the distance, and whether it has one."""
+    bits, infinity = FLOAT_BITS[COMPLEX.get(dtype, dtype)]
     words: list[Any] = [numpy.ascontiguousarray(row).view(f"<u{bits // 8}").astype(numpy.uint64) for row in rows]
     sign = numpy.uint64(1 << (bits - 1))
     negative = [(word & sign) != 0 for word in words]
@@ -105,10 +149,7 @@ def _ulp_of(rows: list[Any], dtype: str) -> tuple[int | None, int | None, int]:
     distance = numpy.where(opposite, magnitude[0] + magnitude[1], difference).reshape(len(rows[0]), -1)
     finite: Any = ((magnitude[0] < infinity) & (magnitude[1] < infinity)).reshape(distance.shape)
     # A complex number is as far off as its worse part.
-    whole: Any = finite.all(axis=1)
-    worst = distance.max(axis=1)
-    largest = int(worst[whole].max()) if whole.any() else None
-    return (int(worst[0]) if whole[0] else None), largest, int((~whole).sum())
+    return distance.max(axis=1, initial=0), finite.all(axis=1)
 
 
 def _distance(rows: list[Any], dtype: str) -> int | None:

@@ -19,6 +19,7 @@ from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import warnings
+from chaosrun.verify.blame import INEXACT_PROTOCOL, blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, required, run_checks
 from chaosrun.verify.compare import first_difference
@@ -43,6 +44,7 @@ OUTCOME_EXIT_CODES: Mapping[str, int] = {
 }
 """Of a leg that did not complete; its drill is INCONCLUSIVE."""
 IDS_SHOWN = 8
+WITHIN = "within the tolerance of"
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 """What fails only where the job came back wrongly, whatever was done to its numbers."""
 
@@ -68,6 +70,11 @@ class Verdict:
     warnings: tuple[str, ...] = ()
     """What is no question of exactness; see `verify.advice`."""
 
+    @property
+    def exact(self) -> bool:
+        """A PASS in which every bit was compared: the job file may ask for less (`verify.losses`, `verify.weights`)."""
+        return self.status == "PASS" and not self.cause.startswith(WITHIN)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "v": VERDICT_VERSION,
@@ -75,6 +82,7 @@ class Verdict:
             "exit_code": self.exit_code,
             "cause": self.cause,
             "hint": self.hint,
+            "blame": blame(self).to_json(),
             "outcome": self.outcome,
             "checks": [check.to_json() for check in self.checks],
             "divergence": self.divergence.to_json() if self.divergence else None,
@@ -236,8 +244,10 @@ def _of_divergence(divergence: Divergence, protocol: DataResume) -> _Ruling:
         return _Ruling(status="FAIL", cause=f"{divergence.cause} (first difference: {where}{tensor})", hint=divergence.hint)
     expected, seen = _around(divergence.expected, divergence.seen), _around(divergence.seen, divergence.expected)
     cause = f"{divergence.cause} (first difference in data order: {where}: samples {expected} expected, {seen} seen)"
-    inexact = "" if protocol == "seedable" else f"; data.resume is {protocol}, and only seedable is exact"
-    return _Ruling(status="FAIL", cause=cause, hint=divergence.hint + inexact)
+    hint = divergence.hint
+    if protocol != "seedable":  # what else there is to say of it, the divergence says
+        hint = f"set data.resume: seedable (data.resume is {protocol}, and {INEXACT_PROTOCOL})"
+    return _Ruling(status="FAIL", cause=cause, hint=hint)
 
 
 def _around(ids: Any, others: Any) -> str:
@@ -278,7 +288,7 @@ def _faults_hint(drill: Drill) -> str | None:
 
 def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> _Ruling:
     verify = drill.spec.verify
-    equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else "within the tolerance of"
+    equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else WITHIN
     ranks = drill.spec.workers
     cause = (
         f"{equal} the undisturbed run: {drill.chaos_lineage.final_step} steps on {ranks} rank{'s' if ranks != 1 else ''}, "

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
@@ -122,10 +122,10 @@ class Shell:
 
     def left_behind(self) -> list[str]:
         """Processes and temporary files of commands run here."""
-        processes = [
-            Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            for identity in marked(str(self.temporary), titles=RAY_TITLES)
-        ]
+        processes = []
+        for identity in marked(str(self.temporary), titles=RAY_TITLES):
+            with suppress(FileNotFoundError, ProcessLookupError):  # gone meanwhile
+                processes.append(Path(f"/proc/{identity.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
         # The cache of torch's compiler is one directory for all programs and is meant to last.
         files = [str(path) for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
         return [*processes, *files]

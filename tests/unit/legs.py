@@ -210,6 +210,7 @@ class LegWriter:
                 rank=rank,
                 world_size=self.workers,
                 pid=100 * number + rank,
+                entered_s=self.clock(),
                 time_s=self.clock(),
                 position={"epoch": state.epoch, "batches": state.batches, "step": state.step},
                 restored=resume,
@@ -417,6 +418,21 @@ def write_run(
 
 def copy_run(run: RunLayout, root: Path) -> RunLayout:
     return RunLayout(Path(shutil.copytree(run.path, root / "run")))
+
+
+def die_raising(run: RunLayout, traceback: str) -> None:
+    """Have the chaos leg end with an error of rank 1 in its last attempt."""
+
+    def end(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "outcome": "user_error", "message": "rank 1 raised ValueError"}
+
+    edit_journal(run, "chaos", only("leg.finished", end))
+    error = {"type": "ValueError", "message": "boom", "traceback": traceback}
+    with patch("os.fsync"):
+        journal = Journal(run.leg("chaos").journal)
+        attempt = len(run.leg("chaos").attempts())
+        journal.append("death.unplanned", attempt=attempt, rank=1, reason="raised", step=12, error=error)
+        journal.close()
 
 
 Edit = Callable[[dict[str, Any]], dict[str, Any] | None]

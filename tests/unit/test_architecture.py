@@ -21,7 +21,7 @@ PACKAGE = ROOT / "chaosrun"
 # cli, commands → api → campaign, suite, report → supervise → cluster, checkpoint, verify → plan, spec, records → errors.
 # `train` runs in the worker, beside that chain: the fork server starts it by name, without importing it.
 PURE = {"spec", "plan", "records", "errors"}
-RUNNING = {"interrupts", "execution", "keeper"}
+RUNNING = {"interrupts", "execution", "keeper", "creation", "tether", "afar"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
@@ -32,16 +32,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inject": PURE | {"checkpoint"},
     "train": PURE | {"checkpoint", "inject"},
     "cluster": PURE | {"checkpoint"},
-    "report": PURE | {"checkpoint", "verify", "suite", "campaign"},
+    "report": PURE | {"checkpoint", "verify", "suites", "campaign", "housekeeping"},
     "supervise": PURE | {"checkpoint", "verify", "cluster"},
-    "suite": PURE | {"verify"},
+    "suites": PURE | {"verify", "cluster", "supervise", "campaign", "interrupts", "keeper"},
+    "suite": PURE | {"verify", "cluster", "interrupts", "suites", "report"},
     "campaign": PURE | {"checkpoint", "verify", "cluster", "supervise"},
     "runs": PURE | {"supervise"},
+    "schemas": PURE | {"verify"},
+    "scaffold": {"errors", "export", "schemas"},
+    "housekeeping": PURE | {"supervise", "campaign", "suites"},
+    "export": PURE,
+    "testing": PURE | {"verify", "cluster", "campaign", "report", "execution", "interrupts", "api"},
+    "pytest_plugin": {"errors", "suites", "testing"},
     "interrupts": PURE,
     "execution": PURE | {"verify", "cluster", "supervise", "interrupts"},
     "keeper": PURE | {"verify", "cluster", "supervise", "interrupts", "execution"},
-    "api": PURE | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "campaign", "runs", *RUNNING},
-    "commands": PURE | {"checkpoint", "verify", "supervise", "report", "campaign", "api"},
+    "creation": PURE | {"supervise", "execution", "runs"},
+    "afar": PURE | {"verify", "supervise", "report"},
+    "tether": PURE | {"verify", "afar"},
+    "detached": PURE | {"api", "report"},
+    "api": PURE
+    | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "suites", "campaign", "runs", "schemas", *RUNNING}
+    | {"scaffold", "export", "housekeeping"},
+    "commands": PURE | {"checkpoint", "verify", "supervise", "report", "campaign", "suites", "tether", "housekeeping", "api"},
     "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api", "commands"},
     "__init__": {"train"},
 }
@@ -54,11 +67,18 @@ NO_TORCH_AT_MODULE_LEVEL = {
     "supervise",
     "cluster",
     "suite",
+    "suites",
     "campaign",
+    "housekeeping",
+    "export",
+    "testing",
+    "pytest_plugin",
     "runs",
+    "schemas",
     "api",
     "commands",
     "cli",
+    "detached",
 } | RUNNING
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
@@ -187,6 +207,7 @@ def test_the_state_machine_touches_nothing() -> None:
     [
         ("import chaosrun", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
         ("import chaosrun.cli", ["torch", "ray", "pydantic", "accelerate", "numpy"]),
+        ("import chaosrun.pytest_plugin", ["torch", "ray", "pydantic", "accelerate", "numpy", "rich", "jinja2"]),
         ("import chaosrun.verify.verdict", ["torch", "ray", "accelerate"]),
         ("import chaosrun.supervise.lifecycle", ["torch", "ray", "accelerate"]),
         ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),

@@ -3,9 +3,11 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,9 @@ class Served:
     def __init__(self, run: RunLayout) -> None:
         self.run = run
         self.cancelled = threading.Event()
-        self.server = ControlServer(run, {"ping": lambda: {"pid": os.getpid()}, "cancel": self._cancel})
+        self.server = ControlServer(run, {"ping": lambda _: {"pid": os.getpid()}, "cancel": self._cancel})
 
-    def _cancel(self) -> dict[str, Any]:
+    def _cancel(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.cancelled.set()
         return {}
 
@@ -217,3 +219,72 @@ def test_a_cancel_is_a_sigint_to_the_main_thread() -> None:
         threading.Thread(target=interrupts.request).start()
         time.sleep(5)
         raise AssertionError("the signal did not come")
+
+
+HANGUP = """\
+import os, signal, sys, time
+from chaosrun.errors import InterruptedRunError
+from chaosrun.interrupts import Interrupts
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+try:
+    with Interrupts():
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.2)
+except InterruptedRunError:
+    print("interrupted")
+else:
+    print("went on")
+assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("plainly", "interrupted"), ("nohup", "went on")])
+def test_a_closed_terminal_is_an_interrupt_unless_somebody_has_seen_to_it(how: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HANGUP, how], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == said
+
+
+STUCK = """\
+import os, sys, threading, time
+from pathlib import Path
+from chaosrun import detached
+from chaosrun.interrupts import Interrupts
+
+def stuck(run, address, ties):
+    with Interrupts() as interrupts:
+        with interrupts.postponed():
+            ties.tell(stuck=True)
+            if sys.argv[1] == "socket":
+                for after in (0.1, 0.5):
+                    threading.Timer(after, interrupts.request).start()
+            time.sleep(float(sys.argv[2]))
+            ties.tell(waited=True)
+        interrupts.check()
+
+detached._supervise = stuck
+detached.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "lasts_s", "waited"), [("twice", 30.0, False), ("socket", 30.0, False), ("once and away", 1.0, True)]
+)
+def test_a_start_that_hangs_is_ended_by_a_second_cancel(tmp_path: Path, how: str, lasts_s: float, waited: bool) -> None:
+    """By a second one alone: that whoever wished the first has gone is none."""
+    command = [sys.executable, "-c", STUCK, how, str(lasts_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps({"run": str(tmp_path), "address": None}) + "\n")
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline()) == {"stuck": True}
+    for pause_s in {"twice": (0.3, 0.3), "once and away": (0.3,), "socket": ()}[how]:
+        process.stdin.write('{"say": "cancel"}\n')
+        process.stdin.flush()
+        time.sleep(pause_s)
+    if how == "socket":
+        process.wait(60)
+    out, _ = process.communicate(timeout=60)
+    told = [json.loads(line) for line in out.splitlines()]
+    assert told[-1]["error"]["kind"] == "InterruptedRunError"
+    assert ({"waited": True} in told) == waited

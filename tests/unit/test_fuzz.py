@@ -19,7 +19,11 @@ from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_note, write_marker, write_note
-from chaosrun.report.live import read_progress
+from chaosrun.report.draw import draw
+from chaosrun.report.event_lines import EventFollower
+from chaosrun.report.follow import RunFollower
+from chaosrun.report.live import Teller, plain_line
+from chaosrun.report.progress import read_progress
 from chaosrun.report.status import read_status, status_lines
 from chaosrun.report.text import render_verdict
 from chaosrun.spec.source import load_job
@@ -138,7 +142,16 @@ def test_suite_files(examples: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_bytes(dumped(JOB))
     drill = {"name": "one", "set": {"workers": 2, "faults.seed": 7}, "expect": {"verdict": "PASS", "exit_code": 0}}
-    suite = {"name": "all", "job": "job.yaml", "drills": [drill, {"name": "two"}], "comparison": {"first": "one", "atol": 0.1}}
+    crossed = {
+        "name": "three",
+        "faults": "job",
+        "matrix": {"workers": [1, 2], "--lr": {"low": 0.1, "high": 1}},
+        "exclude": [{"workers": 1, "--lr": "high"}],
+        "include": [{"seed": 3}],
+        "cases": [{"when": {"workers": 2}, "set": {"seed": 4}, "expect": "FAIL"}],
+    }
+    drills = [drill, {"name": "two"}, crossed]
+    suite = {"name": "all", "job": "job.yaml", "drills": drills, "comparison": {"first": "one", "atol": 0.1}}
     path = tmp_path / "suite.yaml"
     path.write_bytes(dumped(suite))
     load_suite(path)
@@ -194,6 +207,30 @@ def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp
         with contextlib.suppress(ChaosrunError):
             leg_end(leg_of(run, "chaos"))
             final_step(leg_of(run, "chaos"))
+
+    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+
+
+@pytest.mark.parametrize("name", ["chaos/journal.jsonl", "chaos/attempts/001/rank-1.trace.jsonl", "chaos/faults/F1.json"])
+def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
+    """While a drill runs, its display reads whatever is there: it shows less then, and never fails."""
+    run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
+    path = run.path / name
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists():
+        write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=1, phase="step", step=3, start_ticks=1)
+    whole = path.read_bytes()
+    teller = Teller()
+
+    def check(data: bytes) -> None:
+        path.write_bytes(data)
+        follower = RunFollower(run)
+        told = follower.poll()
+        for record in teller.new(told):
+            assert plain_line(record, elapsed_s=1.0).isprintable()
+        for line in draw(follower.picture, now_s=2.0, width=70, height=20):
+            assert line.plain.isprintable()
+        EventFollower(run, leg=None, attempt=None, rank=1).poll()
 
     tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
 

@@ -305,3 +305,67 @@ def test_the_node_under_the_supervisor_itself_cannot_be_taken_away(folder: Path)
         Bench(folder, parked("F1", "raylet", 2)).injector.misplaced() or ""
     )
     assert Bench(folder / "a", parked("F1", "raylet", 1), parked("F2", "node", 2)).injector.misplaced() is None
+
+
+def test_a_fault_that_comes_while_the_leg_runs_strikes_like_a_planned_one(folder: Path) -> None:
+    bench = Bench(folder, timed("F1", 5.0))
+    assert bench.injector.elapsed_s() == 0.0
+    bench.start(1)
+    bench.look(1.0)
+    assert bench.injector.elapsed_s() == 1.0
+    late = timed("F2", bench.injector.elapsed_s(), rank=0)
+    bench.sightings.add(late)
+    bench.injector.add([late])
+    bench.look(1.0, running=False)
+    assert bench.struck() == [], "not before its rank runs"
+    bench.look(1.1)
+    assert bench.struck() == ["F2"] and bench.told() == [("fault.requested", "F2")]
+    assert (read_marker(bench.leg, "F2") or {})["rank"] == 0
+    bench.look(6.0)
+    assert bench.struck() == ["F2"], "F1 waits for the next attempt, which F2 began"
+    bench.start(2)
+    bench.look(6.1)
+    assert bench.struck() == ["F2", "F1"]
+
+
+def test_one_that_came_late_waits_for_all_of_its_group(folder: Path) -> None:
+    bench = Bench(folder)
+    bench.start(1)
+    bench.look(1.0)
+    group = [timed(f"F{number + 1}", 1.0, rank=number, group="G1/2") for number in range(2)]
+    for fault in group:
+        bench.sightings.add(fault)
+    bench.injector.add(group)
+    gone = bench.hands.running.pop(1)
+    bench.look(1.1)
+    assert bench.struck() == []
+    bench.hands.running[1] = gone
+    bench.look(1.2)
+    assert [len(blows) for blows in bench.hands.struck] == [2]
+
+
+def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folder: Path) -> None:
+    bench = Bench(folder)
+    bench.start(1)
+    bench.look(3.0)
+    # In plan.json, and no more than that.
+    bench.plan = FaultPlan(seed=0, faults=(timed("F1", 3.0),))
+    bench.successor()
+    bench.injector.attempt_started(2, bench.now)
+    bench.look(3.1)
+    assert bench.struck() == ["F1"]
+
+
+def test_what_leaves_its_rank_alive_is_told_as_soon_as_it_is_over(folder: Path) -> None:
+    bench = Bench(folder, timed("F1", 1.0, kind="pause"))
+    bench.start(1)
+    bench.look(1.0)
+    bench.look(1.5)
+    assert bench.told() == [("fault.requested", "F1")]
+    write_note(bench.leg, "F1", final=False)
+    bench.look(1.6)
+    assert bench.told() == [("fault.requested", "F1")]
+    write_note(bench.leg, "F1")
+    bench.look(1.7)
+    bench.look(1.8)
+    assert bench.told() == [("fault.requested", "F1"), ("fault.observed", "F1")]

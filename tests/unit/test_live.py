@@ -2,20 +2,29 @@
 
 import io
 import json
+import re
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaosrun.errors import UsageError
+from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.markers import write_marker
+from chaosrun.records.supervision import supervision
 from chaosrun.records.trace import TornRecordError, TraceWriter
+from chaosrun.report import live as live_module
 from chaosrun.report import progress
-from chaosrun.report.live import Display, LiveProgress, is_live_terminal, live_line, plain_line, remaining_s
+from chaosrun.report.live import LiveProgress, Pace, Teller, is_live_terminal, plain_line
 from chaosrun.report.progress import Landing, LegProgress, StepSeen, advance, last_step, sentence, span
 from chaosrun.report.status import read_status, status_lines
+from chaosrun.report.watch import watch
+from tests.terminal import Grid
 
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
@@ -76,7 +85,8 @@ def run(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "runs" / "bytelm-20260102-030405")
     layout.path.mkdir(parents=True)
     layout.run_json.write_text(json.dumps({"v": 1, "spec": {"name": "bytelm", "workers": 3, "max_steps": 90}}))
-    layout.plan_json.write_text(json.dumps({"version": 1, "seed": 7, "faults": [{"id": "F1"}, {"id": "F2"}]}))
+    faults = (Fault(id="F1", rank=1, at_step=17, source="a"), Fault(id="F2", rank=2, at_step=60, source="b"))
+    layout.plan_json.write_text(json.dumps(FaultPlan(seed=7, faults=faults).to_json()))
     return layout
 
 
@@ -180,132 +190,102 @@ class TestLastStep:
             last_step(tmp_path / "t.jsonl")
 
 
-class TestLine:
-    display = Display(
-        leg=fold(CHAOS[:7]),
-        faults=3,
-        steps=90,
-        first=StepSeen(step=11, time_s=100.0),
-        newest=StepSeen(step=51, time_s=110.0),
-    )
-
-    def test_says_where_and_how_long(self) -> None:
-        line = live_line(self.display, elapsed_s=72.9, width=200)
-        assert line == "[1:12]  chaos  attempt 1  step 51/90  eta 9.8 s  faults 1/3  F1 landed: rank 1 died of SIGKILL (pid 12)"
-
-    @pytest.mark.parametrize("width", [20, 40, 79])
-    def test_is_cut_to_the_terminal(self, width: int) -> None:
-        line = live_line(self.display, elapsed_s=0, width=width)
-        assert len(line) == width
-        assert line.endswith("...")
-
-    def test_control_characters_do_not_reach_the_terminal(self) -> None:
-        record = {
-            "event": "death.unplanned",
-            "attempt": 1,
-            "rank": 0,
-            "step": 1,
-            "reason": "r",
-            "error": {"type": "E", "message": "a\x1b[2Jb\tc"},
-        }
-        line = live_line(Display(leg=fold([record])), elapsed_s=0, width=200)
-        assert line.isprintable()
-
-    def test_no_rate_no_eta(self) -> None:
-        same = StepSeen(step=11, time_s=100.0)
-        assert remaining_s(Display(steps=90, first=same, newest=same)) is None
-        assert remaining_s(Display(first=same, newest=StepSeen(step=12, time_s=101.0))) is None
-
-    def test_reference_shows_no_faults(self) -> None:
-        assert "faults" not in live_line(Display(leg=LegProgress(leg="reference"), faults=3), elapsed_s=0, width=99)
+def stamped(records: list[dict[str, Any]], began_s: float = 1000.0) -> Iterator[float]:
+    """A clock for a journal of these records, a second apart."""
+    return iter([began_s + number for number in range(len(records) + 1)])
 
 
-class TestLiveProgress:
-    def test_plain_lines_without_a_terminal(self, run: RunLayout) -> None:
-        stream = io.StringIO()
-        with LiveProgress(stream, terminal=False, run=run, clock=lambda: 0.0) as live:
+class Screenless(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestLines:
+    """Without a terminal: one line an event, from the files."""
+
+    def test_of_a_run_that_this_process_carries_out(self, run: RunLayout) -> None:
+        stream, times = io.StringIO(), stamped(CHAOS)
+        with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0) as live:
+            write_journal(run, "chaos", CHAOS, clock=lambda: next(times))
             for record in CHAOS:
-                live.on_event({"leg": "chaos", "time_s": 1.0, **record})
+                live.on_event({"leg": "chaos", "seq": 1, **record})
         lines = stream.getvalue().splitlines()
         assert len(lines) == len(CHAOS)
-        assert lines[6] == "[0:00] chaos: F1 landed: rank 1 died of SIGKILL (pid 12)"
+        assert lines[6] == "[0:06] chaos: F1 landed: rank 1 died of SIGKILL (pid 12)"
         assert "\x1b" not in stream.getvalue()
 
-    def test_one_line_on_a_terminal(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
-        write_steps(run, "chaos", 1, 0, range(1, 18))
+    def test_what_was_there_before_is_not_told_again(self, run: RunLayout) -> None:
+        write_journal(run, "chaos", CHAOS)
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=True, width=lambda: 80) as live:
-            live.on_event({"event": "run.created", "run": run.run_id, "path": str(run.path)})
-            for record in CHAOS[:7]:
-                live.on_event({"leg": "chaos", "time_s": 1.0, **record})
-            _until(lambda: "step 17/90" in stream.getvalue())
-        assert "\n" not in stream.getvalue()
-        assert stream.getvalue().endswith("\r\x1b[2K")
-        drawn = [line for line in stream.getvalue().split("\r\x1b[2K") if line]
-        assert max(map(len, drawn)) < 80
-        assert drawn[-1].endswith("chaos  attempt 1  step 17/90  faults 1/2  F1 landed: rank 1 died of ...")
+        with LiveProgress(stream, terminal=False, run=run):
+            write_journal(run, "chaos", [{"event": "supervisor.resumed", "supervisor_pid": 7}])
+        assert stream.getvalue() == "[0:00] chaos: a new supervisor took over (pid 7)\n"
 
-    def test_redraws_at_most_five_times_a_second(self) -> None:
-        drawn: list[str] = []
-
-        class Counting(io.StringIO):
-            def write(self, s: str) -> int:
-                drawn.append(s)
-                return len(s)
-
-        with LiveProgress(Counting(), terminal=True) as live:
-            began_s = time.monotonic()
-            number = 0
-            while time.monotonic() - began_s < 0.5:
-                number += 1
-                live.on_event({"leg": "chaos", "event": f"e{number}", "time_s": 0.0})
-                time.sleep(0.002)
-        assert number > 20
-        assert len(drawn) <= 5
-
-    def test_unplanned_death_keeps_its_line(self) -> None:
+    def test_what_is_in_no_file_is_told_from_the_event(self, run: RunLayout) -> None:
         stream = io.StringIO()
-        record = {"event": "death.unplanned", "leg": "chaos", "attempt": 1, "rank": 2, "step": 7, "reason": "exit code 1"}
-        with LiveProgress(stream, terminal=True) as live:
-            live.on_event(record)
-        assert "chaos: unplanned death of rank 2 at step 7: exit code 1\n" in stream.getvalue()
+        with LiveProgress(stream, terminal=False, clock=lambda: 5.0) as live:
+            live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
+            live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
+        assert stream.getvalue().splitlines() == [
+            f"[0:00] run: created in {run.path}",
+            "[0:00] run: no socket: the run cannot be cancelled or struck from elsewhere",
+        ]
 
-    def test_new_attempt_forgets_the_old_steps(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
-        write_steps(run, "chaos", 1, 0, range(1, 18))
+    def test_one_run_after_the_other(self, run: RunLayout, tmp_path: Path) -> None:
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=True, run=run, width=lambda: 200) as live:
-            for record in CHAOS[:7]:
-                live.on_event({"leg": "chaos", "time_s": 1.0, **record})
-            _until(lambda: "step 17" in stream.getvalue())
-            live.on_event({"leg": "chaos", "time_s": 1.0, **CHAOS[9]})
-            _until(lambda: "attempt 2" in stream.getvalue())
-        assert "attempt 2  faults" in stream.getvalue()
+        second = RunLayout(tmp_path / "runs" / "second")
+        with LiveProgress(stream, terminal=False) as live:
+            for layout, step in ((run, 90), (second, 91)):
+                live.on_event({"event": "run.created", "leg": None, "run": layout.run_id, "path": str(layout.path)})
+                write_journal(layout, "chaos", [{**FINISHED, "final_step": step}])
+        told = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
+        assert told == [
+            f"run: created in {run.path}",
+            "chaos: completed at step 90",
+            f"run: created in {second.path}",
+            "chaos: completed at step 91",
+        ]
 
-    def test_the_reference_tells_the_last_step(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
-        run.run_json.write_text(json.dumps({"spec": {"name": "x", "workers": 1, "max_steps": None}}))
-        write_steps(run, "chaos", 1, 0, range(1, 18))
+    def test_a_fault_fires_when_its_marker_says_so(self, run: RunLayout) -> None:
+        stream, leg = io.StringIO(), run.leg("chaos")
+        times = stamped(CHAOS)
+        with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0):
+            write_journal(run, "chaos", CHAOS[:4], clock=lambda: next(times))
+            assert write_marker(leg, "F1", rank=1, attempt=1, pid=12, phase="step", step=17, start_ticks=1)
+            marker = leg.faults / "F1.json"
+            marker.write_text(json.dumps({**json.loads(marker.read_text()), "time_s": 1003.5}))
+            until(lambda: "fired" in stream.getvalue())
+            fired = {**CHAOS[4], "requested_s": 1003.5}
+            write_journal(run, "chaos", [CHAOS[5], fired, *CHAOS[6:8]], clock=lambda: 1061.0)
+        told = [line for line in stream.getvalue().splitlines() if "F1" in line]
+        assert told == [
+            "[0:03] chaos: F1 fired: rank 1, step 17",
+            "[1:01] chaos: F1 landed: rank 1 died of SIGKILL (pid 12)",
+            "[1:01] chaos: attempt 1 stopped: fault F1; killed ranks 0, 2",
+        ]
+
+    def test_what_happened_first_is_told_first(self) -> None:
+        died, fired = {**CHAOS[5], "time_s": 9.0, "died_s": 8.9}, {**CHAOS[4], "time_s": 9.1, "requested_s": 8.5}
+        told = Teller().new([("chaos", died), ("chaos", fired)])
+        assert [record["event"] for record in told] == ["fault.requested", "worker.exited"]
+
+    def test_a_withdrawn_fault_may_fire_again(self) -> None:
+        fired, withdrawn = ("chaos", {**CHAOS[4], "time_s": 1.0}), ("chaos", {"event": "fault.withdrawn", "fault": "F1"})
+        assert len(Teller().new([fired, fired])) == 1
+        assert len(Teller().new([fired, withdrawn, fired])) == 3
+
+    def test_control_characters_do_not_reach_the_stream(self, run: RunLayout) -> None:
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=True, run=run) as live:
-            live.on_event({"leg": "reference", **FINISHED, "final_step": 33, "time_s": 0.0})
-            live.on_event({"leg": "chaos", "time_s": 0.0, **CHAOS[2]})
-            _until(lambda: "step 17/33" in stream.getvalue())
+        error = {"type": "E", "message": "a\x1b[2Jb\u202ec\x9b31m"}
+        record = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": 1, "reason": "r", "error": error}
+        with LiveProgress(stream, terminal=False, run=run):
+            write_journal(run, "chaos", [record])
+        assert stream.getvalue().rstrip("\n").isprintable()
+        assert "ab c 31m" in stream.getvalue()
 
-    def test_a_cached_reference_tells_it_too(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
-        run.run_json.write_text(json.dumps({"spec": {"name": "x", "workers": 1, "max_steps": None}}))
-        write_journal(run, "reference", [CHAOS[0], {**FINISHED, "final_step": 33}])
-        write_steps(run, "chaos", 1, 0, range(1, 18))
-        stream = io.StringIO()
-        with LiveProgress(stream, terminal=True, run=run) as live:
-            live.on_event({"leg": "reference", "event": "reference.cached", "source": "x", "time_s": 0.0})
-            live.on_event({"leg": "chaos", "time_s": 0.0, **CHAOS[2]})
-            _until(lambda: "step 17/33" in stream.getvalue())
-
+    @pytest.mark.parametrize("terminal", [False, True])
     @pytest.mark.parametrize("gone", [BrokenPipeError(), OSError(5, "Input/output error"), ValueError("closed file")])
-    def test_a_reader_that_goes_away_ends_only_the_display(self, gone: Exception) -> None:
+    def test_a_reader_that_goes_away_ends_only_the_display(self, gone: Exception, terminal: bool) -> None:
         class Gone(io.StringIO):
             writes = 0
 
@@ -314,21 +294,168 @@ class TestLiveProgress:
                 raise gone
 
         stream = Gone()
-        with LiveProgress(stream, terminal=False) as live:
-            live.on_event({"leg": "chaos", "time_s": 1.0, **CHAOS[0]})
-            live.on_event({"leg": "chaos", "time_s": 1.0, **CHAOS[1]})
+        with LiveProgress(stream, terminal=terminal) as live:
+            live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
+            live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
         assert stream.writes == 1
 
-    def test_damaged_trace_shows_no_step(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_ten_times_a_second_at_most() -> None:
+    assert live_module.REDRAW_S >= 0.1
+
+
+class TestPicture:
+    """On a terminal: what is seen there, after each frame."""
+
+    @pytest.fixture(autouse=True)
+    def fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
+        monkeypatch.setattr("chaosrun.report.watch.REDRAW_S", 0.01)
+
+    def screen(self, stream: io.StringIO, columns: int = 100, rows: int = 30) -> str:
+        return Grid(columns, rows).feed(stream.getvalue()).text
+
+    def test_of_a_drill(self, run: RunLayout) -> None:
+        write_steps(run, "chaos", 1, 0, range(1, 18))
+        stream = Screenless()
+        with LiveProgress(stream, terminal=True, size=lambda _: (100, 30)) as live:
+            live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
+            write_journal(run, "chaos", CHAOS[:7])
+            until(lambda: "rank 0      attempt 1 17 training" in self.screen(stream))
+            until(lambda: "rank 1      attempt 1  0 killed F1" in self.screen(stream))
+        assert self.screen(stream).strip() == ""
+        assert not Grid(100, 30).feed(stream.getvalue()).is_cursor_hidden
+
+    def test_what_nobody_asked_for_keeps_its_line(self, run: RunLayout) -> None:
+        stream = Screenless()
+        record = {"event": "death.unplanned", "attempt": 1, "rank": 2, "step": 7, "reason": "exit code 1"}
+        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+            write_journal(run, "chaos", [*CHAOS[:4], record])
+            until(lambda: "restarts" in self.screen(stream))
+            live.on_event({"event": "control.failed", "leg": None, "message": "no socket"})
+        assert self.screen(stream).strip().splitlines() == [
+            "[0:00] chaos: unplanned death of rank 2 at step 7: exit code 1",
+            "[0:00] run: no socket: the run cannot be cancelled or struck from elsewhere",
+        ]
+
+    def test_the_replays_of_a_diagnosis(self, run: RunLayout) -> None:
+        write_journal(run, "chaos", [*CHAOS, FINISHED])
+        write_steps(run, "diagnosis/chaos", 1, 0, range(5, 8))
+        stream = Screenless()
+        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+            write_journal(run, "diagnosis/chaos", CHAOS[:4])
+            live.on_event({**CHAOS[0], "leg": "diagnosis/chaos", "seq": 1})
+            until(lambda: "diagnosis/chaos, attempt 1" in self.screen(stream))
+            until(lambda: "rank 0      attempt 1  7 training" in self.screen(stream))
+
+    def test_is_drawn_at_most_as_often_as_said(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.2)
+        stream, number = Screenless(), 0
+        began_s = time.monotonic()
+        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
+            while time.monotonic() - began_s < 0.5:
+                number += 1
+                write_journal(run, "chaos", [{"event": f"e{number}"}])
+                live.on_event({"leg": "chaos", "event": f"e{number}", "seq": number})
+                time.sleep(0.002)
+        took_s = time.monotonic() - began_s
+        # The first one at once, and one that erases.
+        assert 1 < Grid(100, 30).feed(stream.getvalue()).frames <= took_s / 0.2 + 2
+
+    def test_the_pace(self) -> None:
+        now_s, frames = 50.0, []
+        pace = Pace(0.2, clock=lambda: now_s)
+        for _ in range(3000):
+            if pace.left_s() <= 0:
+                frames.append(now_s)
+                now_s += 0.05  # drawing takes its time
+                pace.shown()
+            now_s += 0.001
+        assert frames[0] == 50.0
+        assert all(later - earlier >= 0.25 for earlier, later in pairwise(frames))
+        assert len(frames) > 10
+
+    def test_a_damaged_trace_shows_no_step(self, run: RunLayout) -> None:
         path = run.leg("chaos").attempt(1).trace(0)
         path.parent.mkdir(parents=True)
-        path.write_text("garbage\n")
+        path.write_bytes(b"garbage\n\xff\xfe\x00\n[1]\n{\n")
+        stream = Screenless()
+        with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)):
+            write_journal(run, "chaos", CHAOS[:4])
+            until(lambda: "rank 0      attempt 1  0 starting" in self.screen(stream))
+
+
+def test_a_bug_of_ours_ends_the_display_and_nothing_else(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, asked = Screenless(), iter([False, False, True])
+    write_journal(run, "chaos", CHAOS)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("division by\x1b zero")
+
+    monkeypatch.setattr("chaosrun.report.live.draw", broken)
+    watch(run, stream=stream, terminal=True, ended=lambda: next(asked))
+    assert next(asked, None) is None
+    assert stream.getvalue().startswith(
+        "warning: this is a bug in chaosrun: the live view ended (ZeroDivisionError: division by  zero"
+    )
+    assert stream.getvalue().count("warning") == 1
+
+
+class TestWatch:
+    """`watch`: the same from another process."""
+
+    def test_lines(self, run: RunLayout) -> None:
+        stream, asked = io.StringIO(), iter([False, False, True])
+        write_journal(run, "chaos", CHAOS)
+
+        def ended() -> bool:
+            over = next(asked)
+            if over:
+                # Written before the end, read after it.
+                write_journal(run, "chaos", [FINISHED])
+            return over
+
+        watch(run, stream=stream, terminal=False, ended=ended)
+        assert len(stream.getvalue().splitlines()) == len(CHAOS) + 1
+        assert stream.getvalue().endswith("chaos: completed at step 90\n")
+
+    def test_the_same_lines_as_of_the_process_that_carries_it_out(self, run: RunLayout) -> None:
+        run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_text()), "created_s": 1000.0}))
+        own, times = io.StringIO(), stamped(CHAOS)
+        with LiveProgress(own, terminal=False, run=run, clock=lambda: 1000.0):
+            write_journal(run, "chaos", CHAOS, clock=lambda: next(times))
+        others = io.StringIO()
+        watch(run, stream=others, terminal=False, ended=lambda: True)
+        assert others.getvalue() == own.getvalue() != ""
+
+    def test_a_cached_reference_is_told_as_that(self, run: RunLayout) -> None:
+        info = {**json.loads(run.run_json.read_text()), "reference": {"mode": "auto", "source": "/elsewhere"}}
+        run.run_json.write_text(json.dumps(info))
+        write_journal(run, "reference", [CHAOS[0], FINISHED], clock=lambda: 5.0)
         stream = io.StringIO()
-        with LiveProgress(stream, terminal=True, run=run) as live:
-            live.on_event({"leg": "chaos", "time_s": 1.0, **CHAOS[2]})
-            _until(lambda: "attempt 1" in stream.getvalue())
-        assert "step " not in stream.getvalue()
+        watch(run, stream=stream, terminal=False, ended=lambda: True)
+        assert stream.getvalue().endswith("reference: taken from the cache: this job has been run undisturbed before\n")
+        assert len(stream.getvalue().splitlines()) == 1
+
+    def test_an_interrupt_passes_and_leaves_the_terminal_as_it_was(self, run: RunLayout) -> None:
+        write_journal(run, "chaos", CHAOS)
+        stream = Screenless()
+
+        def ended() -> bool:
+            if "restarts" in stream.getvalue():
+                raise KeyboardInterrupt
+            return False
+
+        with pytest.raises(KeyboardInterrupt):
+            watch(run, stream=stream, terminal=True, ended=ended)
+        seen = Grid(80, 24).feed(stream.getvalue())
+        assert (seen.text.strip(), seen.is_cursor_hidden) == ("", False)
+
+    def test_a_closed_stream_only_ends_the_display(self, run: RunLayout) -> None:
+        stream, asked = io.StringIO(), iter([False, False, False, True])
+        stream.close()
+        watch(run, stream=stream, terminal=False, ended=lambda: next(asked))
+        assert next(asked, None) is None
 
 
 def test_dumb_terminals_get_plain_lines() -> None:
@@ -356,7 +483,9 @@ class TestStatus:
         assert status.state == "running"
         lines = status_lines(status, now_s=time.time() + 2)
         assert lines[0] == "run bytelm-20260102-030405  bytelm, 3 workers"
-        assert "  state      running" in lines
+        assert any(re.fullmatch("  state      running, about .* to go", line) for line in lines)
+        assert "             next F2: SIGKILL rank 2 after step 60" in lines
+        assert "             1 restart, 0 steps lost" in lines
         assert "  chaos      attempt 2, from step-00000010 (step 10)" in lines
         assert "             step 13 of 90 (ahead: rank 0 at 14, rank 2 at 14)" in lines
         assert "             faults landed 1 of 2 (F1)" in lines
@@ -364,11 +493,18 @@ class TestStatus:
         value = json.loads(json.dumps(status.to_json()))
         assert (value["state"], value["legs"][1]["step"], value["legs"][1]["ranks"]["1"]) == ("running", 13, 13)
 
+    def test_the_undisturbed_run_tells_where_a_leg_ends(self, run: RunLayout) -> None:
+        write_journal(run, "reference", [*CHAOS[:4], {**FINISHED, "final_step": 81}])
+        write_journal(run, "chaos", CHAOS[:4])
+        write_steps(run, "chaos", 1, 0, range(1, 2))
+        lines = status_lines(read_status(run, supervised=True), now_s=time.time())
+        assert "             step 1 of 81" in lines
+
     def test_supervisor_gone(self, run: RunLayout) -> None:
         write_journal(run, "chaos", CHAOS)
         status = read_status(run, supervised=False)
         assert status.state == "interrupted"
-        assert status_lines(status, now_s=0)[-1] == f"  go on      chaosrun resume {run.run_id}"
+        assert status_lines(status, now_s=0)[-1].startswith(f"  go on      chaosrun resume {run.run_id}")
 
     def test_interrupted_with_a_verdict_that_says_so(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"}])
@@ -379,6 +515,15 @@ class TestStatus:
     def test_not_started(self, tmp_path: Path) -> None:
         status = read_status(RunLayout(tmp_path), supervised=False)
         assert (status.state, status.legs, status.facts.faults) == ("not started", (), None)
+
+    def test_what_its_supervisor_ended_with_is_told(self, run: RunLayout) -> None:
+        with pytest.raises(ResourcesError), supervision(run):
+            raise ResourcesError("no Ray cluster answers at 10.0.0.1:6379", hint="is it up?")
+        status = read_status(run, supervised=False)
+        lines = status_lines(status, now_s=0)
+        assert lines[-2:] == ["  error      no Ray cluster answers at 10.0.0.1:6379", "  hint       is it up?"]
+        assert status.to_json()["error"]["exit_code"] == ResourcesError.exit_code
+        assert read_status(run, supervised=True).to_json()["error"] is None
 
     def test_judged(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, FINISHED])
@@ -405,7 +550,7 @@ class TestStatus:
             read_status(run, supervised=False)
 
 
-def _until(condition: Any, *, limit_s: float = 5.0) -> None:
+def until(condition: Any, *, limit_s: float = 5.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, "nothing was drawn in time"

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.errors import ChaosrunError, SpecError, UsageError
+from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
+from chaosrun.records.supervision import supervision
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, leg_of
 
@@ -177,3 +178,18 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path) -> None:
     for run in (damaged, torn):
         with pytest.raises(UsageError, match=r"run\.json"):
             api.verify(api.find_run(run.run_id, root))
+
+
+def test_the_list_has_how_a_run_ended(tmp_path: Path) -> None:
+    path, root = job(tmp_path / "job"), tmp_path / "root"
+    failed, left, odd = (create(path, root) for _ in range(3))
+    failed.verdict_json.write_text('{"status": "INCONCLUSIVE", "outcome": "user_error", "exit_code": 4}')
+    odd.verdict_json.write_text('{"status": "INCONCLUSIVE", "outcome": 7, "exit_code": "x"}')
+    with pytest.raises(ResourcesError), supervision(left):
+        raise ResourcesError("no Ray cluster answers")
+    listed = {summary.run_id: (summary.status, summary.outcome, summary.exit_code) for summary in api.list_runs(root)}
+    assert listed == {
+        failed.run_id: ("INCONCLUSIVE", "user_error", 4),
+        left.run_id: ("interrupted", None, 7),
+        odd.run_id: ("INCONCLUSIVE", None, None),
+    }

@@ -13,7 +13,7 @@ from chaosrun.verify.hazards import HAZARDS, Hazard
 from chaosrun.verify.inspection import Comparison, Finding, QuantityComparison
 from chaosrun.verify.ulp import TensorDifference
 
-RUN = RunLayout(Path("runs/bytelm-20260102-030405"))
+RUN = RunLayout(Path(".chaosrun/runs/bytelm-20260102-030405"))
 DIFFERENCE = TensorDifference(
     dtype="float32",
     shape=(32, 16),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from chaosrun.report.text import job_sentence, render_plan, render_runs, render_
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
 from chaosrun.verify.check import Check, failed, inconclusive, passed, skipped
+from chaosrun.verify.corruption import CAUSE
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -31,6 +33,8 @@ LANDED = FaultOutcome(
     attempt=1,
     landed=True,
     problem=None,
+    kind="kill",
+    evidence="pid 4211: SIGKILL",
 )
 MISSING = FaultOutcome(
     id="F2",
@@ -41,6 +45,7 @@ MISSING = FaultOutcome(
     attempt=None,
     landed=False,
     problem="it never fired",
+    kind="kill",
 )
 FIRST = AttemptSummary(
     attempt=1,
@@ -135,8 +140,22 @@ def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str =
     journal.close()
 
 
-def text(verdict: Verdict, run: RunLayout, *, width: int = 80, root: Path | None = None) -> str:
-    return rendered(render_verdict(verdict, run, root=root), width=width, colour=False)
+def text(verdict: Verdict, run: RunLayout, *, width: int = 80) -> str:
+    return rendered(render_verdict(verdict, run), width=width, colour=False)
+
+
+def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
+    evil = "\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m"
+    faults = (replace(LANDED, description=evil, evidence=evil), replace(MISSING, problem=evil))
+    attempts = (replace(FIRST, ended_by=evil), SECOND)
+    divergence = replace(DIVERGENCE, tensor=evil, cause=evil, hint=evil, expected=evil)
+    checks = (failed("lr", evil),)
+    bad = replace(FAILED, cause=evil, hint=evil, faults=faults, attempts=attempts, divergence=divergence, checks=checks)
+    for width in (40, 120):
+        page = rendered(render_verdict(bad, run), width=width, colour=True)
+        assert "\x07" not in page and "red" in page
+        assert not re.search(r"\x1b(?!\[[0-9;]*m)", page)
+    assert "\x1b" not in text(bad, run)
 
 
 def test_pass(run: RunLayout) -> None:
@@ -178,6 +197,27 @@ def test_fail_shows_what_differed_first(run: RunLayout) -> None:
     assert "hint      pass the scheduler to run.register" in account
 
 
+def test_whose_fault_it_is_follows_the_verdict(run: RunLayout) -> None:
+    lines = text(FAILED, run, width=120).splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("FAIL "))
+    assert lines[place + 1] == (
+        "blame     yours (the script), most likely: its learning rate scheduler is neither prepared nor registered"
+    )
+    assert "blame" not in text(PASSED, run)
+
+
+def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
+    assert "report  " not in text(PASSED, run)
+    run.report_html.write_text("<html>")
+    assert text(PASSED, run).endswith(f"\nreport    .chaosrun/runs/{RUN_ID}/report.html\n")
+
+
+def test_a_run_that_has_not_ended_can_be_looked_at_and_gone_on_with(run: RunLayout) -> None:
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, outcome=None, cause="the chaos leg has not finished")
+    end = f"\nlook      chaosrun status {RUN_ID}\ngo on     chaosrun resume {RUN_ID}\n"
+    assert text(verdict, run).endswith(end)
+
+
 def test_a_hint_is_given_once(run: RunLayout) -> None:
     account = text(replace(FAILED, hint=DIVERGENCE.hint), run, width=120)
     assert account.count(DIVERGENCE.hint) == 1
@@ -192,8 +232,20 @@ def test_fault_that_cannot_be_shown(run: RunLayout) -> None:
 
 
 def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
-    account = text(PASSED, run, root=tmp_path / "my runs")
-    assert account.count(f"--root '{tmp_path / 'my runs'}'\n") == 2
+    elsewhere = RunLayout(run.path.rename(new(tmp_path / "my runs" / "runs" / RUN_ID)))
+    account = text(PASSED, elsewhere)
+    assert f"inspect   chaosrun verify {RUN_ID} --root 'my runs'\n" in account
+    assert "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]' --root 'my runs'\n" in account
+    # Told in the middle of a command, and of a run that lies under no root.
+    assert f"logs {RUN_ID} --leg chaos --attempt 2 --rank 0 --root 'my runs'\n" in text(FAILED, elsewhere)
+    copied = RunLayout(elsewhere.path.rename(tmp_path / "copy"))
+    account = text(PASSED, copied)
+    assert f"inspect   chaosrun verify {tmp_path}/copy\n" in account and "--root" not in account
+
+
+def new(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    return path
 
 
 def test_job_elsewhere_is_named_in_full(run: RunLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -240,6 +292,7 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout) -> None:
     verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=4, outcome="user_error", cause="chaos leg: rank 1 raised")
     account = text(verdict, run)
     assert "Checks" not in account
+    assert "\nINCONCLUSIVE  the script failed: chaos leg: rank 1 raised\n" in account
     assert "Traceback of rank 1, attempt 2\n" in account
     assert '    File "train.py", line 7, in main\n  ValueError: boom\n' in account
     assert f"inspect   chaosrun logs {RUN_ID}\n" in account
@@ -267,6 +320,29 @@ def test_interrupted_says_how_to_go_on(run: RunLayout) -> None:
 def test_unplanned_death_is_told_in_words(run: RunLayout) -> None:
     attempts = (replace(FIRST, ended_by="unplanned death of rank 0: killed by SIGSEGV"), SECOND)
     assert "unplanned death of rank 0: killed by SIGSEGV" in text(replace(PASSED, attempts=attempts), run, width=120)
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "shown"),
+    [
+        ("F1 (preemption notice (SIGTERM, 30 s of grace) to rank 0 after step 18)", "fault F1"),
+        ("F1 (SIGKILL rank 1 after step 7, 2 ranks at once), F2 (SIGKILL rank 0 after step 7)", "faults F1, F2"),
+        ("inexact_restore", "inexact restore"),
+        ("unplanned death of rank 0: raised F1 (odd)", "unplanned death of rank 0: raised F1 (odd)"),
+    ],
+)
+def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, shown: str) -> None:
+    verdict = replace(PASSED, faults=(LANDED, MISSING), attempts=(replace(FIRST, ended_by=ended_by), SECOND))
+    row = next(line for line in text(verdict, run, width=120).splitlines() if line.lstrip().startswith("1  the beginning"))
+    assert row.split("1-17   ")[1].rsplit("  ", 2)[0].rstrip(" 7-") == shown
+
+
+def test_an_injected_corruption_is_not_diagnosed(run: RunLayout) -> None:
+    found = replace(FAILED, cause=f"{CAUSE}: F1 flipped bit 3", divergence=replace(DIVERGENCE, cause=CAUSE))
+    account = text(found, run, width=120)
+    assert "blame     as planned: " in account
+    assert "chaosrun diagnose" not in account
+    assert "chaosrun diagnose" in text(FAILED, run)
 
 
 def test_long_values_are_cut(run: RunLayout) -> None:
@@ -302,6 +378,22 @@ def test_runs() -> None:
     assert rendered(render_runs(runs, now_s=1000.0), width=80, colour=False) == (
         "run       job     status   age\nbytelm-2  bytelm  running  1m00s\nbytelm-1  bytelm  FAIL     16m40s\n"
     )
+    told = {"run_id": "b-1", "name": "b", "created_s": 0.0, "path": Path("a")}
+    runs = [
+        RunSummary(**told, status="INCONCLUSIVE", outcome="user_error", exit_code=4),
+        RunSummary(**told, status="INCONCLUSIVE", outcome="completed", exit_code=6),
+        RunSummary(**told, status="FAIL", outcome="inexact_restore", exit_code=3),
+        RunSummary(**told, status="interrupted", exit_code=130),
+        RunSummary(**told, status="interrupted", exit_code=7),
+    ]
+    shown = rendered(render_runs(runs, now_s=1.0), width=80, colour=False).splitlines()[1:]
+    assert [line.removeprefix("b-1  b    ").removesuffix("1.0 s").rstrip() for line in shown] == [
+        "INCONCLUSIVE: the script failed (exit 4)",
+        "INCONCLUSIVE",
+        "FAIL",
+        "interrupted",
+        "interrupted: exit 7",
+    ]
     assert rendered(render_runs([], now_s=0.0), width=80, colour=False) == "no runs yet\n"
 
 

@@ -243,8 +243,8 @@ class Drills:
         return RunLayout(self._job.parent / "verified"), self(overrides)
 
     def shrink(self, schedule: list[Entry], *, symptom: str | None = "FAIL: rng", limit: int = 100) -> Any:
-        run = RunLayout(self._job.parent / "run")
-        run.path.mkdir()
+        run = RunLayout(self._job.parent / "here" / "runs" / "run")
+        run.path.mkdir(parents=True)
         case = Case(run=run, job=load_job(self._job), overrides=(), schedule=tuple(schedule), symptom=symptom)
         return shrink(case, self, self.verify, limit=limit, on_record=self.records.append)
 
@@ -267,9 +267,9 @@ class TestShrink:
         assert len(set(seen)) == len(seen) - 1 == shrunk.drills == len(drills.records)
         assert shrunk.path.read_text() == shrunk.fragment
         assert shrunk.fragment.splitlines()[1:] == ["faults:", "  schedule:", "    - {rank: 1, at_step: 18}"]
-        text = rendered(render_shrunk(shrunk, root=Path("here")), width=100, colour=False)
+        text = rendered(render_shrunk(shrunk), width=100, colour=False)
         assert "8 faults to 1 in" in text and "verified  run verified: FAIL: rng" in text
-        assert text.splitlines()[-1].endswith("job.yaml 'faults.schedule=[{rank: 1, at_step: 18}]' --root here")
+        assert text.splitlines()[-1].endswith(f"[{{rank: 1, at_step: 18}}]' --root {job.parent / 'here'}")
 
     def test_another_failure_is_not_the_same(self, job: Path) -> None:
         drills = Drills(job, lambda faults: "FAIL: rng" if len(faults) > 2 else "FAIL: data order")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chaosrun import api
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.source import load_job
 
@@ -331,3 +332,70 @@ def test_no_override_whatever_escapes_as_another_error(folder, override):
         load(LEAST, override)
     except SpecError as error:
         assert error.message.startswith("override ")
+
+
+class TestUnknownKeys:
+    """A key that nobody knows hides nothing else, and the key that is named instead is the one that was meant."""
+
+    def told(self, folder: Path, entry: str) -> list[str]:
+        return headlines(refusal(LEAST + f"faults:\n  schedule:\n    - {entry}\n"))
+
+    @pytest.mark.parametrize(
+        ("key", "meant"),
+        [("step", "at_step"), ("steps_", "steps"), ("every", "every_steps"), ("type", "kind"), ("rnak", "rank")],
+    )
+    def test_the_one_that_was_meant(self, folder: Path, key: str, meant: str) -> None:
+        assert f"did you mean {meant!r}?" in self.told(folder, f"{{at_step: 3, {key}: 1}}")[0]
+
+    @pytest.mark.parametrize(
+        ("entry", "conflict"),
+        [
+            ("{at_step: 3, every_steps: 5, colour: red}", "6:20: at_step and every_steps exclude each other"),
+            ("{at_step: 3, grace: 5s, rnak: 1}", "6:20: a fault of kind kill has no grace"),
+        ],
+    )
+    def test_a_conflict_is_told_beside_it(self, folder: Path, entry: str, conflict: str) -> None:
+        told = self.told(folder, entry)
+        assert len(told) == 2
+        assert f"job.yaml:{conflict}" in told
+
+    @pytest.mark.parametrize(
+        "entry", ["{att_step: 3}", "{at_step: 3, every_step: 5}", "{until_step: 9, every_step: 5}", "{at_step: 3, steps_: 3}"]
+    )
+    def test_nothing_is_told_that_depends_on_what_was_meant(self, folder: Path, entry: str) -> None:
+        assert len(self.told(folder, entry)) == 1
+
+    def test_a_long_list_of_words_is_in_the_hint(self, folder: Path) -> None:
+        (told,) = self.told(folder, "{kind: kil, at_step: 3}")
+        assert told.endswith("must be one of 33 words, not the text 'kil'; did you mean 'kill'?")
+        error = refusal(LEAST + "faults: {schedule: [{kind: boom, at_step: 3}]}\n")
+        assert "did you mean" not in error.message
+        assert (error.hint or "").startswith("kind: kill, preempt, stop, ")
+
+
+class TestPlansAreRefusedAtTheirPlace:
+    def refused_plan(self, folder: Path, *lines: str, overrides: tuple[str, ...] = ()) -> SpecError:
+        path = folder / "job.yaml"
+        path.write_text("\n".join(["name: x", "script: train.py", "workers: 2", "max_steps: 20", *lines, ""]))
+        with pytest.raises(SpecError) as caught:
+            api.plan(path, overrides)
+        return caught.value
+
+    def test_in_the_file(self, folder: Path) -> None:
+        lines = ("faults:", "  schedule:", "    - rank: 1", "      at_step: 30", "    - {rank: 7, at_step: 3}")
+        error = self.refused_plan(folder, *lines)
+        first, second = [line for line in error.message.splitlines() if not line.startswith(" ")]
+        assert first.endswith("job.yaml:7:7: faults.schedule[0]: step 30 is never reached, max_steps is 20")
+        assert "job.yaml:9:7: faults.schedule[1]: rank 7 does not exist" in second
+        assert "       ^^^^^^^^^^^^^^^^^^^^^" in error.message
+        assert error.message.count("a fault that cannot fire") == 0 and "cannot fire proves nothing" in (error.hint or "")
+
+    def test_in_an_override(self, folder: Path) -> None:
+        error = self.refused_plan(folder, overrides=("faults.schedule=[{at_step: 40}]",))
+        assert error.message.startswith(
+            "override 'faults.schedule=[{at_step: 40}]': faults.schedule[0]: step 40 is never reached"
+        )
+
+    def test_random(self, folder: Path) -> None:
+        error = self.refused_plan(folder, "faults:", "  random: {count: 30}")
+        assert "job.yaml:6:3: faults.random: 30 faults do not fit" in error.message

@@ -1,17 +1,16 @@
-"""A suite's summary: what counts as expected, what becomes of a drill that cannot be run, how it is shown."""
+"""A suite's results: what counts as expected, which exit code that makes, and how it is told on a terminal and in Markdown."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chaosrun.errors import InterruptedRunError, ResourcesError
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.report.suite import render_suite
-from chaosrun.spec.suite import Expectation, Suite, SuiteDrill, load_suite
-from chaosrun.suite import run_suite, surprises
+from chaosrun.report.suite_markdown import render_markdown
+from chaosrun.spec.suite import Expectation
+from chaosrun.suites.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -45,67 +44,83 @@ FAILED = replace(
         seen=[1],
     ),
 )
+UNDECIDED = replace(PASSED, status="INCONCLUSIVE", exit_code=6, cause="faults_landed: 1 of 2 faults cannot be shown")
+AS_SAID = Expectation(verdict="FAIL", kind="data order", cause="step 8", exit_code=3)
 
 
-def suite(folder: Path, *expected: str) -> Suite:
-    (folder / "job.yaml").write_text("name: toy\nscript: train.py\nworkers: 1\n")
-    (folder / "train.py").write_text("")
-    drills = "".join(f"  - {{name: drill-{number}, expect: {text}}}\n" for number, text in enumerate(expected))
-    path = folder / "suite.yaml"
-    path.write_text(f"name: toys\njob: job.yaml\ndrills:\n{drills}")
-    return load_suite(path)
+def result(folder: Path, name: str, expect: Expectation, verdict: Verdict | str) -> DrillResult:
+    if isinstance(verdict, str):
+        error = DrillResult(name=name, run=None, status=None, expected=expect.verdict, error=verdict, surprises=(verdict,))
+        return error
+    run = RunLayout(folder / f"run-of-{name}")
+    run.path.mkdir()
+    run.run_json.write_text('{"reference": {"source": null}}')
+    return drill_result(name, expect, run, verdict, took_s=4.2)
 
 
-def runs(folder: Path, verdicts: Sequence[Verdict | Exception]):
-    waiting = list(verdicts)
-
-    def run_drill(drill: SuiteDrill) -> tuple[RunLayout, Verdict]:
-        verdict = waiting.pop(0)
-        if isinstance(verdict, Exception):
-            raise verdict
-        return RunLayout(folder / f"run-of-{drill.spec.name}"), verdict
-
-    return run_drill
-
-
-def page(folder: Path, verdicts: Sequence[Verdict | Exception], *expected: str) -> tuple[int, str]:
-    result = run_suite(suite(folder, *expected), runs(folder, verdicts))
-    return result.exit_code, rendered(render_suite(result), width=120, colour=False)
+def page(whole: SuiteResult, width: int = 140) -> str:
+    return rendered(render_suite(whole), width=width, colour=False)
 
 
 def test_all_as_expected(tmp_path: Path) -> None:
-    code, text = page(tmp_path, [PASSED, FAILED], "PASS", "{verdict: FAIL, kind: data order, cause: step 8}")
-    assert code == 0
+    expected = Expectation(verdict="PASS")
+    drills = (result(tmp_path, "drill-0", expected, PASSED), result(tmp_path, "drill-1", AS_SAID, FAILED))
+    whole = SuiteResult(name="toys", drills=drills)
+    assert whole.exit_code == 0 and whole.as_expected
+    text = page(whole)
     assert "AS EXPECTED  2 drills" in text and "NOT AS EXPECTED" not in text
     line = next(line for line in text.splitlines() if "drill-1" in line)
     assert "data order at step 8, rank 0: expected samples [5]" in line
+    # On a narrow terminal the difference has a line of its own, and nothing is cut off.
+    narrow = page(whole, width=80).splitlines()
+    assert any(line.startswith("  drill-1: data order at step 8") for line in narrow)
+    assert all(len(line) <= 80 for line in narrow if "chaosrun verify" not in line)
+    assert "✅ toys: as expected" in render_markdown(whole)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "expected", "told"),
+    ("verdict", "expected", "told", "code"),
     [
-        (FAILED, "PASS", "FAIL where PASS was expected: data order"),
-        (PASSED, "FAIL", "PASS where FAIL was expected"),
-        (PASSED, "{verdict: PASS, kind: rng}", "nothing differed first, expected was rng"),
-        (FAILED, "{verdict: FAIL, kind: rng}", "data order differed first, expected was rng"),
-        (FAILED, "{verdict: FAIL, cause: RNG}", "the cause does not say 'RNG'"),
-        (FAILED, "{verdict: FAIL, exit_code: 4}", "exit code 3, expected was 4"),
-        (ResourcesError("no placement"), "PASS", "no placement"),
+        (FAILED, Expectation(verdict="PASS"), "FAIL where PASS was expected: data order", 3),
+        (PASSED, Expectation(verdict="FAIL"), "PASS where FAIL was expected", 3),
+        (PASSED, Expectation(verdict="PASS", kind="rng"), "nothing differed first, expected was rng", 3),
+        (FAILED, Expectation(verdict="FAIL", kind="rng"), "data order differed first, expected was rng", 3),
+        (FAILED, Expectation(verdict="FAIL", cause="RNG"), "the cause does not say 'RNG'", 3),
+        (FAILED, Expectation(verdict="FAIL", exit_code=4), "exit code 3, expected was 4", 3),
+        (UNDECIDED, Expectation(verdict="PASS"), "INCONCLUSIVE where PASS was expected", 6),
+        ("no placement", Expectation(verdict="PASS"), "no placement", 6),
     ],
 )
-def test_a_surprise_is_told_and_fails_the_suite(tmp_path: Path, verdict: Verdict | Exception, expected: str, told: str) -> None:
-    code, text = page(tmp_path, [verdict, PASSED], expected, "PASS")
-    assert code == 3
-    assert "NOT AS EXPECTED" in text
+def test_a_surprise_is_told_and_fails_the_suite(
+    tmp_path: Path, verdict: Verdict | str, expected: Expectation, told: str, code: int
+) -> None:
+    drills = (result(tmp_path, "drill-0", expected, verdict), result(tmp_path, "drill-1", Expectation(verdict="PASS"), PASSED))
+    whole = SuiteResult(name="toys", drills=drills, seed=20261121)
+    assert whole.exit_code == code
+    text = page(whole)
+    assert "NOT AS EXPECTED" in text and "--seed 20261121" in text
     assert f"drill-0: {told}" in " ".join(text.split())
-    # The others are run all the same.
     assert any("drill-1" in line and "PASS" in line for line in text.splitlines())
+    summary = render_markdown(whole).replace("\\", "")
+    assert "❌ toys: not as expected" in summary and f"- drill-0: {told}" in summary and "--seed 20261121" in summary
+
+
+def test_a_failure_outweighs_what_is_undecided(tmp_path: Path) -> None:
+    expected = Expectation(verdict="PASS")
+    drills = (result(tmp_path, "a", expected, UNDECIDED), result(tmp_path, "b", expected, FAILED))
+    assert SuiteResult(name="toys", drills=drills).exit_code == 3
+    assert SuiteResult(name="toys", drills=drills[:1]).exit_code == 6
+    # What was not begun is not as expected either, and a part that holds no drill is.
+    assert SuiteResult(name="toys", drills=(), left=("c",)).exit_code == 3
+    assert SuiteResult(name="toys", drills=()).exit_code == 0
 
 
 def test_an_expected_failure_holds_no_surprise() -> None:
-    assert list(surprises(Expectation(verdict="FAIL", kind="data order", cause="step 8", exit_code=3), FAILED)) == []
+    assert list(surprises(AS_SAID, FAILED)) == []
 
 
-def test_an_interrupt_ends_the_suite(tmp_path: Path) -> None:
-    with pytest.raises(InterruptedRunError):
-        run_suite(suite(tmp_path, "PASS", "PASS"), runs(tmp_path, [InterruptedRunError("interrupted"), PASSED]))
+def test_a_result_survives_the_journal(tmp_path: Path) -> None:
+    once = result(tmp_path, "a", AS_SAID, FAILED)
+    assert DrillResult.from_record(once.recorded()) == once
+    error = result(tmp_path, "b", AS_SAID, "no placement")
+    assert DrillResult.from_record(error.recorded()) == error

@@ -212,7 +212,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ),
     ("reproducible", trace("chaos", 1, only("start", put(rng="0" * 16))), "inconclusive", "the RNG of rank 1"),
     ("reproducible", trace("chaos", 1, only("start", put(restored="step-00000004"))), "inconclusive", "from a checkpoint"),
-    ("faults_landed", forget_plan, "inconclusive", "no fault was planned"),
+    ("faults_landed", forget_plan, "inconclusive", "F1 was armed, and is not in the plan"),
     ("faults_landed", plan_one_more, "inconclusive", "F4: it never fired"),
     ("faults_landed", plan_another_step, "inconclusive", "F1: it fired on rank 1 at step of step 6, not as planned"),
     ("faults_landed", of_fault("fault.requested", "F2", drop), "inconclusive", "F2: it never fired"),

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from chaosrun.verify.ulp import TensorDifference, tensor_difference
+from chaosrun.verify.ulp import TensorDifference, float_distance, float_distances, tensor_difference
 
 DTYPES: dict[str, tuple[torch.dtype, torch.dtype]] = {
     "float64": (torch.float64, torch.int64),
@@ -168,3 +168,15 @@ def test_json_has_everything() -> None:
     value: dict[str, Any] = differing(torch.tensor([1.0]), torch.tensor([2.0])).to_json()
     assert value["max_ulp"] == 1 << 23
     assert value["shape"] == [1]
+
+
+def test_distances_of_many_losses_are_those_of_each() -> None:
+    single = numpy.float32(1.1)
+    expected = [float(single), 0.0, 1.0, math.nan, math.nan, math.inf, 1.0]
+    seen = [float(numpy.nextafter(single, numpy.float32(2))), -0.0, 1.0, math.nan, 1.0, math.inf, -1.0]
+    found, precision = float_distances(expected, seen)
+    assert (found, precision) == ([1, 0, 0, 0, None, 0, 2 * 0x3F800000], "float32")
+    assert found == [float_distance(*pair) for pair in zip(expected, seen, strict=True)]
+    # One number that float32 has not makes it float64 for all of them.
+    assert float_distances([1.0, 0.1], [math.nextafter(1.0, 2), 0.1]) == ([1, 0], "float64")
+    assert float_distances([], []) == ([], "float32")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import verdict as verdict_module
+from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
 from chaosrun.verify.verdict import Verdict, judge
@@ -105,6 +107,18 @@ def test_a_wrong_order_is_told_by_its_samples(tmp_path: Path) -> None:
     assert verdict.hint is not None and "data.resume" not in verdict.hint
 
 
+def test_under_a_protocol_that_is_not_exact_the_hint_says_what_to_set(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs())
+    info = json.loads(run.run_json.read_text())
+    info["spec"]["data"] = {"resume": "skip"}
+    run.run_json.write_text(json.dumps(info))
+    verdict = judge(run)
+    assert verdict.hint == "set data.resume: seedable (data.resume is skip, and only seedable is exact)"
+    assert blame(verdict).part == "job file"
+    # What it looks like is still told, with the divergence.
+    assert verdict.divergence is not None and verdict.divergence.cause == "1 batch skipped" and verdict.divergence.hint
+
+
 @pytest.mark.parametrize(
     ("ids", "others", "shown"),
     [
@@ -184,6 +198,87 @@ def test_no_fault_planned_proves_nothing(tmp_path: Path) -> None:
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert verdict.cause == "faults_landed: no fault was planned: nothing about recovery was tested"
     assert verdict.hint == "plan at least one: faults.schedule or faults.random in the job file"
+
+
+TIMED = Fault(id="F4", rank=0, phase=None, after_s=500.0, source="faults.schedule[3]")
+
+
+def replan(run: RunLayout, *faults: Fault) -> None:
+    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=faults).to_json()))
+
+
+@pytest.mark.parametrize("digest", [True, False])
+@pytest.mark.parametrize("event", ["armed", "injected"])
+def test_a_fault_that_is_gone_from_the_plan_is_never_a_pass(run: RunLayout, event: str, digest: bool) -> None:
+    injected = replace(TIMED, source="inject")
+    late = injected if event == "injected" else TIMED
+    plan = FaultPlan(seed=0, faults=(*KILLS, late))
+
+    def told(line: dict[str, Any]) -> dict[str, Any]:
+        if line["event"] == "leg.started" and digest:
+            return {**line, "plan": plan.digest()}
+        if line["event"] == "attempt.starting" and event == "armed":
+            return {**line, "armed": [*line["armed"], late.id]}
+        return line
+
+    edit_journal(run, "chaos", lambda line: {**told(line), "seen": True})
+    if event == "injected":
+        lines = run.leg("chaos").journal.read_text().splitlines(keepends=True)
+        record = {"v": 1, "event": "fault.injected", "time_s": 1.0, "fault": late.id, "kind": "kill", "rank": 0, "what": ""}
+        lines.insert(3, json.dumps({**record, **({"plan": late.digest()} if digest else {})}) + "\n")
+        run.leg("chaos").journal.write_text("".join(lines))
+        edit_journal(run, "chaos", lambda line: {**line, "again": True})
+    replan(run, *KILLS, late)
+    assert judge(run).status == "INCONCLUSIVE" and "F4: it never fired" in judge(run).cause
+    replan(run, *KILLS)
+    verdict = judge(run)
+    assert verdict.status == "INCONCLUSIVE"
+    assert f"F4 was {event}, and is not in the plan" in verdict.cause
+    replan(run, *KILLS, replace(late, required=False))
+    # Without a digest, nobody can tell what was planned; what was injected is to strike in any case.
+    assert judge(run).status == ("INCONCLUSIVE" if digest or event == "injected" else "PASS")
+
+
+def test_a_plan_that_was_changed_is_told_by_its_digest(run: RunLayout) -> None:
+    edit_journal(run, "chaos", only("leg.started", put(plan=FaultPlan(seed=0, faults=KILLS).digest())))
+    assert judge(run).status == "PASS"
+    replan(run, *KILLS[:2], replace(KILLS[2], source="faults.schedule[7]"))
+    verdict = judge(run)
+    assert (verdict.status, "plan.json is not the plan" in verdict.cause) == ("INCONCLUSIVE", True)
+    assert blame(verdict).whose == "machine"
+
+
+def test_the_digest_of_a_plan_outlives_its_file_and_what_is_injected() -> None:
+    plan = FaultPlan(seed=0, faults=(*KILLS, replace(TIMED, after_s=500, options={"grace_s": 5})))
+    again = FaultPlan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again.digest() == plan.digest()
+    injected = replace(TIMED, id="F5", source="inject")
+    assert FaultPlan(seed=0, faults=(*plan.faults, injected)).digest() == plan.digest()
+    assert replace(injected, required=False).digest() != injected.digest()
+    assert FaultPlan(seed=0, faults=(*KILLS, replace(TIMED, required=False))).digest() != plan.digest()
+
+
+@pytest.mark.parametrize("found", [7, {"end": []}, {"end": {}}, {"end": {"status": "x", "error": 5}}, {"note": 3}])
+def test_a_sighting_that_is_none_is_a_damaged_record(run: RunLayout, found: Any) -> None:
+    edit_journal(run, "chaos", only("fault.observed", put(found=found)))
+    verdict = judge(run)
+    assert (verdict.status, "the records are damaged" in verdict.cause) == ("INCONCLUSIVE", True)
+
+
+def test_a_sighting_with_odd_parts_proves_nothing(tmp_path: Path) -> None:
+    """The shape is right, a value is not: nothing crashes, and nothing landed."""
+    run = write_run(tmp_path, kills=KILLS[:1])
+    replan(run, replace(KILLS[0], kind="preempt", options={"grace_s": 5.0}))
+    edit_journal(run, "chaos", only("fault.observed", put(found={"end": None, "note": None, "after_s": "soon"})))
+    (fault,) = judge(run).faults
+    assert not fault.landed and fault.problem is not None and "cannot be read" in fault.problem
+
+
+@pytest.mark.parametrize("attempt", [10**400, 0, True, None, []])
+def test_an_attempt_that_cannot_be_is_a_damaged_record(run: RunLayout, attempt: Any) -> None:
+    edit_journal(run, "chaos", only("attempt.starting", put(attempt=attempt)))
+    verdict = judge(run)
+    assert (verdict.status, "the records are damaged" in verdict.cause) == ("INCONCLUSIVE", True)
 
 
 def test_a_pass_without_any_restore_says_so(tmp_path: Path) -> None:

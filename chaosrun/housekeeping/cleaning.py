@@ -1,0 +1,253 @@
+"""Removing what `inventory.choose` lets go: each first renamed into a trash beside it, then taken apart.
+
+Whatever interrupts it, what bears a run's name is whole, and what is in the trash the next cleaning removes. Checkpoints that
+`checkpoint.storage` put elsewhere go while the run.json that names them is still there.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaosrun.campaign.sweeps import SweepFolder
+from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.housekeeping.inventory import FOLDERS, Choice, Found, Kept, Storage, choose, look_again, storage_of, take_stock
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.locks import locked
+from chaosrun.records.run_file import read_run
+from chaosrun.records.runs import default_root
+from chaosrun.records.storage_owner import disown
+from chaosrun.suites.folder import SuiteFolder
+from chaosrun.supervise.drill import lock_run
+from chaosrun.supervise.reference import ReferenceCache
+
+__all__ = ["Cleaning", "clean"]
+
+TRASH = ".trash"
+LOCK = ".clean.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaning:
+    root: Path
+    choice: Choice
+    sizes: tuple[int, ...]
+    """Bytes on the disk of each of `choice.removed`."""
+    leftovers: int
+    """What earlier cleanings did not come to take apart."""
+    leftover_bytes: int
+    done: bool
+    """False: it is only said what would go."""
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(self.sizes) + self.leftover_bytes
+
+    @property
+    def spared(self) -> tuple[Path, ...]:
+        """Checkpoints outside the root that what is removed names, and that may be another's."""
+        return tuple(dict.fromkeys(place for found in self.choice.removed for place in found.storage.doubtful))
+
+    @property
+    def empty(self) -> bool:
+        return not self.choice.removed and not self.leftovers
+
+    def to_json(self) -> dict[str, Any]:
+        removed = zip(self.choice.removed, self.sizes, strict=True)
+        return {
+            "v": 1,
+            "root": str(self.root),
+            "done": self.done,
+            "removed": [{**_about(found), "bytes": size} for found, size in removed],
+            "kept": [{**_about(kept.found), "why": kept.why} for kept in self.choice.kept],
+            "spared": [str(place) for place in self.spared],
+            "leftovers": self.leftovers,
+            "freed_bytes": self.freed_bytes,
+        }
+
+
+def clean(
+    root: Path | None = None, *, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]
+) -> Cleaning:
+    """Remove old runs, references, sweeps and suites, if `agreed` says yes to what it is shown; what did not pass only if
+    `failed`. What has come to be used meanwhile is kept.
+
+    Raises UsageError while another process cleans there, ResourcesError when something cannot be removed.
+    """
+    place = (default_root() if root is None else root).resolve()
+    try:
+        return _clean(place, older_than_s, keep, failed, agreed)
+    except OSError as error:
+        raise ResourcesError(
+            f"{os.fsdecode(error.filename or place)} cannot be removed: {error.strerror}",
+            hint="see to its permissions; the next `chaosrun clean` removes what is left",
+        ) from error
+
+
+def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Callable[[Cleaning], bool]) -> Cleaning:
+    def chosen() -> Choice:
+        return choose(take_stock(root), now_s=time.time(), older_than_s=older_than_s, keep=keep, failed=failed)
+
+    for folder in FOLDERS.values():
+        _insist_on_real(root / folder)
+        _insist_on_real(root / folder / TRASH)
+    with _alone(root):
+        choice = chosen()
+        leftovers = list(_bins(root))
+        intended = Cleaning(
+            root=root,
+            choice=choice,
+            sizes=tuple(_size(found.path, *found.storage.own) for found in choice.removed),
+            leftovers=len(leftovers),
+            leftover_bytes=_size(*leftovers),
+            done=False,
+        )
+        if intended.empty or not agreed(intended):
+            return intended
+        for leftover in leftovers:
+            _take_apart(leftover)
+        # The answer may have taken its time.
+        still = chosen().removed
+        removed, sizes, kept = [], [], list(choice.kept)
+        for found, size in zip(choice.removed, intended.sizes, strict=True):
+            try:
+                with _held(root, found):
+                    if found not in still or look_again(found) != found:
+                        raise UsageError("used meanwhile")
+                    _take_apart(_thrown_away(found))
+            except UsageError as error:
+                kept.append(Kept(found=found, why=error.message))
+            else:
+                removed.append(found)
+                sizes.append(size)
+        for trash in (root / folder / TRASH for folder in FOLDERS.values()):
+            if trash.is_dir():
+                _remove_if_empty(trash)
+        return Cleaning(
+            root=root,
+            choice=Choice(removed=tuple(removed), kept=tuple(kept)),
+            sizes=tuple(sizes),
+            leftovers=len(leftovers),
+            leftover_bytes=intended.leftover_bytes,
+            done=True,
+        )
+
+
+def _about(found: Found) -> dict[str, Any]:
+    return {"kind": found.kind, "name": found.name, "status": found.status, "used_s": found.used_s, "path": str(found.path)}
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    if not root.is_dir():
+        yield
+        return
+    with locked(root / LOCK, f"{root} is being cleaned", hint="wait until it is done"):
+        yield
+
+
+def _insist_on_real(folder: Path) -> None:
+    """Raises UsageError for a link: what lies behind it is not this root's to remove."""
+    if folder.is_symlink():
+        raise UsageError(
+            f"{folder} is a symbolic link: nothing is removed through it", hint="name with --root the root that it leads to"
+        )
+
+
+def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
+    """Keep others from taking it up; raises UsageError where one has."""
+    match found.kind:
+        case "run":
+            return lock_run(RunLayout(found.path))
+        case "reference":
+            return ReferenceCache(root).locked()
+        case "sweep":
+            return SweepFolder(found.path).locked()
+        case "suite":
+            return SuiteFolder(found.path).locked()
+
+
+def _thrown_away(found: Found) -> Path:
+    """Rename it into a bin of its own, in which it keeps the name that its checkpoints elsewhere are known by."""
+    trash = found.path.parent / TRASH
+    _insist_on_real(trash)
+    trash.mkdir(exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=trash, prefix=f"{found.kind}-"))
+    os.rename(found.path, place / found.name)
+    return place
+
+
+def _bins(root: Path) -> Iterator[Path]:
+    for folder in FOLDERS.values():
+        trash = root / folder / TRASH
+        if trash.is_dir():
+            yield from sorted(trash.iterdir())
+
+
+def _take_apart(place: Path) -> None:
+    """A bin and what is in it; of a link the link."""
+    for thrown in sorted(place.iterdir()) if _is_real(place) else ():
+        home = place.parent.parent / thrown.name
+        for run in _runs_in(thrown, place.name.partition("-")[0]):
+            storage = _storage(run, home / run.path.relative_to(thrown))
+            for checkpoints in storage.own:
+                shutil.rmtree(checkpoints)
+            for around in storage.around:
+                disown(around)
+            for entry in sorted(run.path.iterdir()):
+                if entry != run.run_json:
+                    _remove(entry)
+            # Last: it says where the checkpoints are.
+            run.run_json.unlink()
+        _remove(thrown)
+    _remove(place)
+
+
+def _runs_in(thrown: Path, kind: str) -> list[RunLayout]:
+    if not _is_real(thrown):
+        return []
+    inside = thrown / "runs"
+    places = [thrown] if kind == "run" else sorted(inside.iterdir()) if _is_real(inside) else []
+    return [RunLayout(path) for path in places if _is_real(path) and (path / "run.json").is_file()]
+
+
+def _storage(run: RunLayout, home: Path) -> Storage:
+    try:
+        info = read_run(run)
+    except UsageError:
+        return Storage()
+    return storage_of(run, info, home) if info["run_id"] == run.run_id else Storage()
+
+
+def _is_real(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    if _is_real(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _size(*paths: Path) -> int:
+    """Bytes on the disk; what vanishes meanwhile counts nothing."""
+    total = 0
+    for path in filter(_is_real, paths):
+        for folder, _, files in os.walk(path):
+            for name in files:
+                try:
+                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+                except FileNotFoundError:
+                    continue
+    return total

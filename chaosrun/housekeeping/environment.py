@@ -1,0 +1,191 @@
+"""What a bug report has to say of the machine and what is installed. Never fails: what cannot be found out is said to be so.
+
+torch is asked in a process of its own: one that is broken may end it. Ray is not imported at all.
+"""
+
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import chaosrun
+from chaosrun.housekeeping.limits import cpu_limit, memory_limit
+from chaosrun.records.runs import default_root
+
+__all__ = ["environment", "listed_variables"]
+
+PACKAGES = (
+    "accelerate",
+    "ray",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "ruamel.yaml",
+    "rich",
+    "transformers",
+    "datasets",
+    "torchdata",
+)
+TORCH_TIMEOUT_S = 120.0
+TORCH_FACTS = """
+import json, sys, torch
+facts = {"version": torch.__version__, "path": torch.__path__[0], "cuda": torch.version.cuda, "hip": torch.version.hip}
+facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+facts["cuda_available"] = torch.cuda.is_available()
+if facts["cuda_available"]:
+    facts["cudnn"] = torch.backends.cudnn.version()
+    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    facts["devices"] = [{"name": device.name, "memory_bytes": device.total_memory} for device in found]
+sys.stdout.write("\\n" + json.dumps(facts))
+"""
+VARIABLES = re.compile(
+    r"(CHAOSRUN|RAY|NCCL|OMP|MKL|OPENBLAS|CUDA|CUBLAS|TORCH|PYTORCH|GLOO|ACCELERATE|HF|SLURM)_.*"
+    r"|PYTHON(PATH|HASHSEED|UNBUFFERED)|LD_(PRELOAD|LIBRARY_PATH)|MASTER_(ADDR|PORT)|WORLD_SIZE|RANK|LOCAL_RANK|TMPDIR|NO_COLOR|TERM|CI"
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|COOKIE|(^|_)(KEY|AUTH|PASS|PWD)(_|$)|APIKEY")
+PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]*@")
+LEFT_OUT = "(left out)"
+
+
+def environment(root: Path | None = None) -> dict[str, Any]:
+    """Facts by subject, JSON values all."""
+    return {
+        "v": 1,
+        "chaosrun": {"version": chaosrun.__version__, "path": str(Path(chaosrun.__file__).parent)},
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "path": sys.executable,
+        },
+        "torch": _torch(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "system": _operating_system(),
+        "cpu": {
+            "model": _cpu_model(),
+            "count": os.cpu_count(),
+            "usable": len(os.sched_getaffinity(0)),
+            "cgroup_limit": cpu_limit(),
+        },
+        "memory": {
+            "total_bytes": psutil.virtual_memory().total,
+            "available_bytes": psutil.virtual_memory().available,
+            "cgroup_limit_bytes": memory_limit(),
+            "shm": _room(Path("/dev/shm")),
+        },
+        "gpus": _gpus(),
+        "limits": {
+            "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+            "processes": list(resource.getrlimit(resource.RLIMIT_NPROC)),
+        },
+        "root": _root(default_root() if root is None else root),
+        "environment": listed_variables(os.environ),
+    }
+
+
+def listed_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that matter, without what may be a secret."""
+    return {
+        name: LEFT_OUT if SECRET.search(name) else PASSWORD_IN_ADDRESS.sub("", value)
+        for name, value in sorted(environ.items())
+        if VARIABLES.fullmatch(name)
+    }
+
+
+def _torch() -> dict[str, Any]:
+    """What torch says of itself, or why it does not."""
+    installed = _version("torch")
+    if installed is None:
+        return {"version": None, "error": "not installed"}
+    command = [sys.executable, "-P", "-c", TORCH_FACTS]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"version": installed, "error": f"importing it took more than {TORCH_TIMEOUT_S:g} s"}
+    except OSError as error:
+        return {"version": installed, "error": f"could not be asked: {error.strerror}"}
+    if asked.returncode < 0:
+        return {"version": installed, "error": f"importing it ended the process by signal {-asked.returncode}"}
+    try:
+        return json.loads(asked.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
+        return {"version": installed, "error": said[-1]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _operating_system() -> dict[str, Any]:
+    try:
+        distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
+    except OSError:
+        distribution = None
+    return {
+        "distribution": distribution,
+        "kernel": f"{os.uname().sysname} {os.uname().release}",
+        "machine": platform.machine(),
+        "libc": " ".join(filter(None, platform.libc_ver())) or None,
+        "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+    }
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or None)
+
+
+def _gpus() -> list[str] | str:
+    """One line each, as the driver says it; or why there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return "no nvidia-smi"
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi does not answer: {error}"
+    lines = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+    return lines if asked.returncode == 0 else f"nvidia-smi: {' '.join(lines) or asked.stderr.strip()}"
+
+
+def _room(path: Path) -> dict[str, Any]:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return {"error": error.strerror}
+    return {"total_bytes": usage.total, "free_bytes": usage.free}
+
+
+def _root(root: Path) -> dict[str, Any]:
+    """Where runs are kept, or would be: the room of the nearest directory that exists."""
+    place = root.absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.is_dir())
+    kind = None
+    for part in psutil.disk_partitions(all=True):
+        if there.is_relative_to(part.mountpoint) and (kind is None or len(part.mountpoint) >= len(kind[0])):
+            kind = (part.mountpoint, part.fstype)
+    return {
+        "path": str(place),
+        "exists": place.is_dir(),
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "file_system": kind and kind[1],
+        **_room(there),
+    }

@@ -1,0 +1,236 @@
+"""What lies under a root, and what of it may go: runs, cached references, sweeps and suites, by age, number and outcome.
+
+`choose` is pure and says why it keeps what it keeps. Reads; removes nothing.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from chaosrun.campaign.sweeps import SweepFolder
+from chaosrun.errors import UsageError
+from chaosrun.records.layout import LEGS, RunLayout
+from chaosrun.records.run_file import own_leg, read_object, read_run
+from chaosrun.records.storage_owner import is_owner
+from chaosrun.suites.folder import SuiteFolder
+from chaosrun.supervise.drill import is_supervised
+from chaosrun.supervise.reference import leg_end
+
+__all__ = ["FOLDERS", "Choice", "Found", "Kept", "Kind", "Storage", "choose", "look_again", "storage_of", "take_stock"]
+
+Kind = Literal["run", "reference", "sweep", "suite"]
+FOLDERS: dict[Kind, str] = {"run": "runs", "reference": "references", "sweep": "sweeps", "suite": "suites"}
+FILES: dict[Kind, str] = {"run": "run.json", "reference": "inputs.json", "sweep": "sweep.json", "suite": "suite.json"}
+"""What each has from its beginning on."""
+PASSED = "PASS"
+PARTS = ("checkpoints", "staging", "quarantine")
+STARTING_S = 600.0
+"""For whoever has made a run to take its lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What a run has put outside its own directory, as far as can be shown."""
+
+    own: tuple[Path, ...] = ()
+    """Directories that this very run made for its checkpoints."""
+    around: tuple[Path, ...] = ()
+    """What it made around them."""
+    doubtful: tuple[Path, ...] = ()
+    """Directories that its run.json names, and that may be another's: a copied run names those of the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    kind: Kind
+    path: Path
+    used_s: float
+    """When it was begun; of a reference, when it was last used."""
+    status: str
+    """A verdict, "interrupted" or "damaged"; of a reference "cached"."""
+    supervised: bool = False
+    needs: frozenset[Path] = frozenset()
+    """Runs whose reference it has yet to copy."""
+    storage: Storage = Storage()
+    starting: bool = False
+    """Nobody has supervised it yet."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    found: Found
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    removed: tuple[Found, ...]
+    kept: tuple[Kept, ...]
+
+
+def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: int, failed: bool) -> Choice:
+    """What goes: older than that, not among the newest `keep` of its kind, not supervised, passed (unless `failed`), and needed
+    by nothing that stays."""
+    newest: dict[Kind, list[Path]] = {}
+    for entry in sorted(found, key=lambda entry: (-entry.used_s, entry.name)):
+        newest.setdefault(entry.kind, []).append(entry.path)
+    removed: list[Found] = []
+    kept: list[Kept] = []
+    for entry in found:
+        why = None
+        if entry.supervised:
+            why = "being supervised"
+        elif entry.starting and now_s - entry.used_s < STARTING_S:
+            why = "just begun"
+        elif now_s - entry.used_s < older_than_s:
+            why = "not old enough"
+        elif entry.path in newest[entry.kind][:keep]:
+            why = f"among the newest {keep}"
+        elif entry.kind != "reference" and entry.status != PASSED and not failed:
+            why = f"{entry.status}: removed with --failed only"
+        if why is None:
+            removed.append(entry)
+        else:
+            kept.append(Kept(found=entry, why=why))
+    while needed := [entry for entry in removed if any(_needs_part_of(entry, other.found) for other in kept)]:
+        removed = [entry for entry in removed if entry not in needed]
+        kept += [Kept(found=entry, why="a run that is kept needs the reference") for entry in needed]
+    return Choice(removed=tuple(removed), kept=tuple(kept))
+
+
+def _needs_part_of(entry: Found, other: Found) -> bool:
+    return any(need.is_relative_to(entry.path) for need in other.needs)
+
+
+def take_stock(root: Path) -> list[Found]:
+    """What chaosrun keeps under `root`. Links and whatever else it did not make are not in it."""
+    root = root.resolve()  # as the runs that `needs` names are
+    return [found for kind, folder in FOLDERS.items() for found in _all(kind, root / folder)]
+
+
+def look_again(found: Found) -> Found | None:
+    """It as it is now, for a process that has come to hold it."""
+    return _look(found.kind, found.path, held=True)
+
+
+def _all(kind: Kind, folder: Path) -> list[Found]:
+    return [found for path in _directories(folder) if (found := _look(kind, path)) is not None]
+
+
+def _look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
+    """None for what is being made, or is none of ours. `held`: by this very process."""
+    if not (path / FILES[kind]).is_file():
+        return None
+    match kind:
+        case "run":
+            return _run(RunLayout(path), held)
+        case "reference":
+            return Found(kind="reference", path=path, used_s=_changed_s(path), status="cached")
+        case "sweep" | "suite":
+            return _folder(kind, path, held)
+
+
+def storage_of(run: RunLayout, info: dict[str, Any], home: Path) -> Storage:
+    """`home`: where the run lay when it was whole."""
+    named: list[Path] = []
+    try:
+        for name in LEGS:
+            storage = own_leg(run, info, name).storage
+            named += [] if storage is None else [storage, storage.with_name("diagnosis")]
+    except UsageError:
+        return Storage()
+    there = [place for place in dict.fromkeys(named) if place.is_dir() and not place.is_symlink()]
+    around = tuple(place for place in dict.fromkeys(place.parent for place in named) if is_owner(place, home, info))
+    own = tuple(place for place in there if place.parent in around and _is_ours(place))
+    return Storage(own=own, around=around, doubtful=tuple(place for place in there if place not in own))
+
+
+def _is_ours(place: Path) -> bool:
+    """Nothing lies there but what a leg, or a replay of one, puts there."""
+    names = {entry.name for entry in place.iterdir()}
+    return names <= {*PARTS} or (
+        place.name == "diagnosis" and names <= {*LEGS} and all(_is_ours(place / name) for name in names)
+    )
+
+
+def _run(run: RunLayout, held: bool) -> Found:
+    supervised = not held and is_supervised(run)
+    try:
+        info = read_run(run)
+        if info["run_id"] != run.run_id:
+            raise UsageError(f"{run.run_json} is of another run")
+        ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
+    except UsageError:
+        return Found(kind="run", path=run.path, used_s=_changed_s(run.run_json), status="damaged", supervised=supervised)
+    return Found(
+        kind="run",
+        path=run.path,
+        used_s=float(info["created_s"]),
+        status="interrupted" if ended is None else str(ended.get("status")),
+        supervised=supervised,
+        needs=_needs(run, info),
+        storage=storage_of(run, info, run.path),
+        starting=ended is None and not run.supervisor_json.exists(),
+    )
+
+
+def _needs(run: RunLayout, info: dict[str, Any]) -> frozenset[Path]:
+    mode = info["reference"]["mode"]
+    copied = mode in ("auto", "fresh") or leg_end(run.reference) is not None
+    return frozenset() if copied else frozenset({Path(mode)})
+
+
+def _folder(kind: Kind, path: Path, held: bool) -> Found:
+    """A sweep or suite: a folder with runs of its own."""
+    inside = _all("run", path / "runs")
+    return Found(
+        kind=kind,
+        path=path,
+        used_s=_changed_s(path / FILES[kind]),
+        status=_outcome(path, kind),
+        supervised=any(run.supervised for run in inside) or (not held and is_supervised(RunLayout(path))),
+        needs=frozenset().union(*(run.needs for run in inside)),
+        storage=Storage(
+            own=tuple(place for run in inside for place in run.storage.own),
+            doubtful=tuple(place for run in inside for place in run.storage.doubtful),
+        ),
+    )
+
+
+def _outcome(path: Path, kind: Kind) -> str:
+    """The worst of what was tried."""
+    try:
+        if kind == "sweep":
+            sweep = SweepFolder(path).load()
+            seen = {tried.status for tried in sweep.tried.values()}
+            return "interrupted" if sweep.left else next((bad for bad in ("FAIL", "INCONCLUSIVE") if bad in seen), PASSED)
+        suite = SuiteFolder(path)
+        planned, results = {drill.name for drill in suite.load().drills}, suite.done().results
+    except UsageError:
+        return "damaged"
+    if not planned <= results.keys():
+        return "interrupted"
+    return PASSED if all(result.ok for result in results.values()) else "FAIL"
+
+
+def _directories(folder: Path) -> list[Path]:
+    """Sorted by name; no links, which lead out of the root, and none whose name begins with a dot."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
+    return [folder / name for name in sorted(names)]
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()

@@ -1,0 +1,57 @@
+"""What a container may use of the machine: the limits of this process's control groups, of either version.
+
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["cpu_limit", "memory_limit"]
+
+MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+NO_LIMIT_BYTES = 1 << 60
+"""Version 1 writes none as the largest multiple of a page."""
+
+
+def cpu_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
+    """Cores; None without a limit."""
+    found = []
+    for folder in _folders("cpu", mount, membership):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def memory_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes; None without a limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    read = (_read(folder / name) for folder in _folders("memory", mount, membership) for name in names)
+    return min((int(text) for text in read if text.isdecimal() and int(text) < NO_LIMIT_BYTES), default=None)
+
+
+def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
+    """The group that this process is in for a controller, and all groups around it: the least of their limits counts."""
+    for line in _read(membership).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = (
+            mount
+            if not controllers
+            else next((mount / name for name in (controllers, controller) if (mount / name).is_dir()), mount)
+        )
+        group = top / path.strip("/")
+        # Within a namespace of its own a container sees its group as the top.
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

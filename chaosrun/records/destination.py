@@ -1,0 +1,35 @@
+"""Files that the user names: written where they are and whatever they are, and no directory is made for one."""
+
+import errno
+import os
+from pathlib import Path
+
+from chaosrun.records.filesystem import Filesystem
+
+__all__ = ["expect_folder", "is_stream", "write_to"]
+
+
+def is_stream(path: Path) -> bool:
+    """A device, a pipe or a socket, by whatever links: it is written into, never put something in the place of."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def expect_folder(path: Path) -> None:
+    """Raises OSError where the directory that `path` would be in is not there: a slip in it would else be found far away."""
+    if not path.parent.is_dir():
+        code = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+        raise OSError(code, "there is no such directory", str(path.parent))
+
+
+def write_to(path: Path, data: bytes) -> None:
+    """Whole, in the place of an older file; where `path` is a link, in the place of what it leads to. Raises OSError."""
+    if is_stream(path):
+        with open(os.open(path, os.O_WRONLY), "wb") as file:
+            file.write(data)
+        return
+    try:
+        target = path.resolve()
+    except RuntimeError as error:  # links in a circle, before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
+    expect_folder(target)
+    Filesystem().write_durably(target, data)

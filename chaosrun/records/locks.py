@@ -1,0 +1,102 @@
+"""Lock files: one process holds a run, sweep, suite, cache or root, by flock(2); the kernel frees them with their holder.
+
+To look needs no write permission, and changes nothing.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from chaosrun.errors import UsageError
+from chaosrun.records.own_files import open_own_file
+
+__all__ = ["awaited", "is_locked", "locked", "wait_until_free"]
+
+TRIES = 5
+"""Who looks whether it is held, holds it for a moment."""
+
+
+@contextmanager
+def locked(path: Path, taken: str, *, hint: str | None = None) -> Iterator[int]:
+    """Hold it for this process, and for all that are given the descriptor that this yields.
+
+    Raises UsageError, "`taken` by process N", while another one does, and when what it is for was removed meanwhile.
+    """
+    descriptor = open_own_file(path, os.O_RDWR)
+    try:
+        for attempt in range(TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt + 1 == TRIES:
+                    holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+                    raise UsageError(f"{taken} by process {holder if holder.isdecimal() else '?'}", hint=hint) from error
+                time.sleep(0.02)
+        if not _leads_to(path, descriptor):
+            raise UsageError(f"{path.parent} is not there any more", hint="it was removed meanwhile")
+        with suppress(OSError):  # a full disk: the lock holds without the name of its holder
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def awaited(path: Path) -> Iterator[None]:
+    """Hold it, however long that takes."""
+    descriptor = open_own_file(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Some process holds it. False where that cannot be known: no file, or none that this user may read."""
+    descriptor = _opened_to_look(path)
+    if descriptor is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def wait_until_free(path: Path) -> None:
+    """Stand in line until nobody holds it; at once where that cannot be known."""
+    descriptor = _opened_to_look(path)
+    if descriptor is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _opened_to_look(path: Path) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    """The file has not been renamed or removed since it was opened."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,32 @@
+"""How a command names a run, or a root of runs, so that it finds it from here: for every hint that says a command."""
+
+import shlex
+from pathlib import Path
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.runs import default_root
+
+__all__ = ["root_arguments", "run_argument", "run_arguments", "shortest"]
+
+
+def run_arguments(run: RunLayout) -> tuple[str, ...]:
+    """The run's id, then the --root that is needed, if any; the path alone of a run that lies under none."""
+    if run.path.parent.name != "runs":
+        return (str(run.path),)
+    return run.run_id, *root_arguments(run.path.parent.parent)
+
+
+def run_argument(run: RunLayout) -> str:
+    """`run_arguments` as part of a command line."""
+    return shlex.join(run_arguments(run))
+
+
+def root_arguments(root: Path) -> tuple[str, ...]:
+    """`--root ROOT`; nothing for the root that every command looks under."""
+    return () if root.absolute() == default_root().absolute() else ("--root", shortest(root.absolute()))
+
+
+def shortest(path: Path) -> str:
+    """As seen from the working directory, where the path lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,75 @@
+"""Reading a file that is being appended to: the lines that have come since last time, and nothing twice."""
+
+import os
+from pathlib import Path
+
+__all__ = ["Tail"]
+
+CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 64
+"""What a file is known again by: records begin with numbers and times of their own."""
+
+
+class Tail:
+    """The whole lines of one file, as they come. A torn last line is left for later.
+
+    A file that is replaced, or cut below what was read of it, is begun again: `restarts` counts how often.
+    """
+
+    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
+        """`last_bytes`: begin with the first whole line in about that many bytes at the end of what is there."""
+        self._path = path
+        self._last_bytes = last_bytes
+        self._head = b""
+        self._offset = 0
+        self.restarts = 0
+
+    def lines(self, limit: int = CHUNK_BYTES) -> list[bytes]:
+        """The next whole lines, about `limit` bytes of them, without their newlines; [] when there are none, or no such file.
+
+        Raises OSError when the file is there and cannot be read.
+        """
+        try:
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        if found.st_size == self._offset:
+            return []
+        with self._path.open("rb") as file:
+            # Not its inode, which a file that takes another's place may have as well.
+            head = os.pread(file.fileno(), HEAD_BYTES, 0)
+            if found.st_size < self._offset or not head.startswith(self._head):
+                self.restarts += 1
+                self._offset, self._last_bytes = 0, None
+            if self._last_bytes is not None:
+                self._offset = _first_line_within(file.fileno(), found.st_size, self._last_bytes)
+                self._last_bytes = None
+            lines = self._read(file.fileno(), limit)
+            self._head = head[: self._offset]
+            return lines
+
+    def _read(self, file: int, limit: int) -> list[bytes]:
+        block, end = b"", -1
+        # A line that is longer than the limit is still one line.
+        while end < 0:
+            more = os.pread(file, limit, self._offset + len(block))
+            if not more:
+                return []
+            end = more.rfind(b"\n")
+            end = end if end < 0 else len(block) + end
+            block += more
+        self._offset += end + 1
+        return block[:end].split(b"\n")
+
+
+def _first_line_within(file: int, size: int, last_bytes: int) -> int:
+    """Where the first line begins that starts in the last bytes, or as far back as it takes to find one."""
+    last_bytes = max(1, last_bytes)
+    while last_bytes < size:
+        # From the byte before: a line may begin right at the start.
+        start = size - last_bytes - 1
+        newline = os.pread(file, last_bytes, start).find(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        last_bytes *= 2
+    return 0

@@ -1,0 +1,80 @@
+"""What every page of chaosrun shares: the jinja environment, how numbers read, and `templates/shell.html` to extend.
+
+A page extends `shell.html` (blocks: title, favicon, content, script) and gets its colours, type and tables from `page.css`, its
+copy buttons, tips and keys from `page.js`, both inlined. Everything is escaped unless it is Markup made by our own figures.
+"""
+
+import json
+import math
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from chaosrun.report.progress import count, span
+
+__all__ = ["environment", "moment", "number", "script_data", "share", "since"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def environment(*folders: Path) -> Environment:
+    """With the templates here and those in `folders`, which go first."""
+    made = Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share}
+    made.filters |= {"data": script_data, "sentence": _sentence}
+    made.globals["count"] = count
+    return made
+
+
+def _span(seconds: float | None) -> str:
+    return "–" if seconds is None else span(seconds)
+
+
+def moment(time_s: float | None) -> str:
+    """A wall clock's reading, in UTC."""
+    if time_s is None:
+        return "–"
+    try:
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "–"  # of a year that no calendar has
+
+
+def since(seconds: float) -> str:
+    """A moment on a figure's own clock: "+1.25 s"."""
+    if seconds < 60:
+        return f"+{seconds:.2f} s"
+    return f"+{span(seconds)}"
+
+
+def number(value: float | None, digits: int = 6) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ") if abs(value) < 10**15 else f"{float(min(value, 10**300)):.3g}"
+    return f"{value:.{digits}g}" if math.isfinite(value) else str(value)
+
+
+def share(part: float | None) -> str:
+    return "–" if part is None else f"{100 * part:.1f} %"
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def script_data(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

@@ -1,0 +1,228 @@
+"""The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chaosrun.report.html.source import Leg, Source
+from chaosrun.report.page import plain
+from chaosrun.verify.compare import differing_keys
+from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.ulp import float_distance
+
+__all__ = ["EnvironmentRow", "Particulars", "particulars"]
+
+FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
+"""Kinds of which the records hold digests, not values."""
+MOST_TEXT = 20_000
+FILES = {
+    "verdict.json": "the verdict, for programs",
+    "job.yaml": "the job as it was submitted",
+    "run.json": "what it was resolved to",
+    "plan.json": "the faults, as planned",
+    "report.md": "this report in short",
+    "junit.xml": "the checks, for CI systems",
+    "diagnosis.json": "the diagnosis",
+    "reference/journal.jsonl": "what was decided and seen, undisturbed",
+    "chaos/journal.jsonl": "the same under faults",
+    "chaos/attempts": "traces and logs of every rank, by attempt",
+    "chaos/checkpoints": "the checkpoints that were kept",
+    "chaos/quarantine": "checkpoints that were set aside",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRow:
+    name: str
+    reference: str
+    chaos: str
+    alike: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    account: str
+    reproduced: bool
+    facts: tuple[tuple[str, str], ...]
+    link: str | None
+    """To the hazard it names."""
+    quantities: tuple[tuple[str, str, str, bool], ...]
+    """What, how many, how far, and whether it differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Particulars:
+    divergence: tuple[tuple[str, str], ...]
+    fingerprints_only: bool
+    environment: tuple[EnvironmentRow, ...]
+    where: tuple[tuple[str, str], ...]
+    """What is known of the machines and versions besides."""
+    diagnosis: Diagnosed | None
+    files: tuple[tuple[str, str], ...]
+    job: str | None
+    """The text of the job file."""
+
+
+def particulars(source: Source) -> Particulars:
+    found = source.verdict.divergence
+    return Particulars(
+        divergence=tuple(_divergence(found, source.verdict.hint)) if found else (),
+        fingerprints_only=found is not None and found.kind in FINGERPRINTED,
+        environment=tuple(_environment(source)),
+        where=tuple(_where(source)),
+        diagnosis=_diagnosed(source.diagnosis) if source.diagnosis is not None else None,
+        files=tuple((name, what) for name, what in FILES.items() if (source.run.path / name).exists()),
+        job=_text(source.run.job_yaml),
+    )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}\n… ({len(text)} characters)"
+
+
+def _divergence(found: Divergence, hint: str | None) -> Iterator[tuple[str, str]]:
+    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
+    micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
+    yield "where", f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
+    yield "what", found.kind
+    if found.tensor is not None:
+        yield "tensor", found.tensor
+    if (found.expected, found.seen) != (None, None):
+        yield "expected", _value(found.expected)
+        yield "seen", _value(found.seen)
+    if (distance := _distance(found.expected, found.seen)) is not None:
+        yield "distance", distance
+    yield "cause", found.cause
+    if found.hint != hint:  # that one is among the answers
+        yield "in detail", found.hint
+
+
+def _value(value: Any) -> str:
+    text = plain(value)
+    return text if len(text) <= 600 else f"{text[:600]}… ({len(text)} characters)"
+
+
+def _distance(expected: Any, seen: Any) -> str | None:
+    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple):
+        pair = next(((a, b) for a, b in zip(expected, seen, strict=False) if a != b), (None, None))
+        return _distance(*pair) if not any(isinstance(value, list | tuple) for value in pair) else None
+    if not (isinstance(expected, str) and isinstance(seen, str) and "p" in expected and "p" in seen):
+        return None
+    try:
+        ulp = float_distance(float.fromhex(expected), float.fromhex(seen))
+    except (ValueError, OverflowError):
+        return None  # text that is no recorded float
+    return "no number on one side" if ulp is None else f"{ulp} ULP"
+
+
+def _environment(source: Source) -> Iterator[EnvironmentRow]:
+    """What differs first."""
+    expected, seen = source.reference.history.environment or {}, source.chaos.history.environment or {}
+    apart = differing_keys(expected, seen) if expected and seen else []
+    for key in (*apart, *(key for key in {**expected, **seen} if key not in apart)):
+        pair = [_value(facts[key]) if key in facts else "–" for facts in (expected, seen)]
+        yield EnvironmentRow(name=str(key).replace("_", " "), reference=pair[0], chaos=pair[1], alike=key not in apart)
+
+
+def _where(source: Source) -> Iterator[tuple[str, str]]:
+    if source.facts.chaosrun:
+        yield "chaosrun", source.facts.chaosrun
+    if source.facts.reference_source:
+        yield "reference", f"taken from the cache: {source.facts.reference_source}"
+    for leg in (source.reference, source.chaos):
+        if nodes := _nodes(leg):
+            yield f"{leg.name} leg", nodes
+    if source.spec is not None:
+        yield "deterministic", str(source.spec.deterministic)
+        losses, weights = source.spec.verify.losses, source.spec.verify.weights
+        if not (losses.exact and weights.exact):
+            yield (
+                "tolerance",
+                f"losses atol {losses.atol:g} rtol {losses.rtol:g}; weights atol {weights.atol:g} rtol {weights.rtol:g}",
+            )
+
+
+def _nodes(leg: Leg) -> str:
+    """Of the newest placement."""
+    for record in reversed(leg.history.events("placement.acquired")):
+        nodes = record.get("nodes")
+        if isinstance(nodes, dict):
+            told = [
+                f"{entry.get('address', '?')} (ranks {_ranks(entry.get('ranks'))})"
+                for entry in nodes.values()
+                if isinstance(entry, dict)
+            ]
+            more = "; more workers than cores" if record.get("oversubscribed") else ""
+            return f"{', '.join(told[:16])}{more}"
+    return ""
+
+
+def _ranks(ranks: Any) -> str:
+    return ", ".join(map(str, ranks[:32])) if isinstance(ranks, list) else "?"
+
+
+def _diagnosed(found: Mapping[str, Any]) -> Diagnosed:
+    """diagnosis.json, as far as it holds what it should."""
+    finding, hazard, replay = (_part(found, name) for name in ("finding", "hazard", "replay"))
+    difference = _part(finding, "difference")
+    facts: list[tuple[str, str]] = []
+    if finding:
+        place = "after the last step" if finding.get("at_end") else f"in step {finding.get('step')}"
+        facts.append(("first quantity", f"{finding.get('quantity')}, {place}, rank {finding.get('rank')}"))
+        if finding.get("tensor"):
+            facts.append(("tensor", str(finding["tensor"])))
+        if finding.get("problem"):
+            facts.append(("", str(finding["problem"])))
+        values = difference or finding
+        facts += [(name, _value(values[name])) for name in ("expected", "seen") if values.get(name) is not None]
+    if difference:
+        facts.append(
+            (
+                "elements",
+                f"{difference.get('differing')} of {difference.get('elements')} differ, first at {difference.get('index')}",
+            )
+        )
+        if difference.get("ulp") is not None:
+            facts.append(("distance", f"{difference['ulp']} ULP there, at most {difference.get('max_ulp')} in this tensor"))
+    if hazard:
+        place = hazard.get("link")
+        told = f" ({place})" if isinstance(place, str) and _web(place) is None and place.startswith("docs/") else ""
+        facts.append(("hazard", f"{hazard.get('row')}: {hazard.get('what')}{told}"))
+    if replay:
+        facts.append(("replayed", f"from {replay.get('start') or 'the beginning'}: {replay.get('why')}"))
+    if found.get("hint"):
+        facts.append(("what to do", str(found["hint"])))
+    quantities = found.get("quantities")
+    return Diagnosed(
+        account=str(found.get("account", "")),
+        reproduced=found.get("reproduced") is True,
+        facts=tuple(facts),
+        link=_web(hazard.get("link")),
+        quantities=tuple(_quantities(quantities if isinstance(quantities, list) else [])),
+    )
+
+
+def _web(link: Any) -> str | None:
+    """A link that may be followed: a page, or a place in the documentation; never a script."""
+    return link if isinstance(link, str) and link.startswith("https://") else None
+
+
+def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = value.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _quantities(entries: list[Any]) -> Iterator[tuple[str, str, str, bool]]:
+    for entry in entries[:200]:
+        if not isinstance(entry, dict):
+            continue
+        micro = "" if entry.get("micro_batch") is None else f", micro-batch {entry['micro_batch']}"
+        found = _part(entry, "finding")
+        how = f"{found.get('tensors')} of {found.get('of')} differ" if found else f"{entry.get('compared')} equal"
+        far = f"{found['worst_ulp']} ULP" if found.get("worst_ulp") is not None else ""
+        yield f"{entry.get('quantity')}{micro}", how, far, bool(found)

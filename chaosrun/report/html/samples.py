@@ -1,0 +1,149 @@
+"""The sample ledger: what each micro-batch held in both legs, around the first divergence or else the first restart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaosrun.report.html.source import Source
+from chaosrun.verify.compare import first_difference
+from chaosrun.verify.lineage import Lineage
+from chaosrun.verify.traces import StepRecord
+
+__all__ = ["Ledger", "Row", "ledger"]
+
+BEFORE, AFTER = 2, 4
+"""Steps shown before and after."""
+MOST_ROWS = 40
+MOST_IDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    step: int
+    micro_batch: int | None
+    """None where the step has only one."""
+    attempt: int | None
+    expected: str
+    seen: str
+    alike: bool
+    found_at: str | None
+    """Where in the undisturbed leg the batch that was seen instead belongs."""
+    here: bool
+    """The step that the ledger is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    rank: int
+    step: int
+    about: str
+    """What lies at the step: "the first difference", "the first step after a restart"."""
+    by_ids: bool
+    """By sample ids; else by digests of the batches, which is all that the loader told."""
+    rows: tuple[Row, ...]
+
+    @property
+    def alike(self) -> bool:
+        return all(row.alike for row in self.rows)
+
+
+def ledger(source: Source) -> Ledger | None:
+    """None when there is no step to show."""
+    place = _place(source)
+    if place is None:
+        return None
+    step, rank, attempt, about = place
+    expected, seen = source.reference.chain, _seen(source, attempt)
+    steps = range(max(1, step - BEFORE), step + AFTER + 1)
+    pairs = [(number, expected.at(rank, number), seen.at(rank, number)) for number in steps]
+    by_ids = all(record.knows_ids for _, *records in pairs for record in records if record is not None)
+    origins = _origins(expected, rank, by_ids)
+    rows = [
+        row for number, *records in pairs for row in _rows(number, records[0], records[1], by_ids, origins, here=number == step)
+    ]
+    if not rows:
+        return None
+    return Ledger(rank=rank, step=step, about=about, by_ids=by_ids, rows=tuple(rows[:MOST_ROWS]))
+
+
+def _place(source: Source) -> tuple[int, int, int | None, str] | None:
+    found = source.verdict.divergence
+    if found is not None:
+        return found.step, found.rank, found.attempt, "the first difference"
+    for attempt in source.chaos.history.attempts[1:]:
+        ranks = [rank for rank, trace in sorted(attempt.traces.items()) if trace.steps]
+        if ranks:
+            return attempt.start_of(ranks[0]) + 1, ranks[0], None, f"the restart of attempt {attempt.number}"
+    return None
+
+
+def _seen(source: Source, number: int | None) -> Lineage:
+    """The chaos leg as it stood with this attempt: a divergence may lie in what was cut off later."""
+    chain = source.chaos.chain
+    attempt = next((entry for entry in source.chaos.history.attempts if entry.number == number), None)
+    if attempt is None:
+        return chain
+    steps: dict[int, Mapping[int, StepRecord]] = {
+        rank: {**chain.steps.get(rank, {}), **{record.step: record for record in trace.steps}}
+        for rank, trace in attempt.traces.items()
+    }
+    return Lineage(steps={**chain.steps, **steps}, tails=(), repeated=())
+
+
+def _rows(
+    step: int,
+    expected: StepRecord | None,
+    seen: StepRecord | None,
+    by_ids: bool,
+    origins: Mapping[Any, Sequence[int]],
+    *,
+    here: bool,
+) -> Iterator[Row]:
+    left, right = _batches(expected, by_ids), _batches(seen, by_ids)
+    count = max(len(left), len(right))
+    for micro in range(count):
+        pair = [values[micro] if micro < len(values) else None for values in (left, right)]
+        alike = pair[0] == pair[1]
+        texts = _words(pair[0], pair[1]), _words(pair[1], pair[0])
+        places = [] if alike or pair[1] is None else sorted(origins.get(_key(pair[1]), ()), key=lambda place: abs(place - step))
+        yield Row(
+            step=step,
+            micro_batch=micro if count > 1 else None,
+            attempt=None if seen is None else seen.attempt,
+            expected=texts[0],
+            seen=texts[1],
+            alike=alike,
+            found_at=f"step {places[0]}" if places else None,
+            here=here,
+        )
+
+
+def _batches(record: StepRecord | None, by_ids: bool) -> Sequence[Any]:
+    if record is None:
+        return ()
+    return record.ids if by_ids and record.ids is not None else record.batch
+
+
+def _origins(expected: Lineage, rank: int, by_ids: bool) -> Mapping[Any, list[int]]:
+    """Steps of the undisturbed leg by what their micro-batches held."""
+    found: dict[Any, list[int]] = {}
+    for step, record in expected.steps.get(rank, {}).items():
+        for batch in _batches(record, by_ids):
+            found.setdefault(_key(batch), []).append(step)
+    return found
+
+
+def _key(batch: Any) -> str:
+    return repr(batch)
+
+
+def _words(batch: Any, other: Any) -> str:
+    """Sample ids, of a large batch those from the first that the other has not."""
+    if batch is None:
+        return "nothing"
+    if not isinstance(batch, list | tuple):
+        return str(batch)
+    start = (first_difference(batch, other) or 0) if isinstance(other, list | tuple) and len(batch) > MOST_IDS else 0
+    shown = [str(sample)[:80] for sample in batch[start : start + MOST_IDS]]
+    more = f" … ({len(batch)} samples)" if len(batch) > MOST_IDS else ""
+    return f"{'… ' if start else ''}{', '.join(shown)}{more}" if shown else "an empty batch"

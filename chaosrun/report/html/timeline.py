@@ -1,0 +1,293 @@
+"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from chaosrun.report.html.course import MOST_MARKS, Clock, marks_of, told
+from chaosrun.report.html.drawing import Mark, Scale, across, figure_mark, join, rules, text, ticks
+from chaosrun.report.html.source import Source
+from chaosrun.report.progress import count
+from chaosrun.verify.history import Attempt
+from chaosrun.verify.lineage import Lineage
+from chaosrun.verify.recovery_times import finite
+
+__all__ = ["Timeline", "timeline"]
+
+LANE = 26.0
+HEAD = 24.0
+MOST_LANES = 24
+"""Of more ranks, those that something happened to, and one lane for the others."""
+ROOM = 0.26
+"""Share of the width that a name takes, on a phone. What finds no room stays unnamed: the tables have it all."""
+WIDTHS = {"narrow": 238.0, "roomy": 518.0}
+"""Pixels across of the plot on a phone, and at least on anything wider: what an attempt is called there (see page.css)."""
+LETTER = 7.5
+"""Pixels that a letter of a name takes, at most."""
+MOST_TOLD = 600
+"""Events in words."""
+
+
+Times = Mapping[tuple[str, int], float]
+"""When an attempt was starting, started, stopped: by event and attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    axis: Markup
+    plot: Markup
+    height: float
+    shapes: tuple[str, ...]
+    """Kinds of marks that are there, for the legend."""
+    rolled_back: bool
+    left_out: int
+    """Marks that were too many to draw."""
+    told: tuple[tuple[str, str], ...]
+    """The same in words: when, and what happened."""
+    untold: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """One rank in one attempt, by the clock."""
+
+    rank: int
+    attempt: int
+    begin: float
+    trains: float
+    """From here on it does steps."""
+    lost: float
+    """From here on what it did was rolled back."""
+    end: float
+
+
+def timeline(source: Source) -> Timeline | None:
+    """Of the leg that is told; None when it has nothing to show."""
+    leg = source.told.history
+    if not leg.attempts or not leg.journal:
+        return None
+    clock = Clock(leg.journal)
+    scale = Scale(0.0, clock.length_s)
+    times = _times(leg.journal)
+    bars = [bar for attempt, after in _followed(leg.attempts) for bar in _bars(source, attempt, after, clock, times)]
+    marks, left_out = marks_of(source, clock)
+    ranks = sorted({bar.rank for bar in bars} | {rank for rank, _ in marks if rank is not None})
+    lanes = _lanes(ranks, {rank for rank, _ in marks if rank is not None})
+    place = {rank: HEAD + LANE * (number + 0.5) for number, rank in enumerate(lanes)}
+    saved_y = HEAD + LANE * (len(lanes) + 0.5)
+    last_y = max(place.values(), default=HEAD)
+    placed = [replace(mark, y=saved_y if rank is None else place.get(rank, last_y)) for rank, mark in marks]
+    placed += [_attempt_mark(source, attempt, clock) for attempt in leg.attempts[:MOST_MARKS]]
+    placed.sort(key=lambda mark: (mark.at, mark.y))
+    rollbacks = list(_rollbacks(source, clock, times))
+    back_y = saved_y + LANE
+    rows = len(lanes) + (2 if rollbacks else 1)
+    bottom = HEAD + LANE * rows
+    began = [(attempt.number, at) for attempt in leg.attempts if (at := _attempt_began(attempt, clock)) is not None]
+    drawn = [
+        rules([HEAD + LANE * number for number in range(rows + 1)]),
+        *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
+        *_drawn_rollbacks(rollbacks, scale, back_y),
+        *_heads([clock_s for _, clock_s in began], scale, bottom),
+        *(name for kind, width in WIDTHS.items() for name in _names(began, scale, kind, width)),
+        *(figure_mark(mark, scale, first=number == 0) for number, mark in enumerate(placed)),
+        _clock_axis(scale, bottom + 18),
+    ]
+    labels = [text("0", 14, "attempt")]
+    labels += [text("0", y + 4, _lane_name(rank, ranks, lanes)) for rank, y in place.items()]
+    words = list(told(leg.journal, clock))
+    return Timeline(
+        axis=join(
+            [
+                *labels,
+                text("0", saved_y + 4, "saved"),
+                *([text("0", back_y + 4, "rolled back")] if rollbacks else []),
+            ]
+        ),
+        plot=join(drawn),
+        height=bottom + 26,
+        shapes=tuple(
+            kind
+            for kind in ("kill", "fault", "unseen", "unplanned", "hang", "save", "aside")
+            if any(m.shape == kind for m in placed)
+        ),
+        rolled_back=bool(rollbacks) or any(bar.lost < bar.end for bar in bars),
+        left_out=left_out,
+        told=tuple(words[:MOST_TOLD]),
+        untold=max(0, len(words) - MOST_TOLD),
+    )
+
+
+def _followed(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | None]]:
+    for number, attempt in enumerate(attempts):
+        yield attempt, attempts[number + 1] if number + 1 < len(attempts) else None
+
+
+def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
+    if len(ranks) <= MOST_LANES:
+        return ranks
+    return sorted([*sorted(busy), *(rank for rank in ranks if rank not in busy)][:MOST_LANES])
+
+
+def _lane_name(rank: int, ranks: list[int], lanes: list[int]) -> str:
+    if rank == lanes[-1] and len(ranks) > len(lanes):
+        return f"{rank} (of {len(ranks)})"
+    return f"rank {rank}"
+
+
+def _times(journal: Sequence[Mapping[str, Any]]) -> Times:
+    times: dict[tuple[str, int], float] = {}
+    for record in journal:
+        time_s = finite(record["time_s"])
+        if record["event"] in ("attempt.starting", "attempt.started", "attempt.stopped") and time_s is not None:
+            times.setdefault((record["event"], record["attempt"]), time_s)
+    return times
+
+
+def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock, times: Times) -> Iterator[_Bar]:
+    chain = source.told.chain
+    begin_s = times.get(("attempt.started", attempt.number), times.get(("attempt.starting", attempt.number)))
+    if begin_s is None:
+        return
+    stopped_s = times.get(("attempt.stopped", attempt.number))
+    last_s = clock.began_s + clock.length_s if stopped_s is None else stopped_s
+    died = {death.rank: finite(death.died_s) for death in attempt.exits}
+    for rank in sorted({*attempt.pids, *attempt.traces}):
+        trace = attempt.traces.get(rank)
+        end = clock.at(died.get(rank) or last_s)
+        begin = min(clock.at(begin_s), end)
+        start = trace.start if trace else None
+        trains = end if start is None else min(max(clock.at(start.time_s), begin), end)
+        lost_s = None if after is None else _last_kept(attempt, rank, chain)
+        lost = end if after is None else trains if lost_s is None else min(max(clock.at(lost_s), trains), end)
+        if after is not None and trace and trace.steps and after.start_of(rank) >= trace.steps[-1].step:
+            lost = end
+        yield _Bar(rank=rank, attempt=attempt.number, begin=begin, trains=trains, lost=lost, end=end)
+
+
+def _last_kept(attempt: Attempt, rank: int, chain: Lineage) -> float | None:
+    """When the rank recorded its last step that leads to the final weights."""
+    steps = attempt.traces[rank].steps if rank in attempt.traces else ()
+    return next((record.time_s for record in reversed(steps) if chain.at(rank, record.step) is record), None)
+
+
+def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) -> Iterator[Markup]:
+    """One path a kind and lane keeps thousands of them small."""
+    for rank, y in place.items():
+        own = [bar for bar in bars if bar.rank == rank]
+        spans = {
+            "rise": [(bar.begin, bar.trains) for bar in own],
+            "work": [(bar.trains, bar.lost) for bar in own],
+            "lost": [(bar.lost, bar.end) for bar in own],
+        }
+        inner = [
+            Markup('<path class="{}" d="{}"/>').format(kind, "".join(_box(*span, scale) for span in found if span[1] > span[0]))
+            for kind, found in spans.items()
+            if any(end > begin for begin, end in found)
+        ]
+        slashes = "".join(_hatch(begin, end, scale) for begin, end in spans["lost"])
+        if slashes:
+            inner.append(Markup('<path class="hatch" d="{}"/>').format(slashes))
+        stretched = Markup('<svg y="{:g}" width="100%" height="14" viewBox="0 0 10000 14" preserveAspectRatio="none">{}</svg>')
+        yield stretched.format(y - 7, join(inner))
+
+
+def _box(begin: float, end: float, scale: Scale) -> str:
+    left, right = scale.units(begin), scale.units(end)
+    return f"M{left} 0H{max(right, left + 8)}V14H{left}Z"
+
+
+def _hatch(begin: float, end: float, scale: Scale) -> str:
+    """Upright strokes: what was rolled back is told from what was kept without its colour."""
+    left, right = scale.units(begin), scale.units(end)
+    return "".join(f"M{x} 1V13" for x in range(left + 40, right, 150))
+
+
+def _rollbacks(source: Source, clock: Clock, times: Times) -> Iterator[tuple[float, float, int]]:
+    """From the end of an attempt back to when what the next one went on from was saved; and the steps between."""
+    leg = source.told.history
+    saved: dict[str, float] = {}
+    for attempt, after in _followed(leg.attempts):
+        for _, trace in sorted(attempt.traces.items()):
+            for checkpoint in trace.checkpoints:
+                saved.setdefault(checkpoint.name, clock.at(checkpoint.time_s))
+        if after is None:
+            return
+        reached = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=attempt.resume_step)
+        steps = reached - after.resume_step
+        end_s = times.get(("attempt.stopped", attempt.number))
+        if steps > 0 and end_s is not None and (after.resume is None or after.resume in saved):
+            begin = 0.0 if after.resume is None else saved[after.resume]
+            yield begin, clock.at(end_s), steps
+
+
+def _drawn_rollbacks(rollbacks: Sequence[tuple[float, float, int]], scale: Scale, y: float) -> Iterator[Markup]:
+    free = 0.0
+    for number, (begin, end, steps) in enumerate(rollbacks):
+        yield Markup(
+            '<line class="rollback" x1="{0}" x2="{1}" y1="{2:g}" y2="{2:g}"/>'
+            '<svg x="{0}" y="{2:g}" width="1" height="1" overflow="visible">'
+            '<path class="rollback-end" d="M-1 0L8 -4V4Z"/></svg>'
+        ).format(scale.percent(begin), scale.percent(end), y)
+        late = scale.at(end) > 1 - ROOM
+        left = scale.at(begin) - ROOM if late else scale.at(end)
+        right = scale.at(rollbacks[number + 1][0]) if number + 1 < len(rollbacks) else 1.0
+        if left >= free and (late or right - left >= ROOM):
+            at, anchor, dx = (begin, "end", -6.0) if late else (end, "start", 6.0)
+            yield text(scale.percent(at), y + 4, f"−{count(steps, 'step')}", anchor=anchor, dx=dx, strong=True)
+        free = max(free, scale.at(end) + (0.0 if late else ROOM))
+
+
+def _heads(began: Sequence[float], scale: Scale, bottom: float) -> Iterator[Markup]:
+    """Where attempts begin."""
+    for at in began:
+        yield Markup('<line class="resumed" x1="{0}" x2="{0}" y1="4" y2="{1:g}"/>').format(scale.percent(at), bottom)
+
+
+def _names(began: Sequence[tuple[int, float]], scale: Scale, kind: str, width: float) -> Iterator[Markup]:
+    """Whole where there is room before the next attempt, else the number alone, where that fits."""
+    free = 0.0
+    for place, (number, at) in enumerate(began):
+        here = scale.at(at) * width
+        following = scale.at(began[place + 1][1]) * width if place + 1 < len(began) else width
+        words = next((name for name in (f"attempt {number}", str(number)) if here + _across(name) <= following), str(number))
+        end = here + _across(words) > width
+        left = here - _across(words) if end else here
+        if left >= free:
+            free = left + _across(words)
+            drawn = text(scale.percent(at), 14, words, anchor="end" if end else "start", dx=-5.0 if end else 5.0, strong=True)
+            yield Markup('<g class="{}">{}</g>').format(kind, drawn)
+
+
+def _across(words: str) -> float:
+    return LETTER * len(words) + 6.0
+
+
+def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
+    times = [trace.start.entered_s or trace.start.time_s for trace in attempt.traces.values() if trace.start]
+    return clock.at(min(times)) if times else None
+
+
+def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
+    own = attempt.number - 1
+    found = source.verdict.attempts[own : own + 1]
+    summary = found[0] if found and found[0].attempt == attempt.number else None
+    steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
+    parts = [f"Attempt {attempt.number}, from {attempt.resume or 'the beginning'}"]
+    parts.append(f"steps {min(steps)} to {max(steps)}" if steps else "no step recorded")
+    if summary is not None and source.told is source.chaos:
+        parts.append(f"ended by {summary.ended_by.replace('_', ' ')}")
+        if summary.lost_steps:
+            parts.append(f"{count(summary.lost_steps, 'step')} rolled back")
+    began = _attempt_began(attempt, clock)
+    return Mark(at=0.0 if began is None else began, y=10.0, shape="attempt", label="\n".join(parts))
+
+
+def _clock_axis(scale: Scale, y: float) -> Markup:
+    values = ticks(0.0, scale.high, 5)
+    unit, each = ("min", 60.0) if scale.high >= 180 else ("s", 1.0)
+    values = [value * each for value in ticks(0.0, scale.high / each, 5)]
+    words = [f"{value / each:g}{f' {unit}' if number == len(values) - 1 else ''}" for number, value in enumerate(values)]
+    return across(values, words, scale, y)

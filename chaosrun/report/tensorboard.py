@@ -1,0 +1,182 @@
+"""A drill as TensorBoard event files: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did
+in vain.
+
+Every step is once in `chaos`: as the attempt recorded it that leads to the final weights. Steps that a restart rolled back are
+in runs of their own. Written with the tensorboard package's own writer; torch is not needed.
+"""
+
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.errors import UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_object, recorded_leg
+
+if TYPE_CHECKING:
+    from chaosrun.verify.history import LegHistory
+    from chaosrun.verify.traces import StepRecord
+    from chaosrun.verify.verdict import Verdict
+
+__all__ = ["write_tensorboard"]
+
+Put = Callable[[str, int, float, Any], None]
+"""`put(tag, step, time_s, value)`: a number as a scalar, text as text."""
+
+
+def write_tensorboard(run: RunLayout, verdict: "Verdict", directory: Path, *, replace: bool = False) -> None:
+    """Write event files into `directory`, in one piece. What lies there is replaced, if that is allowed: older event files
+    would be shown together with the new ones.
+
+    Raises UsageError where it may not be, and where the package tensorboard is not installed.
+    """
+    _expect_tensorboard()
+    if directory.exists() and not replace and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(
+            f"{directory} is not empty: its event files would be shown together with these",
+            hint="name a new directory with --to, or delete that one",
+        )
+    staging = directory.absolute().with_name(f".{directory.absolute().name}.{os.getpid()}.tmp")
+    try:
+        _write(run, verdict, staging)
+        if directory.exists():
+            shutil.rmtree(directory)
+        staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
+    from chaosrun.verify.history import read_leg
+    from chaosrun.verify.lineage import lineage
+
+    facts = read_object(run.run_json)
+    reference, chaos = (read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos"))
+    undisturbed, chain = lineage(reference), lineage(chaos)
+    expected = _by_step(record for by_step in undisturbed.steps.values() for record in by_step.values())
+    seen = _by_step(record for by_step in chain.steps.values() for record in by_step.values())
+    with _run(directory / "reference") as put:
+        _put_steps(put, expected)
+        _put_checkpoints(put, reference)
+    with _run(directory / "chaos") as put:
+        _put_steps(put, seen)
+        _put_differences(put, expected, seen)
+        _put_checkpoints(put, chaos)
+        _put_marks(put, chaos, verdict)
+    for attempt in sorted({record.attempt for record in chain.tails}):
+        tail = _by_step(record for record in chain.tails if record.attempt == attempt)
+        with _run(directory / "chaos" / f"replayed-attempt-{attempt}") as put:
+            _put_steps(put, tail)
+            _put_differences(put, expected, tail)
+
+
+def _expect_tensorboard() -> None:
+    try:
+        _module("summary.writer.event_file_writer")
+    except ImportError as error:
+        raise UsageError(
+            f"event files need the package tensorboard, which cannot be imported ({error})",
+            hint="pip install 'chaosrun[tensorboard]'",
+        ) from error
+
+
+def _module(name: str) -> Any:
+    """Of an optional package, whose protocol buffers have no types that a checker could read."""
+    return importlib.import_module(f"tensorboard.{name}")
+
+
+@contextmanager
+def _run(directory: Path) -> Iterator[Put]:
+    """One run of TensorBoard's: a directory with one event file."""
+    events, summaries, tensors, types = (
+        _module(f"compat.proto.{name}_pb2") for name in ("event", "summary", "tensor", "types")
+    )
+    writer = _module("summary.writer.event_file_writer").EventFileWriter(str(directory))
+
+    def put(tag: str, step: int, time_s: float, value: Any) -> None:
+        if isinstance(value, str):
+            plugin = summaries.SummaryMetadata.PluginData(plugin_name="text")
+            entry = summaries.Summary.Value(
+                tag=f"{tag}/text_summary",
+                metadata=summaries.SummaryMetadata(plugin_data=plugin),
+                tensor=tensors.TensorProto(dtype=types.DT_STRING, string_val=[value.encode(errors="replace")]),
+            )
+        else:
+            entry = summaries.Summary.Value(tag=tag, simple_value=value)
+        writer.add_event(events.Event(wall_time=time_s, step=step, summary=summaries.Summary(value=[entry])))
+
+    try:
+        yield put
+    finally:
+        writer.close()
+
+
+Steps = Mapping[int, Sequence["StepRecord"]]
+"""The records of all ranks, by step, in the order of their ranks."""
+
+
+def _by_step(records: "Iterable[StepRecord]") -> Steps:
+    found: dict[int, list[StepRecord]] = {}
+    for record in sorted(records, key=lambda record: (record.step, record.rank)):
+        found.setdefault(record.step, []).append(record)
+    return found
+
+
+def _put_steps(put: Put, steps: Steps) -> None:
+    from chaosrun.verify.trajectory import loss_of
+
+    for step, records in steps.items():
+        time_s = max(record.time_s for record in records)
+        put("loss", step, time_s, loss_of(records))
+        for group, rate in enumerate(records[0].lr):
+            put("lr" if len(records[0].lr) == 1 else f"lr/group-{group}", step, time_s, float.fromhex(rate))
+        put("attempt", step, time_s, float(records[0].attempt))
+
+
+def _put_differences(put: Put, expected: Steps, seen: Steps) -> None:
+    """Of the losses, of the rank and micro-batch that is furthest off."""
+    from chaosrun.verify.ulp import float_distance
+
+    for step, records in seen.items():
+        others = {record.rank: record for record in expected.get(step, ())}
+        pairs = [
+            (float.fromhex(left), float.fromhex(right))
+            for record in records
+            if record.rank in others
+            for left, right in zip(others[record.rank].loss, record.loss, strict=False)
+        ]
+        distances = [float_distance(left, right) for left, right in pairs]
+        if distances:
+            worst = float("nan") if None in distances else max(float(distance or 0) for distance in distances)
+            put("loss_difference_ulp", step, max(record.time_s for record in records), worst)
+
+
+def _put_checkpoints(put: Put, leg: "LegHistory") -> None:
+    """How long each took to save; the slowest rank's."""
+    slowest: dict[tuple[int, int], tuple[float, float]] = {}
+    for attempt in leg.attempts:
+        for trace in attempt.traces.values():
+            for saved in trace.checkpoints:
+                key = (saved.step, attempt.number)
+                slowest[key] = max(slowest.get(key, (0.0, 0.0)), (saved.duration_s, saved.time_s))
+    for (step, _), (duration_s, time_s) in sorted(slowest.items()):
+        put("checkpoint_s", step, time_s, duration_s)
+
+
+def _put_marks(put: Put, leg: "LegHistory", verdict: "Verdict") -> None:
+    times = {record["fault"]: record["time_s"] for record in leg.events("fault.observed")}
+    faults = [(fault.step or 0, fault) for fault in verdict.faults if fault.landed]
+    for step, fault in sorted(faults, key=lambda entry: (entry[0], entry[1].id)):
+        put("faults", step, times.get(fault.id, 0.0), f"{fault.id}: {fault.description} ({fault.evidence or 'landed'})")
+    starts = {record["attempt"]: record["time_s"] for record in leg.events("attempt.starting")}
+    for attempt in verdict.attempts:
+        came_from = attempt.resumed_from or "the beginning"
+        put("attempts", attempt.resumed_step, starts.get(attempt.attempt, 0.0), f"attempt {attempt.attempt} from {came_from}")
+        if attempt.recovery_s is not None:
+            put("recovery_s", attempt.resumed_step, starts.get(attempt.attempt, 0.0), attempt.recovery_s)
+    end_s = leg.journal[-1]["time_s"] if leg.journal else 0.0
+    put("verdict", verdict.steps, end_s, f"{verdict.status}: {verdict.cause}")

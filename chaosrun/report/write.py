@@ -1,0 +1,159 @@
+"""Writing the reports of a run: those that every drill gets, and the one that `chaosrun report` is asked for.
+
+A report is told from a verdict, and never changes it: where one cannot be rendered or written, that is a warning. Owns which
+formats there are, where each is kept and what becomes of a failure; what they look like, the renderers know.
+"""
+
+import errno
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from chaosrun import __version__
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.destination import expect_folder, write_to
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
+
+if TYPE_CHECKING:
+    from chaosrun.verify.verdict import Verdict
+
+__all__ = ["Report", "ReportFormat", "make_report", "write_reports"]
+
+ReportFormat = Literal["html", "junit", "markdown", "tensorboard", "text"]
+TEXT_WIDTH = 120
+STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+Render = Callable[[RunLayout, "Verdict"], str]
+
+
+def _html(run: RunLayout, verdict: "Verdict") -> str:
+    from chaosrun.report.html import render_html
+
+    return render_html(run, verdict)
+
+
+def _junit(run: RunLayout, verdict: "Verdict") -> str:
+    from chaosrun.report.junit import render_junit
+
+    return render_junit(run, verdict)
+
+
+def _markdown(run: RunLayout, verdict: "Verdict") -> str:
+    from chaosrun.report.markdown import render_markdown
+
+    return render_markdown(run, verdict)
+
+
+def _text(run: RunLayout, verdict: "Verdict") -> str:
+    from chaosrun.report.output import rendered
+    from chaosrun.report.text import render_verdict
+
+    return rendered(render_verdict(verdict, run), width=TEXT_WIDTH, colour=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A format that is one text file."""
+
+    render: Render
+    path: Callable[[RunLayout], Path]
+    always: bool = True
+    """Written for every drill."""
+
+
+_FORMATS: Mapping[str, _Kept] = {
+    "html": _Kept(render=_html, path=lambda run: run.report_html),
+    "markdown": _Kept(render=_markdown, path=lambda run: run.report_md),
+    "junit": _Kept(render=_junit, path=lambda run: run.junit_xml),
+    "text": _Kept(render=_text, path=lambda run: run.report_txt, always=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `chaosrun report` made of a run."""
+
+    run_id: str
+    verdict: "Verdict"
+    path: Path | None
+    """None where it is only `text`."""
+    text: str | None
+
+
+def make_report(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: str | None) -> Report:
+    """Write one report `to` a path, by default into the run's directory; "-" writes nothing and hands the text over.
+
+    Raises UsageError where it cannot be written, ResourcesError when the disk is full.
+    """
+    if to == "-":
+        if format == "tensorboard":
+            raise UsageError("event files are a directory, not text", hint="name a directory with --to")
+        return Report(run_id=run.run_id, verdict=verdict, path=None, text=_FORMATS[format].render(run, verdict))
+    path = _write(run, verdict, format, None if to is None else Path(to))
+    return Report(run_id=run.run_id, verdict=verdict, path=path, text=None)
+
+
+def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | None) -> Path:
+    path = to or (run.tensorboard if format == "tensorboard" else _FORMATS[format].path(run))
+    try:
+        if format == "tensorboard":
+            from chaosrun.report.tensorboard import write_tensorboard
+
+            if to is not None:
+                path = to.resolve()
+                expect_folder(path)
+            write_tensorboard(run, verdict, path, replace=to is None)
+        elif path.is_dir():
+            raise UsageError(
+                f"{path} is a directory", hint=f"name a file with --to, such as {path / _FORMATS[format].path(run).name}"
+            )
+        else:
+            data = _FORMATS[format].render(run, verdict).encode(errors="replace")
+            if to is None:
+                write_durably(path, data)
+            else:
+                write_to(path, data)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
+    """Write the reports that every drill has. Returns a warning for each that could not be: a sentence or two for people."""
+    warnings: list[str] = []
+    bugs: list[str] = []
+    for kept in (kept for kept in _FORMATS.values() if kept.always):
+        path = kept.path(run)
+        try:
+            write_durably(path, kept.render(run, verdict).encode(errors="replace"))
+        except ChaosrunError as error:
+            warnings.append(f"{path.name} was not written: {error.message}")
+        except OSError as error:
+            warnings.append(f"{path.name} was not written: {_unwritable(path, error).message}")
+        except Exception as error:  # a renderer that crashes must not take the verdict with it: it is told as the bug it is
+            bugs.append(f"{path.name} (chaosrun {__version__})\n{''.join(traceback.format_exception(error))}")
+            warnings.append(f"{path.name} was not written; this is a bug in chaosrun: {type(error).__name__}: {error}")
+    return [*warnings, *_keep(run, bugs)]
+
+
+def _keep(run: RunLayout, bugs: list[str]) -> list[str]:
+    """Tracebacks into the run; those of an earlier time are put right by this one."""
+    try:
+        if not bugs:
+            run.report_error.unlink(missing_ok=True)
+            return []
+        write_durably(run.report_error, "\n".join(bugs).encode(errors="replace"))
+    except OSError as error:
+        return [] if not bugs else [f"nor could its traceback be kept: {_unwritable(run.report_error, error).message}"]
+    return [f"please report it with {run.report_error}; the verdict stands, `chaosrun report {run_argument(run)}` tries again"]
+
+
+def _unwritable(path: Path, error: OSError) -> ChaosrunError:
+    named = str(error.filename or "")
+    place = named if named and not named.endswith(".tmp") else path
+    if error.errno in STORAGE_FAILURES:
+        return ResourcesError(f"{place}: {error.strerror}", hint="free some space, or write it elsewhere with --to")
+    return UsageError(f"{place} cannot be written: {error.strerror}", hint="write it elsewhere with --to")

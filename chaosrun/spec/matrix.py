@@ -1,0 +1,136 @@
+"""A matrix: from the values of each key to the combinations of them, with names that stay the same. Pure.
+
+Values are nodes of the suite's tree, so that what is wrong with one is shown where it stands.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as AnyMapping
+from dataclasses import dataclass
+from itertools import product
+
+from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, flow, plain
+from chaosrun.spec.tree import Sequence as List
+
+__all__ = [
+    "MOST_DRILLS",
+    "Choice",
+    "Combination",
+    "axes_of",
+    "combination_of",
+    "combinations",
+    "matches",
+    "matrix_problem",
+    "named",
+]
+
+LONGEST_LABEL = 24
+LONGEST_OWN_LABEL = 40
+MOST_DRILLS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One value of one key."""
+
+    key: Place
+    label: str
+    """What a drill's name says of it."""
+    value: Node
+
+
+Combination = AnyMapping[str, Choice]
+"""A choice for each key, in the order in which the suite has the keys."""
+
+
+def axes_of(matrix: Node) -> dict[str, tuple[Choice, ...]]:
+    """The choices of each key: of a list its items, of a mapping its values, with its keys as their labels."""
+    if not isinstance(matrix, Mapping):
+        return {}
+    return {key: tuple(_choices(entry)) for key, entry in matrix.entries.items()}
+
+
+def matrix_problem(matrix: Node) -> Problem | None:
+    """What is wrong with the keys, values and labels, or with how many combinations they make; before any is made."""
+    entries = matrix.entries if isinstance(matrix, Mapping) else {}
+    for key, axis in entries.items():
+        if not list(_choices(axis)):
+            return Problem(place=axis.key, message=f"{key} has no values", hint=f"list some, such as {key}: [1, 2]")
+        for label, entry in axis.value.entries.items() if isinstance(axis.value, Mapping) else ():
+            if not 1 <= len(label) <= LONGEST_OWN_LABEL or not label.isprintable():
+                message = f"a value of {key} has a label that cannot be part of a drill's name"
+                hint = f"call it by 1 to {LONGEST_OWN_LABEL} printable characters"
+                return Problem(place=entry.key, message=message, hint=hint)
+        if (again := _twice(tuple(_choices(axis)))) is not None:
+            hint = "keep one of the two, or label them"
+            return Problem(place=again.value.place, message=f"{again.label} is there twice", hint=hint)
+    number = math.prod(len(list(_choices(axis))) for axis in entries.values())
+    if number > MOST_DRILLS:
+        message = f"the matrix comes to {number} combinations, at most {MOST_DRILLS} drills can be done"
+        return Problem(place=matrix.place, message=message, hint="leave out values, or split the suite")
+    return None
+
+
+def _choices(axis: Entry) -> Iterator[Choice]:
+    if isinstance(axis.value, List):
+        for item in axis.value.items:
+            yield Choice(key=axis.key, label=_label(item), value=item)
+    elif isinstance(axis.value, Mapping):
+        for label, entry in axis.value.entries.items():
+            yield Choice(key=entry.key, label=label, value=entry.value)
+
+
+def combination_of(entry: Node, axes: AnyMapping[str, Sequence[Choice]]) -> Combination:
+    """One entry of `include`: a value for each of its keys, or the label of one that the matrix has."""
+    if not isinstance(entry, Mapping):
+        return {}
+    chosen = {}
+    for key, inner in entry.entries.items():
+        known = [choice for choice in axes.get(key, ()) if _is_choice(choice, inner.value)]
+        chosen[key] = known[0] if known else Choice(key=inner.key, label=_label(inner.value), value=inner.value)
+    return chosen
+
+
+def combinations(
+    axes: AnyMapping[str, Sequence[Choice]], exclude: Sequence[Node] = (), include: Sequence[Node] = ()
+) -> list[Combination]:
+    """Every choice of each key with every choice of the others, without those that an entry of `exclude` matches; then those of
+    `include`. Without keys one: no change at all, unless there is an `include`."""
+    alone = not axes and len(include) > 0
+    crossed = [dict(zip(axes, choices, strict=True)) for choices in product(*axes.values()) if not alone]
+    kept = [each for each in crossed if not any(matches(entry, each) for entry in exclude)]
+    return [*kept, *(combination_of(entry, axes) for entry in include)]
+
+
+def matches(entry: Node, combination: Combination) -> bool:
+    """Whether the combination has each value that `entry`, a mapping of keys to values or labels, gives."""
+    if not isinstance(entry, Mapping):
+        return False
+    return all(key in combination and _is_choice(combination[key], inner.value) for key, inner in entry.entries.items())
+
+
+def named(name: str, combination: Combination) -> str:
+    """`digits[workers=2,faults=spot]`."""
+    if not combination:
+        return name
+    said = [f"{key.lstrip('-')}={choice.label}" for key, choice in combination.items()]
+    return f"{name}[{','.join(said)}]"
+
+
+def _twice(choices: Sequence[Choice]) -> Choice | None:
+    """A choice whose label another one before it has."""
+    labels = [choice.label for choice in choices]
+    return next((choice for place, choice in enumerate(choices) if choice.label in labels[:place]), None)
+
+
+def _is_choice(choice: Choice, value: Node) -> bool:
+    return plain(choice.value) == plain(value) or (isinstance(value, Scalar) and value.text == choice.label)
+
+
+def _label(node: Node) -> str:
+    text = node.text if isinstance(node, Scalar) else flow(node).replace('"', "")
+    if len(text) <= LONGEST_LABEL and text.isprintable():
+        return text or "null"
+    return hashlib.sha256(flow(node).encode()).hexdigest()[:8]

@@ -1,0 +1,109 @@
+"""The way of a fault from `chaosrun inject` into the leg that is under faults.
+
+Asked by the thread of the control socket, beside the supervisor's: what is granted is durably in plan.json before the
+supervisor hears of it, so that whatever becomes of it, and of this process, the verdict knows that it was to strike. The only
+writer of plan.json once a run has begun. Does not strike.
+"""
+
+import json
+import math
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.injection import injected
+from chaosrun.plan.permission import ask_permission
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_object, read_run
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.supervisor import Supervisor
+
+__all__ = ["Injections"]
+
+CHAOS = "chaos"
+SOONEST_S = 0.001
+"""A time of nothing cannot be written in a job file."""
+
+
+def _is_seed(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+class Injections:
+    """Of one run. `watch` and `hear` are told what the drill does; `ask` may be called by another thread."""
+
+    def __init__(self, run: RunLayout, *, kept: bool) -> None:
+        """`kept`: another process goes on with the run when this one is killed."""
+        self._run = run
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._supervisor: Supervisor | None = None
+        self._over = False
+        """The leg under faults has ended."""
+
+    def watch(self, supervisor: Supervisor | None) -> None:
+        with self._lock:
+            self._supervisor = supervisor
+
+    def hear(self, record: Mapping[str, Any]) -> None:
+        """A record of the journal, as soon as it is there: with its last one the leg takes no more faults."""
+        if record.get("leg") == CHAOS and record["event"] == "leg.finished":
+            with self._lock:
+                self._over = True
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Have what the message asks for, {kind, rank, settings, seed}, struck as soon as its ranks run. Returns the faults
+        and the seed. Raises UsageError."""
+        kind, rank, settings, seed = (message.get(key) for key in ("kind", "rank", "settings", "seed"))
+        if not isinstance(kind, str) or not isinstance(rank, str) or not _is_seed(seed):
+            raise UsageError("not a fault: its kind and its rank are text, its seed a number")
+        if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
+            raise UsageError("not a fault: its settings are a list of key=value")
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        with self._lock:
+            supervisor = self._open_leg()
+            spec = JobSpec.model_validate(read_run(self._run)["spec"])
+            plan = FaultPlan.from_json(read_object(self._run.plan_json))
+            after_s = max(SOONEST_S, math.floor(supervisor.injector.elapsed_s() * 1000) / 1000)
+            faults = injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed, after_s=after_s)
+            self._permit(spec, faults, supervisor)
+            grown = replace(plan, faults=(*plan.faults, *faults))
+            try:
+                write_durably(self._run.plan_json, json.dumps(grown.to_json(), indent=1).encode())
+            except OSError as error:
+                raise UsageError(
+                    f"{self._run.plan_json} cannot be written: {error.strerror}", hint="free some space"
+                ) from error
+            supervisor.inject(faults)
+        about = [{"id": fault.id, "kind": fault.kind, "rank": fault.rank, "what": fault.describe()} for fault in faults]
+        return {"faults": about, "seed": seed}
+
+    def _open_leg(self) -> Supervisor:
+        status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
+        if self._supervisor is None:
+            where = "the leg under faults is over" if self._over else "no leg is running yet"
+            raise UsageError(f"{where}: there is nobody to strike", hint=status)
+        if self._supervisor.name != CHAOS:
+            raise UsageError(
+                f"the {self._supervisor.name} leg is running, which has to stay undisturbed",
+                hint=f"only the chaos leg takes faults; {status}",
+            )
+        if self._over:
+            raise UsageError("the training under faults has just ended: there is nobody to strike", hint=status)
+        return self._supervisor
+
+    def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:
+        if not self._kept and any(fault.facts.evidence == "successor" for fault in faults):
+            raise UsageError(
+                f"a fault of kind {faults[0].kind} ends the process that supervises the run, and no other is there to go on",
+                hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
+            )
+        ask_permission(faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, kept=self._kept)
+        if problem := supervisor.injector.misplaced(faults):
+            raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")

@@ -1,0 +1,202 @@
+"""How long each restart took, and on what; which work was done twice; how much of the time was of use. Judges nothing.
+
+Every moment is one that the records hold: where a record lacks it (a trace of an earlier version, a rank that died before it
+wrote a line, clocks that disagree), the span is None and nothing is guessed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.verify.history import Attempt, LegHistory, read_leg
+from chaosrun.verify.lineage import Lineage
+
+__all__ = [
+    "PHASES",
+    "RecoveryTimes",
+    "Work",
+    "finite",
+    "from_first_attempt",
+    "pauses",
+    "recoveries_of",
+    "recovery_times",
+    "work_of",
+]
+
+PHASES = ("detect", "stop", "start", "restore", "first_step")
+"""The spans of a recovery, in order: they follow each other without a gap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryTimes:
+    """From the end of the attempt before to the first step of this one, in seconds."""
+
+    attempt: int
+    detect_s: float | None
+    """From the death, in the kernel's eyes, to the supervisor's knowing; of a hang, from the last sign of life."""
+    stop_s: float | None
+    """Until every process of the attempt before was gone."""
+    start_s: float | None
+    """Until the last rank had built its training and turned to its checkpoint: decided, forked, imported, met its peers."""
+    restore_s: float | None
+    """Until the last rank held the state that it went on from."""
+    first_step_s: float | None
+    """Until the first rank recorded a step; the priming of DDP's buckets is in it."""
+    total_s: float | None
+
+    @property
+    def phases(self) -> Mapping[str, float | None]:
+        return {phase: getattr(self, f"{phase}_s") for phase in PHASES}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a leg's time went into. Seconds of steps are those of the slowest rank."""
+
+    kept_s: float
+    """Of steps that lead to the final weights, each counted once."""
+    lost_s: float
+    """Of steps that a restart rolled back."""
+    lost_steps: int
+    before_s: float | None
+    """Before the first attempt: placement and, where nobody had started it yet, Ray's start."""
+    wall_s: float | None
+    """From the first attempt on, without the time in which nobody supervised it because it had been interrupted."""
+
+    @property
+    def goodput(self) -> float | None:
+        return self.kept_s / self.wall_s if self.wall_s else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "goodput": self.goodput}
+
+
+def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
+    """Of each restart of the run's chaos leg. Raises UsageError when it is no run."""
+    return recoveries_of(read_leg(recorded_leg(run, read_object(run.run_json), "chaos")))
+
+
+def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
+    by_attempt: dict[int, list[Mapping[str, Any]]] = {}
+    for record in leg.journal:
+        if record["event"] in ("hang.declared", "worker.exited", "attempt.stopped"):
+            by_attempt.setdefault(record["attempt"], []).append(record)
+    return tuple(_recovery(by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
+
+
+def _recovery(before: Sequence[Mapping[str, Any]], attempt: Attempt) -> RecoveryTimes:
+    """`before`: how the attempt before it ended."""
+    starts = [trace.start for _, trace in sorted(attempt.traces.items())]
+    known = [start for start in starts if start is not None]
+    entered = [start.entered_s for start in known if start.entered_s is not None]
+    # Ranks that wrote nothing may have been the last ones.
+    whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
+    began_s, told_s = _end_of(before)
+    moments = (
+        began_s,
+        told_s,
+        next((record["time_s"] for record in before if record["event"] == "attempt.stopped"), None),
+        max(entered) if whole and len(entered) == len(known) else None,
+        max(start.time_s for start in known) if whole else None,
+        min((trace.steps[0].time_s for trace in attempt.traces.values() if trace.steps), default=None),
+    )
+    spans = [_span(*pair) for pair in pairwise(moments)]
+    return RecoveryTimes(
+        attempt=attempt.number,
+        **{f"{phase}_s": span for phase, span in zip(PHASES, spans, strict=True)},
+        total_s=_span(moments[0], moments[-1]),
+    )
+
+
+def _end_of(attempt: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """When the attempt's end began, and when the supervisor was told of it."""
+    for record in attempt:
+        declared_s, silent_s = finite(record["time_s"]), finite(record.get("silent_s"))
+        if record["event"] == "hang.declared" and declared_s is not None and silent_s is not None:
+            return declared_s - silent_s, declared_s
+    deaths = [
+        (record["died_s"], record["time_s"])
+        for record in attempt
+        if record["event"] == "worker.exited" and (record["signal"] or record["exit_code"])
+    ]
+    return min(deaths, default=(None, None))
+
+
+def _span(begin_s: Any, end_s: Any) -> float | None:
+    begin, end = finite(begin_s), finite(end_s)
+    return None if begin is None or end is None or end < begin else end - begin
+
+
+def finite(value: Any) -> float | None:
+    """A number as records may hold it, whatever they hold: integers beyond floats, NaN and infinities, what is no number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def work_of(leg: LegHistory, chain: Lineage) -> Work:
+    kept_s = lost_s = 0.0
+    lost_steps: set[tuple[int, int]] = set()
+    kept = {(record.attempt, record.step) for by_step in chain.steps.values() for record in by_step.values()}
+    for attempt in leg.attempts:
+        for step, seconds in _step_times(attempt):
+            if (attempt.number, step) in kept:
+                kept_s += seconds
+            else:
+                lost_s += seconds
+                lost_steps.add((attempt.number, step))
+    trained = from_first_attempt(leg.journal)
+    return Work(
+        kept_s=kept_s,
+        lost_s=lost_s,
+        lost_steps=len(lost_steps),
+        before_s=_wall_s(leg.journal[: len(leg.journal) - len(trained) + 1]),
+        wall_s=_wall_s(trained),
+    )
+
+
+def from_first_attempt(journal: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """What a leg recorded since its first attempt was decided: by then its ranks were placed. All of it where none was."""
+    begins = next((number for number, record in enumerate(journal) if record["event"] == "attempt.starting"), 0)
+    return journal[begins:]
+
+
+def _step_times(attempt: Attempt) -> list[tuple[int, float]]:
+    """Each step's seconds, from the end of what came before it to the last rank's record of it."""
+    ends: dict[int, float] = {}
+    for trace in attempt.traces.values():
+        for record in trace.steps:
+            ends[record.step] = max(record.time_s, ends.get(record.step, record.time_s))
+    before = max((trace.start.time_s for trace in attempt.traces.values() if trace.start), default=None)
+    times: list[tuple[int, float]] = []
+    for step, end_s in sorted(ends.items()):
+        if before is not None:
+            times.append((step, max(0.0, end_s - before)))
+        before = end_s
+    return times
+
+
+def pauses(journal: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Beginning and end of each time in which nobody supervised the leg because it had been interrupted."""
+    between = [
+        (finite(before.get("time_s")), finite(after.get("time_s")))
+        for before, after in pairwise(journal)
+        if before.get("event") == "leg.finished" and after.get("event") == "supervisor.resumed"
+    ]
+    return [(begin, end) for begin, end in between if begin is not None and end is not None and end > begin]
+
+
+def _wall_s(journal: Sequence[Mapping[str, Any]]) -> float | None:
+    if not journal:
+        return None
+    whole_s = _span(journal[0]["time_s"], journal[-1]["time_s"])
+    return None if whole_s is None else whole_s - sum(end - begin for begin, end in pauses(journal))

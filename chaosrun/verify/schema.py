@@ -1,0 +1,149 @@
+"""The JSON Schema of verdict.json, and of the `verdict` that `-o json` prints: every field, its meaning and its unit.
+
+Versions: `v` is VERDICT_VERSION. It is raised when a field is taken away, renamed, or changes its type or its meaning. A field
+may be added without that, and a value to an enumeration, so a reader should leave alone what it does not know; the schema of
+a release allows nothing that it does not list. The names of checks and their evidence are no part of the promise.
+"""
+
+from typing import Any, get_args
+
+from chaosrun.plan.kinds import PHASES, FaultKind
+from chaosrun.records.journal import OUTCOMES
+from chaosrun.verify.blame import Whose
+from chaosrun.verify.check import Status
+from chaosrun.verify.divergence import Kind
+from chaosrun.verify.verdict import EXIT_CODES, OUTCOME_EXIT_CODES, VERDICT_VERSION
+
+__all__ = ["verdict_schema"]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def verdict_schema() -> dict[str, Any]:
+    return {
+        "$schema": DRAFT,
+        "title": "chaosrun verdict",
+        "description": "What a drill showed: a run's verdict.json, and `verdict` in what `chaosrun verify -o json` prints.",
+        **_object(
+            v={"const": VERDICT_VERSION, "description": "version of this schema"},
+            status={"enum": list(EXIT_CODES), "description": "the verdict"},
+            exit_code={
+                "enum": sorted({*EXIT_CODES.values(), *OUTCOME_EXIT_CODES.values()}),
+                "description": "what `chaosrun submit` and `verify` exit with",
+            },
+            cause=_text("one sentence: what the status rests on"),
+            hint=_maybe(_text("what to do about it; null where nothing can be said")),
+            blame=_object(
+                "whose fault it is",
+                whose={
+                    "enum": list(get_args(Whose)),
+                    "description": "nobody of a PASS; planned: an injected corruption was found",
+                },
+                likely={"type": "boolean", "description": "the records point there without proving it"},
+                part={
+                    "enum": ["script", "job file", "plan", "command", None],
+                    "description": "of the user's: where to look; else null",
+                },
+                reason=_text("a clause for people"),
+            ),
+            outcome={
+                "enum": [*OUTCOMES, None],
+                "description": "how the chaos leg ended, or the reference leg if that did not complete; null while it runs",
+            },
+            checks=_list(
+                "in the order in which a person wants to read them",
+                _object(
+                    name=_text("the check, such as data_order"),
+                    status={"enum": list(get_args(Status))},
+                    summary=_text("one sentence for people"),
+                    evidence={"type": "object", "description": "what the check found, by name; differs from check to check"},
+                ),
+            ),
+            divergence=_maybe(_divergence()),
+            faults=_list("every fault of the plan, in its order", _fault()),
+            attempts=_list("of the chaos leg, in order", _attempt()),
+            steps=_count("last optimizer step of the chaos leg"),
+            lost_steps=_count("steps done and rolled back, over all restarts"),
+            warnings=_list("what is no question of exactness", _text("one sentence")),
+        ),
+    }
+
+
+def _divergence() -> dict[str, Any]:
+    value = {
+        "description": "of the kind of quantity that differs; floats are float.hex() text (C99 hexadecimal), digests and "
+        "fingerprints are text, sample ids are as the loader gave them",
+    }
+    return _object(
+        "the first place where the chaos leg left the reference; null where it did not",
+        step=_count("optimizer step, from 1"),
+        rank=_count("the lowest of `ranks`"),
+        ranks=_list("ranks on which this differs at this step", _count("a rank")),
+        attempt=_count("attempt of the chaos leg, from 1"),
+        kind={"enum": list(get_args(Kind)), "description": "the quantity"},
+        cause=_text("in a few words, the same for the same mistake"),
+        hint=_text("the particulars, and what to do"),
+        tensor=_maybe(_text("name of the parameter or saved value")),
+        micro_batch=_maybe(_count("index within the step's accumulation window, from 0")),
+        expected=value,
+        seen=value,
+    )
+
+
+def _fault() -> dict[str, Any]:
+    return _object(
+        id=_text("its identity in the plan, such as F1"),
+        description=_text("in words"),
+        rank=_count("the rank it is done to"),
+        phase={
+            "enum": [*PHASES, None],
+            "description": "the point in the worker; null of one that came after a delay, from outside",
+        },
+        step=_maybe({"type": "integer", "description": "where it fired; where it was planned to, if it did not"}),
+        attempt=_maybe(_count("the attempt that it struck; null when it never fired")),
+        landed={"type": "boolean", "description": "it is shown to have happened as planned"},
+        problem=_maybe(_text("why it cannot be shown to have happened; null when it landed")),
+        kind={"enum": list(get_args(FaultKind)), "description": "what was done"},
+        evidence=_maybe(_text("what was seen of it, in a few words; null when it did not land")),
+    )
+
+
+def _attempt() -> dict[str, Any]:
+    return _object(
+        attempt=_count("its number, from 1"),
+        resumed_from=_maybe(_text("name of the checkpoint; null when it began at the beginning")),
+        resumed_step=_count("optimizer steps done when it began"),
+        first_step=_maybe(_count("first optimizer step that any rank recorded in it; null when it recorded none")),
+        last_step=_maybe(_count("last of them")),
+        ended_by=_text("faults by their ids, an unplanned death, or how the leg ended"),
+        lost_steps=_count("steps done or restored that the next attempt did not go on from"),
+        recovery_s=_maybe(
+            {
+                "type": "number",
+                "description": "seconds from the death or hang that ended the attempt before to the first step of this one; "
+                "null where that is not known",
+            }
+        ),
+        ranks=_count("ranks that began to train"),
+    )
+
+
+def _object(description: str | None = None, /, **fields: dict[str, Any]) -> dict[str, Any]:
+    about = {} if description is None else {"description": description}
+    return {**about, "type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def _list(description: str, items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "description": description}
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"type": "string", "description": description}
+
+
+def _count(description: str) -> dict[str, Any]:
+    return {"type": "integer", "minimum": 0, "description": description}
+
+
+def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}

@@ -1,0 +1,130 @@
+"""A real drill, watched from other processes while it runs: each sees what happened, and none disturbs it."""
+
+import io
+import json
+import re
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.follow import RunFollower
+from chaosrun.report.live import LiveProgress
+from chaosrun.supervise.drill import lock_run
+from chaosrun.verify.trajectory import trajectory
+from chaosrun.verify.verdict import Verdict
+from tests.conftest import WarmDrills
+from tests.e2e.drills import COMMAND, kills, write_job
+from tests.terminal import Terminal
+
+
+class Watchers:
+    """Commands that follow the run from its first record on, while this process holds its lock."""
+
+    def __init__(self, stack: ExitStack, root: Path, live: LiveProgress) -> None:
+        self._stack, self._root, self._live = stack, root, live
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def on_event(self, record: dict[str, Any]) -> None:
+        if not self.processes:
+            (path,) = (self._root / "runs").iterdir()
+            self._live.on_event({"leg": None, "event": "run.created", "run": path.name, "path": str(path)})
+            self._stack.enter_context(lock_run(RunLayout(path)))
+            self.terminal = Terminal(COMMAND, "status", "latest", "-w", "--root", self._root)
+            for name, command in {
+                "lines": ["status", "latest", "-w"],
+                "json": ["status", "latest", "-w", "-o", "json"],
+                "logs": ["logs", "latest", "-f"],
+                "events": ["logs", "latest", "-f", "--events"],
+            }.items():
+                self.processes[name] = subprocess.Popen(
+                    [COMMAND, *command, "--root", self._root], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+        self._live.on_event(record)
+
+
+@pytest.fixture(scope="module")
+def watched(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("watched")
+    job = write_job(folder, "print('step', step, flush=True)\ntime.sleep(0.15)", kills(8))
+    root, stream = folder / "root", io.StringIO()
+    with ExitStack() as stack, LiveProgress(stream, terminal=False) as live:
+        watchers = Watchers(stack, root, live)
+        result = warm_drills(job, root=root, on_event=watchers.on_event)
+    outcomes = {name: (*process.communicate(timeout=60), process.returncode) for name, process in watchers.processes.items()}
+    code = watchers.terminal.wait()
+    watchers.terminal.close()
+    return {
+        "result": result,
+        "own": stream.getvalue(),
+        "terminal": (code, watchers.terminal.output, watchers.terminal.grid),
+        **outcomes,
+    }
+
+
+def said(lines: str) -> list[str]:
+    return [re.sub(r"^(\d\d:\d\d:\d\d )?\[\d+:\d\d\] ", "", line) for line in lines.splitlines() if ": created in " not in line]
+
+
+def test_the_drill_passes(watched: dict[str, Any]) -> None:
+    verdict: Verdict = watched["result"].verdict
+    assert (verdict.status, len(verdict.attempts)) == ("PASS", 2)
+
+
+def test_every_follower_tells_the_same(watched: dict[str, Any]) -> None:
+    own = said(watched["own"])
+    assert "chaos: F1 fired: rank 1, step 8" in own
+    out, err, code = watched["lines"]
+    assert (said(err), code) == (own, 0)
+    assert "1 restart, 2 steps lost" in out
+    out, err, code = watched["events"]
+    assert (said(out), err, code) == (own, "", 0)
+
+
+def test_a_fault_fires_before_its_rank_dies(watched: dict[str, Any]) -> None:
+    own = said(watched["own"])
+    assert own.index("chaos: F1 fired: rank 1, step 8") < own.index("chaos: attempt 1: rank 1 died of SIGKILL")
+
+
+def test_the_picture(watched: dict[str, Any]) -> None:
+    code, output, grid = watched["terminal"]
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    for part in ("▶ reference", "then chaos, 1 fault", "✓ reference 12 steps   ▶ chaos", "F1          ○ planned", "● landed"):
+        assert part in plain
+    assert re.search(r"rank 1      attempt 2 +\d+ training", plain)
+    assert "restarts    1, 2 steps lost" in plain
+    assert grid.text.startswith(f"run {watched['result'].run.run_id}  small, 2 workers\n")
+    assert not grid.is_cursor_hidden
+
+
+def test_json(watched: dict[str, Any]) -> None:
+    out, err, code = watched["json"]
+    states = [json.loads(line) for line in out.splitlines()]
+    assert (err, code) == ("", 0)
+    assert len(states) > 5
+    assert {state["state"] for state in states[:-1]} == {"running"}
+    assert states[-1]["schedule"][0]["state"] == "landed"
+    assert [(leg["restarts"], leg["lost_steps"]) for leg in states[-1]["legs"]] == [(0, 0), (1, 2)]
+
+
+def test_logs(watched: dict[str, Any]) -> None:
+    out, err, code = watched["logs"]
+    assert (err, code) == ("", 0)
+    for origin, steps in (("reference/1/0", range(1, 13)), ("chaos/1/1", range(1, 9)), ("chaos/2/1", range(7, 13))):
+        lines = [line.partition(" | ")[2] for line in out.splitlines() if line.startswith(f"{origin} | ")]
+        assert lines == [f"step {step}" for step in steps], origin
+
+
+def test_the_picture_agrees_with_the_verdict(watched: dict[str, Any]) -> None:
+    run, verdict = watched["result"].run, watched["result"].verdict
+    follower = RunFollower(run)
+    follower.poll()
+    leg = follower.picture.legs["chaos"]
+    assert leg.lost_steps == sum(attempt.lost_steps for attempt in verdict.attempts)
+    assert leg.recoveries_s == pytest.approx([attempt.recovery_s for attempt in verdict.attempts[1:]], abs=0.001)
+    assert list(leg.losses.values()) == pytest.approx(trajectory(run, "chaos").losses)
+    assert (leg.step, leg.damage, follower.picture.legs["reference"].damage) == (12, None, None)

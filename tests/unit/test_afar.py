@@ -1,0 +1,357 @@
+"""What one process can learn of a run that another supervises, and do about it: by real locks, sockets and files."""
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun import afar, errors
+from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
+from chaosrun.supervise.control import control_directory, serve
+from chaosrun.supervise.drill import lock_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLayout:
+    run = RunLayout(tmp_path / "runs" / "small-1")
+    run.path.mkdir(parents=True)
+    return run
+
+
+class TestSupervision:
+    def test_a_good_end_with_warnings(self, run: RunLayout) -> None:
+        with supervision(run) as warnings:
+            seen = read_supervision(run)
+            assert seen is not None and (seen.pid, seen.ended_s, seen.error) == (os.getpid(), None, None)
+            warnings.append("report.html was not written")
+        seen = read_supervision(run)
+        assert seen is not None and seen.ended_s is not None and seen.ended_s >= seen.began_s
+        assert seen.error is None and seen.warnings == ("report.html was not written",)
+
+    @pytest.mark.parametrize("name", [name for name in errors.__all__])
+    def test_an_error_comes_back_as_what_it_was(self, run: RunLayout, name: str) -> None:
+        error = getattr(errors, name)("no room", hint="make some")
+        with pytest.raises(type(error)), supervision(run):
+            raise error
+        seen = read_supervision(run)
+        assert seen is not None and seen.error is not None
+        assert (type(seen.error), seen.error.message, seen.error.hint, seen.error.exit_code) == (
+            type(error),
+            "no room",
+            "make some",
+            error.exit_code,
+        )
+
+    def test_an_interrupt_and_a_bug(self, run: RunLayout) -> None:
+        interrupted = raised_again(described(KeyboardInterrupt(), run), run)
+        assert interrupted.exit_code == 130 and f"chaosrun resume {run.run_id}" in (interrupted.hint or "")
+        bug = raised_again(described(ZeroDivisionError("division by zero"), run), run)
+        assert bug.exit_code == 1 and "this is a bug in chaosrun" in bug.message
+
+    @pytest.mark.parametrize(
+        "text", ["", "[]", "{}", '{"pid": 1, "began_s": 1.0, "ended_s": null, "error": "x", "warnings": []}']
+    )
+    def test_a_damaged_file(self, run: RunLayout, text: str) -> None:
+        assert read_supervision(run) is None
+        run.supervisor_json.write_text(text)
+        with pytest.raises(UsageError, match=r"supervisor\.json"):
+            read_supervision(run)
+
+
+HOLD = """\
+import fcntl, sys, time
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(100)
+"""
+
+
+@contextmanager
+def held_elsewhere(run: RunLayout) -> Iterator[subprocess.Popen[str]]:
+    """Another process holds the run's lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(run.lock)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestWaiting:
+    def test_for_nobody(self, run: RunLayout) -> None:
+        assert afar.unsupervised(run, 0.0)
+
+    def test_until_it_is_let_go(self, run: RunLayout) -> None:
+        with held_elsewhere(run) as process:
+            assert not afar.unsupervised(run, 0.05)
+            threading.Timer(0.5, process.kill).start()
+            began_s, worked_s = time.monotonic(), time.process_time()
+            assert afar.unsupervised(run, 30.0)
+            worked_s = time.process_time() - worked_s
+            assert worked_s < (time.monotonic() - began_s) / 2, "who waits does not spin"
+
+    def test_who_waits_is_in_nobodys_way(self, run: RunLayout) -> None:
+        with lock_run(run):
+            waiting = threading.Thread(target=afar.unsupervised, args=(run, 30.0))
+            waiting.start()
+        with lock_run(run):
+            pass
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+    def test_in_vain(self, run: RunLayout) -> None:
+        with held_elsewhere(run), pytest.raises(RunTimeoutError) as late:
+            afar.wait(run, 0.05)
+        assert late.value.exit_code == 124 and "it goes on" in (late.value.hint or "")
+
+    def test_a_lock_goes_with_the_last_who_has_it(self, run: RunLayout) -> None:
+        """As `chaosrun.keeper` hands it on: when the keeper is killed, its child holds the run for as long as it lives."""
+        with lock_run(run) as descriptor:
+            process = subprocess.Popen(
+                [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(descriptor,)
+            )
+        assert not afar.unsupervised(run, 0.05)
+        process.communicate()
+        assert afar.unsupervised(run, 30.0)
+
+
+class TestOutcome:
+    def test_never_supervised(self, run: RunLayout) -> None:
+        with pytest.raises(InterruptedRunError, match="nobody has supervised it"):
+            afar.outcome(run)
+
+    def test_an_error(self, run: RunLayout) -> None:
+        with pytest.raises(ResourcesError), supervision(run):
+            raise ResourcesError("no room for 3 workers", hint="ask for less")
+        with pytest.raises(ResourcesError, match="no room for 3 workers") as again:
+            afar.outcome(run)
+        assert again.value.hint == "ask for less"
+
+    @pytest.mark.parametrize("has_ended", [True, False])
+    def test_an_interrupt_while_the_reports_were_written(
+        self, run: RunLayout, monkeypatch: pytest.MonkeyPatch, has_ended: bool
+    ) -> None:
+        """The verdict is there, and says more than that."""
+        monkeypatch.setattr("chaosrun.verify.verdict.judge", lambda run: "the verdict")
+        with pytest.raises(KeyboardInterrupt), supervision(run) as warnings:
+            run.verdict_json.write_text(json.dumps({"outcome": "completed" if has_ended else "interrupted"}))
+            warnings.append("junit.xml was not written")
+            raise KeyboardInterrupt
+        if not has_ended:
+            with pytest.raises(InterruptedRunError):
+                afar.outcome(run)
+            return
+        told = ("junit.xml was not written", "its reports were not all written: interrupted")
+        assert afar.outcome(run) == ("the verdict", told)
+
+    def test_killed(self, run: RunLayout) -> None:
+        """The one before it had ended with an error, and left a verdict that does not count."""
+        with pytest.raises(ResourcesError), supervision(run):
+            raise ResourcesError("no room")
+        run.verdict_json.write_text(json.dumps({"outcome": "resources"}))
+        kill = "import os, signal, sys; from pathlib import Path\n" + (
+            "from chaosrun.records.layout import RunLayout; from chaosrun.records.supervision import supervision\n"
+            "with supervision(RunLayout(Path(sys.argv[1]))): os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        subprocess.run([sys.executable, "-c", kill, str(run.path)], check=False)
+        with pytest.raises(InterruptedRunError, match=r"\(pid [0-9]+\) was killed") as killed:
+            afar.outcome(run)
+        assert f"chaosrun resume {run.run_id}" in (killed.value.hint or "")
+
+
+class TestSpeaking:
+    def test_to_nobody(self, run: RunLayout) -> None:
+        with pytest.raises(UsageError, match="it was interrupted") as refused:
+            afar.cancel(run)
+        assert f"chaosrun resume {run.run_id}" in (refused.value.hint or "")
+        run.verdict_json.write_text(json.dumps({"outcome": "completed"}))
+        with pytest.raises(UsageError, match="it has ended") as refused:
+            afar.inject(run, kind="kill", rank="1")
+        assert f"chaosrun verify {run.run_id}" in (refused.value.hint or "")
+
+    def test_to_one_that_has_no_socket_yet(self, run: RunLayout) -> None:
+        heard: list[dict[str, Any]] = []
+
+        def serve_late() -> None:
+            time.sleep(0.3)
+            with serve(run, {"inject": lambda message: heard.append(dict(message)) or {"faults": []}}, on_failure=print):
+                over.wait(30)
+
+        over = threading.Event()
+        with held_elsewhere(run):
+            thread = threading.Thread(target=serve_late)
+            thread.start()
+            try:
+                assert afar.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": []}
+            finally:
+                over.set()
+                thread.join()
+        assert {key: heard[0][key] for key in ("kind", "rank", "settings", "seed")} == {
+            "kind": "kill",
+            "rank": "1",
+            "settings": ["grace=5s"],
+            "seed": 4,
+        }
+
+    def test_to_one_whose_predecessor_was_killed(self, run: RunLayout) -> None:
+        """Its socket is there, and refuses."""
+        directory = control_directory(run)
+        directory.mkdir(mode=0o700)
+        (directory / "token").write_text("x")
+        left = socket.socket(socket.AF_UNIX)
+        with held_elsewhere(run):
+            here = os.open(directory, os.O_RDONLY)
+            left.bind(f"/proc/self/fd/{here}/socket")
+            os.close(here)
+            left.close()
+            over = threading.Event()
+
+            def serve_late() -> None:
+                time.sleep(0.3)
+                with serve(run, {"cancel": lambda message: {"heard": True}}, on_failure=print):
+                    over.wait(30)
+
+            thread = threading.Thread(target=serve_late)
+            thread.start()
+            try:
+                assert afar.speak(run, "cancel") == {"heard": True}
+            finally:
+                over.set()
+                thread.join()
+
+    def test_to_one_that_never_has_one(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(afar, "SOCKET_LIMIT_S", 0.1)
+        with held_elsewhere(run), pytest.raises(UsageError, match="cannot be spoken to"):
+            afar.cancel(run)
+
+    def test_a_refusal_keeps_its_words(self, run: RunLayout) -> None:
+        def refuse(message: object) -> dict[str, Any]:
+            raise UsageError("the reference leg is running", hint="wait")
+
+        with (
+            held_elsewhere(run),
+            serve(run, {"inject": refuse}, on_failure=print),
+            pytest.raises(UsageError, match=r"^the reference leg is running") as refused,
+        ):
+            afar.inject(run, kind="kill", rank="1")
+        assert refused.value.hint == "wait"
+
+    @pytest.mark.parametrize(
+        ("asked", "refusal"),
+        [
+            ({"kind": "nope"}, "no kind of fault called 'nope'"),
+            ({"rank": "9"}, "9"),
+            ({"rank": "one"}, "'one' is no rank"),
+            ({"settings": ["grace=5s"]}, "has no grace"),
+        ],
+    )
+    def test_a_wrong_injection_is_refused_first(self, run: RunLayout, asked: dict[str, Any], refusal: str) -> None:
+        spec = {"name": "small", "script": "train.py", "workers": 2, "max_steps": 60}
+        texts = dict.fromkeys(("run_id", "job", "directory", "script"), "x")
+        about = {"created_s": 1.0, "overrides": [], "reference": {"mode": "fresh"}, "storage": {}, "irreproducible": None}
+        run.run_json.write_text(json.dumps({"v": 1, **texts, **about, "spec": spec}))
+        run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=()).to_json()))
+        with pytest.raises(UsageError, match=refusal):
+            afar.inject(run, **{"kind": "kill", "rank": "1", **asked})
+        for right in ("1", "random"):
+            with pytest.raises(UsageError, match="not being supervised"):
+                afar.inject(run, kind="kill", rank=right)
+
+    def test_a_run_that_does_not_end_in_time(self, run: RunLayout) -> None:
+        with held_elsewhere(run), serve(run, {"cancel": lambda message: {}}, on_failure=print):
+            afar.cancel(run)
+            with pytest.raises(RunTimeoutError, match="still being supervised"):
+                afar.cancel(run, timeout_s=0.05)
+
+
+def observed(fault: str, **more: Any) -> dict[str, Any]:
+    seen = {"attempt": 1, "rank": 1, "pid": 4211, "how": "death", "signal": 9, "exit_code": None, "died_s": 1.0, "found": {}}
+    return {"event": "fault.observed", "fault": fault, **seen, **more}
+
+
+class TestLandings:
+    @pytest.fixture(autouse=True)
+    def planned(self, run: RunLayout) -> None:
+        faults = (Fault(id="F1", rank=1, at_step=9, source="s"), Fault(id="F2", kind="stop", rank=1, at_step=9, source="s"))
+        run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=faults).to_json()))
+
+    def write(self, run: RunLayout, *records: dict[str, Any]) -> None:
+        journal = Journal(run.leg("chaos").journal)
+        for record in records:
+            journal.append(**record)
+        journal.close()
+
+    def test_where_and_how(self, run: RunLayout) -> None:
+        trace = run.leg("chaos").attempt(1).trace(1)
+        trace.parent.mkdir(parents=True)
+        with open(trace, "w") as file:
+            file.write('{"kind":"step","step":8,"time_s":1.0}\n{"kind":"step","step":9,"time_s":1.1}\n{"kind":"st')
+        self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F1"), {"event": "attempt.stopped"})
+        (seen,) = afar.landings(run, ["F1"], timeout_s=30)
+        assert seen.settled and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
+
+    def test_not_yet(self, run: RunLayout) -> None:
+        (seen,) = afar.landings(run, ["F1"], timeout_s=0.0)
+        assert not seen.settled and "not been seen" in seen.sentence
+        self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F2"))
+        assert not afar.landings(run, ["F1"], timeout_s=30)[0].settled, "nobody supervises it: it is not waited for"
+
+    def test_never(self, run: RunLayout) -> None:
+        self.write(
+            run, observed("F2", found={"problem": "it was in state R"}), {"event": "leg.finished", "outcome": "completed"}
+        )
+        first, second = afar.landings(run, ["F1", "F2"], timeout_s=30)
+        assert first.problem == "the leg ended before it came (completed)"
+        assert second.problem == "it was in state R" and not second.landed
+
+    def test_as_the_verdict_has_it(self, run: RunLayout) -> None:
+        self.write(run, observed("F2", how="hang", signal=None, found={"state": "T", "silent_s": 5.0}))
+        (seen,) = afar.landings(run, ["F2"], timeout_s=30)
+        assert seen.evidence == "pid 4211: stopped (state T), no progress for 5 s"
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "not json",
+            "[]",
+            "{}",
+            '{"event": "fault.observed"}',
+            '{"event": "fault.observed", "fault": "F1"}',
+            '{"event": "fault.observed", "fault": "F1", "found": 3}',
+            '{"event": "fault.observed", "fault": "F1", "attempt": "x"}',
+            '{"event": "leg.finished"}',
+        ],
+    )
+    def test_a_damaged_journal_is_no_bug_of_ours(self, run: RunLayout, line: str) -> None:
+        run.leg("chaos").path.mkdir(parents=True, exist_ok=True)
+        run.leg("chaos").journal.write_text(f"{line}\n")
+        with pytest.raises(UsageError, match=r"the journal is damaged: .*journal"):
+            afar.landings(run, ["F1"], timeout_s=30)
+
+    def test_while_the_run_goes_on(self, run: RunLayout) -> None:
+        with lock_run(run):
+            threading.Timer(0.2, self.write, (run, observed("F1"))).start()
+            (seen,) = afar.landings(run, ["F1"], timeout_s=30)
+        assert seen.landed and seen.step is None and "before its first step" in seen.sentence
+
+
+def test_flock_is_what_the_tests_say(run: RunLayout) -> None:
+    # Two descriptors of one process are two holders.
+    with lock_run(run), run.lock.open("a+") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,0 +1,54 @@
+"""What a red test says of its drill."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import RunLayout
+from chaosrun.testing.outcome import TRACEBACK_LINES, DrillFailed, Outcome
+from chaosrun.verify.verdict import Verdict
+
+TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 7, in main\n' * 40 + "ValueError: \x1b[2Jboom\n"
+
+
+def verdict(**more: Any) -> Verdict:
+    cause = "chaos leg: rank 1 raised ValueError at step 7: boom"
+    about = {"checks": (), "divergence": None, "faults": (), "attempts": (), "steps": 0, "lost_steps": 0}
+    outcome: Any = "user_error"
+    return Verdict(status="INCONCLUSIVE", exit_code=4, cause=cause, hint=None, outcome=outcome, **{**about, **more})
+
+
+def account(run: RunLayout) -> str:
+    with pytest.raises(DrillFailed) as failure:
+        Outcome(run=run, seed=1, again=None, _verdict=verdict()).assert_verdict("PASS")
+    return str(failure.value)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CHAOSRUN_ROOT", raising=False)
+    run = RunLayout(tmp_path / ".chaosrun" / "runs" / "small-1")
+    journal = Journal(run.leg("chaos").journal)
+    journal.append("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[])
+    error = {"type": "ValueError", "message": "boom", "traceback": TRACEBACK}
+    journal.append("death.unplanned", attempt=1, rank=1, step=7, reason="raised", error=error)
+    journal.append("leg.finished", outcome="user_error", message="rank 1 raised", hint=None, final_step=7)
+    journal.close()
+    return run
+
+
+def test_a_script_that_failed_shows_the_end_of_its_traceback(run: RunLayout) -> None:
+    *_, head = account(run).partition("  traceback of rank 1, attempt 1:\n")
+    shown = head.splitlines()
+    assert shown[0] == "    …" and len(shown) == 1 + TRACEBACK_LINES
+    assert shown[-2:] == ['      File "train.py", line 7, in main', "    ValueError: boom"]
+
+
+def test_what_to_type_finds_the_run_from_where_pytest_was_started(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "inspect   chaosrun logs small-1\n" in account(run)
+    (run.path.parents[2] / "tests").mkdir()
+    monkeypatch.chdir(run.path.parents[2] / "tests")
+    assert f"inspect   chaosrun logs small-1 --root {run.path.parents[1]}\n" in account(run)

@@ -1,0 +1,71 @@
+"""The cache of references on a disk that is full: the drill needs no place in it, and what it needs of it, it says."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import write_run
+
+from chaosrun.errors import ResourcesError
+from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.report.progress import sentence
+from chaosrun.supervise.drill import Drill, run_files
+from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    run = write_run(tmp_path_factory.mktemp("reference"))
+    (run.reference.path / "inputs.json").write_text("{}")
+    return run
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full once the traces are copied, in the middle of the checkpoint."""
+    copy = shutil.copy2
+
+    def copy2(source: Any, target: Any, **options: Any) -> Any:
+        if "checkpoints" in Path(target).parts:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        return copy(source, target, **options)
+
+    monkeypatch.setattr(shutil, "copy2", copy2)
+
+
+def drill(run: RunLayout, root: Path, events: list[dict[str, Any]]) -> Drill:
+    def none() -> Any:
+        raise AssertionError("nothing is run")
+
+    return Drill(run=run, root=root, workers=none, devices=none, on_record=events.append, on_supervisor=lambda supervisor: None)
+
+
+def test_one_that_is_kept_is_found(made: RunLayout, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    drill(made, tmp_path, events)._cache("key", made.reference, final_step(made.reference))
+    found = ReferenceCache(tmp_path).find("key")
+    assert events == [] and found is not None
+    copied = {path.relative_to(found.path) for path in found.path.rglob("*") if path.is_file()}
+    kept = {path.relative_to(made.reference.path) for path in made.reference.path.rglob("*") if path.is_file()}
+    assert copied <= kept and {path for path in kept - copied if path.parts[0] != "checkpoints"} == set()
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_disk_costs_the_place_in_the_cache_alone(made: RunLayout, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    drill(made, tmp_path, events)._cache("key", made.reference, final_step(made.reference))
+    assert ReferenceCache(tmp_path).find("key") is None
+    assert [path.name for path in (tmp_path / "references").iterdir()] == [".lock"]
+    (event,) = events
+    assert event["event"] == "reference.uncached"
+    assert sentence(event).startswith("not kept in the cache for other drills: ")
+    assert sentence(event).endswith(": No space left on device")
+
+
+@pytest.mark.usefixtures("full")
+def test_one_that_does_not_fit_into_the_run_is_a_lack_of_resources(made: RunLayout, tmp_path: Path) -> None:
+    with pytest.raises(ResourcesError, match=r"cannot be written: .*: No space left on device"), run_files(made, "resume"):
+        copy_leg(made.reference, LegLayout(tmp_path / "leg"), final_step(made.reference))

@@ -1,0 +1,287 @@
+"""JUnit XML as CI systems read it: what is red, what is not, and that the file is one whatever a run holds."""
+
+import json
+import re
+import xml.etree.ElementTree as etree
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
+from legs import Bugs, copy_run, die_raising, edit_journal, only, put, write_run
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.junit import drill_suite, render_junit, to_xml, xml_text
+from chaosrun.verify.check import failed, inconclusive, passed, skipped
+from chaosrun.verify.verdict import Verdict, judge
+
+Judged = tuple[RunLayout, Verdict]
+# Attributes and children, in the order of JUnit's schema as Jenkins and Ant have it; * for what must be there.
+PARTS: dict[str, tuple[set[str], list[str]]] = {
+    "testsuites": ({"name", "time", "tests", "failures", "errors", "skipped", "disabled"}, ["testsuite"]),
+    "testsuite": (
+        {"name*", "tests*", "failures", "errors", "skipped", "disabled", "time", "timestamp", "hostname", "id", "package"},
+        ["properties", "testcase", "system-out", "system-err"],
+    ),
+    "properties": (set(), ["property"]),
+    "property": ({"name*", "value*"}, []),
+    "testcase": (
+        {"name*", "classname*", "time", "assertions", "status"},
+        ["skipped", "error", "failure", "system-out", "system-err"],
+    ),
+    "skipped": ({"message", "type"}, []),
+    "error": ({"message", "type"}, []),
+    "failure": ({"message", "type"}, []),
+    "system-out": (set(), []),
+    "system-err": (set(), []),
+}
+
+
+def complaints(element: etree.Element) -> list[str]:
+    """In which ways this is not JUnit XML."""
+    attributes, children = PARTS[element.tag]
+    known = {name.rstrip("*") for name in attributes}
+    lacking = {name[:-1] for name in attributes if name.endswith("*")} - element.attrib.keys()
+    found = [f"{element.tag}: {name}" for name in (element.attrib.keys() - known) | lacking]
+    found += [f"{element.tag}: {child.tag} in it" for child in element if child.tag not in children]
+    places = [children.index(child.tag) for child in element if child.tag in children]
+    found += [f"{element.tag}: children in another order"] if places != sorted(places) else []
+    found += (
+        [f"{element.tag}: time {element.get('time')}"] if not re.fullmatch(r"\d+(\.\d+)?", element.get("time", "0")) else []
+    )
+    found += (
+        [f"{element.tag}: several results"] if sum(tag in ("skipped", "error", "failure") for tag in _tags(element)) > 1 else []
+    )
+    return found + [complaint for child in element if child.tag in PARTS for complaint in complaints(child)]
+
+
+def _tags(element: etree.Element) -> Sequence[str]:
+    return [child.tag for child in element] if element.tag == "testcase" else []
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    run = write_run(tmp_path_factory.mktemp("passed"))
+    return run, judge(run)
+
+
+@pytest.fixture(scope="module")
+def differing(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    run = write_run(tmp_path_factory.mktemp("failed"), bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
+    return run, judge(run)
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    run = write_run(tmp_path_factory.mktemp("lost"), bugs=Bugs(lost_fault="F2"))
+    return run, judge(run)
+
+
+def outcomes(suite: TestSuite) -> dict[str, str]:
+    """By class and name: pass, fail, error or skip."""
+    words = {Failure: "fail", Error: "error", Skipped: "skip"}
+    return {
+        f"{case.classname}/{case.name}": next((words[type(result)] for result in case.result), "pass")  # type: ignore[index]
+        for case in suite
+    }
+
+
+def read(suites: Sequence[TestSuite]) -> list[TestSuite]:
+    """As somebody else reads it: no complaints, and counts that are right."""
+    text = to_xml(suites)
+    assert complaints(etree.fromstring(text)) == []
+    whole = list(JUnitXml.fromstring(text.encode()))
+    for suite in whole:
+        found = list(outcomes(suite).values())
+        counted = (suite.tests, suite.failures, suite.errors, suite.skipped)
+        assert counted == (len(found), found.count("fail"), found.count("error"), found.count("skip"))
+    return whole
+
+
+def test_a_pass_is_green(exact: Judged) -> None:
+    (suite,) = read([drill_suite("toy", *exact)])
+    found = outcomes(suite)
+    assert set(found.values()) == {"pass"}
+    assert [name for name in found if "checks" not in name] == [
+        "chaosrun.toy/verdict",
+        *(f"chaosrun.toy.faults/F{n}" for n in (1, 2, 3)),
+    ]
+    assert [name.rpartition("/")[2] for name in found if ".checks/" in name] == [check.name for check in exact[1].checks]
+
+
+def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> None:
+    run, verdict = differing
+    (suite,) = read([drill_suite("toy", run, verdict)])
+    found = outcomes(suite)
+    for check in verdict.checks:
+        expected = {"pass": "pass", "fail": "fail", "skip": "skip", "inconclusive": "error"}[check.status]
+        assert found[f"chaosrun.toy.checks/{check.name}"] == expected
+    assert found["chaosrun.toy/verdict"] == "fail"
+    again = "reproduce: chaosrun submit /job.yaml"
+    for case in suite:
+        if case.is_failure:
+            assert case.result[0].message
+            assert again in (case.result[0].text or "") and again in (case.system_out or ""), case.name
+    text = next(case for case in suite if case.name == "verdict").result[0].text or ""
+    assert "blame: chaosrun's, most likely: RNG not restored" in text
+    assert "first divergence: rng at step 5, ranks 0, 1, 2, attempt 2" in text
+    first = next(case for case in suite if case.name == "rng").result[0].text or ""
+    assert '"field": "rng"' in first and "differing: " in first
+
+
+def test_properties_and_times(exact: Judged) -> None:
+    run, verdict = exact
+    suite = drill_suite("toy", run, verdict)
+    told = {entry.name: entry.value for entry in suite.properties()}
+    assert told | {"run": run.run_id, "workers": "3", "plan_seed": "0", "verdict": "PASS", "torch": "2.13.0"} == told
+    assert told["reproduce"] == "chaosrun submit /job.yaml"
+    assert datetime.fromisoformat(suite.timestamp or "") == datetime(1970, 1, 1, 0, 16, 40)
+    times = {case.name: case.time for case in suite}
+    # Half a second a look of the clock: both legs together, and each fault's recovery.
+    assert times["verdict"] == pytest.approx(sum(wall_s(run, leg) for leg in ("reference", "chaos")))
+    assert [times[f"F{number}"] for number in (1, 2, 3)] == [attempt.recovery_s for attempt in verdict.attempts[1:]]
+    assert JUnitXml.fromstring(to_xml([suite]).encode()).time == times["verdict"]
+
+
+def wall_s(run: RunLayout, leg: str) -> float:
+    import json
+
+    times = [json.loads(line)["time_s"] for line in run.leg(leg).journal.read_text().splitlines()]
+    return times[-1] - times[0]
+
+
+@pytest.mark.parametrize(("before", "counted_s"), [([], 10.0), ([{"event": "leg.finished"}], 0.0)])
+def test_only_an_interruption_is_no_time_of_the_run(
+    exact: Judged, tmp_path: Path, before: list[dict[str, Any]], counted_s: float
+) -> None:
+    """A takeover after a fault that ended the supervisor is a part of what the drill took."""
+    run = copy_run(exact[0], tmp_path)
+    journal = run.leg("chaos").journal
+    *lines, last = [json.loads(line) for line in journal.read_text().splitlines()]
+    at_s = lines[-1]["time_s"]
+    more = [{**record, "time_s": at_s} for record in before] + [{"event": "supervisor.resumed", "time_s": at_s + 10.0}]
+    told = [*lines, *more, {**last, "time_s": last["time_s"] + 10.0}]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    took_s = [suite.time or 0.0 for suite in (drill_suite("toy", *exact), drill_suite("toy", run, exact[1]))]
+    assert took_s[1] - took_s[0] == pytest.approx(counted_s, abs=0.01)
+
+
+def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
+    run, verdict = lost
+    (suite,) = read([drill_suite("toy", run, verdict)])
+    found = outcomes(suite)
+    assert [found[f"chaosrun.toy.faults/F{number}"] for number in (1, 2, 3)] == ["pass", "error", "pass"]
+    assert found["chaosrun.toy/verdict"] == found["chaosrun.toy.checks/faults_landed"] == "error"
+
+
+def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
+    run, verdict = lost
+    checks = (passed("faults_landed", "2 of 3 landed", outrun=["F2"]),)
+    suite = drill_suite("toy", run, replace(verdict, status="PASS", checks=checks))
+    assert outcomes(suite)["chaosrun.toy.faults/F2"] == "skip"
+
+
+def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
+    run, verdict = lost
+    checks = (inconclusive("losses", "only 3 of 9"), failed("lr", "differs"), skipped("x", "nothing"), passed("y", "fine"))
+    broken = replace(verdict, outcome="user_error", cause="chaos leg: rank 1 raised ValueError", checks=checks)
+    (suite,) = read([drill_suite("toy", run, broken)])
+    found = outcomes(suite)
+    assert [found[f"chaosrun.toy.checks/{name}"] for name in ("losses", "lr", "x", "y")] == ["skip", "fail", "skip", "pass"]
+    assert [name for name, what in found.items() if what == "error"] == ["chaosrun.toy/verdict"]
+
+
+def test_the_traceback_of_a_script_that_failed(exact: Judged, tmp_path: Path) -> None:
+    run = copy_run(exact[0], tmp_path)
+    die_raising(run, "Traceback:\nValueError: boom")
+    (suite,) = read([drill_suite("toy", run, replace(exact[1], status="INCONCLUSIVE", outcome="user_error"))])
+    assert "Traceback:\nValueError: boom\n" in (next(iter(suite)).result[0].text or "")
+
+
+def test_names_stay_from_night_to_night(differing: Judged, exact: Judged) -> None:
+    names = [[(case.classname, case.name) for case in drill_suite("toy", *judged)] for judged in (differing, exact)]
+    assert names[0] == names[1]
+    assert len(set(names[0])) == len(names[0])
+
+
+class TestInASuite:
+    def test_a_fail_that_was_expected_is_green(self, differing: Judged) -> None:
+        (suite,) = read([drill_suite("control", *differing, surprises=())])
+        assert set(outcomes(suite).values()) <= {"pass", "skip"}
+        assert "as expected" in (next(case for case in suite if case.name == "rng").system_out or "")
+
+    def test_a_surprise_is_red(self, differing: Judged, exact: Judged) -> None:
+        (suite,) = read([drill_suite("control", *exact, surprises=["PASS where FAIL was expected: …"])])
+        (case,) = [case for case in suite if case.is_failure]
+        assert (case.name, case.result[0].message) == ("verdict", "PASS where FAIL was expected: …")
+        (suite,) = read([drill_suite("control", *differing, surprises=["FAIL where PASS was expected"])])
+        assert outcomes(suite)["chaosrun.control.checks/rng"] == "fail"
+
+    def test_one_that_was_not_carried_out(self) -> None:
+        (suite,) = read([drill_suite("far", None, None, error="no room for 9 workers")])
+        assert outcomes(suite) == {"chaosrun.far/verdict": "error"}
+        assert next(iter(suite)).result[0].message == "no room for 9 workers"
+
+    def test_many_in_one_file(self, differing: Judged, exact: Judged) -> None:
+        text = to_xml([drill_suite("a", *exact), drill_suite("b", *differing), drill_suite("a", *exact)])
+        whole = JUnitXml.fromstring(text.encode())
+        assert [suite.name for suite in whole] == ["a", "b", "a"]
+        assert whole.tests == len(outcomes_of(whole))
+        assert whole.failures == outcomes_of(whole).count("fail")
+
+
+def outcomes_of(whole: JUnitXml) -> list[str]:
+    return [what for suite in whole for what in outcomes(suite).values()]
+
+
+EVERYTHING = "".join(map(chr, range(0x20))) + "\x7f\x1b[31mred\x1b[0m\ud800\udfff\ufffe\uffff😀<>&\"']]>"
+
+
+def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
+    run, verdict = exact
+    nasty = replace(
+        verdict,
+        status="FAIL",
+        cause=EVERYTHING,
+        hint=EVERYTHING,
+        warnings=(EVERYTHING,),
+        checks=(failed("lr", EVERYTHING, what=EVERYTHING),),
+        faults=(replace(verdict.faults[0], description=EVERYTHING, evidence=EVERYTHING),),
+    )
+    (suite,) = read([drill_suite(EVERYTHING, run, nasty)])
+    assert xml_text(EVERYTHING) == "\t\n\r\x7fred😀<>&\"']]>"
+    result = next(case for case in suite if case.name == "lr").result[0]
+    assert (result.message or "").endswith("red😀<>&\"']]>")
+
+
+def test_evidence_is_cut_where_it_is_long(exact: Judged) -> None:
+    run, verdict = exact
+    (suite,) = read([drill_suite("toy", run, replace(verdict, checks=(failed("lr", "differs", all=["x"] * 9000),)))])
+    text = next(case for case in suite if case.name == "lr").result[0].text or ""
+    assert len(text) < 5000
+    assert "verdict.json" in text
+
+
+def test_a_run_alone(differing: Judged) -> None:
+    whole = JUnitXml.fromstring(render_junit(*differing).encode())
+    assert [suite.name for suite in whole] == ["toy"]
+
+
+def test_the_control_of_the_structure() -> None:
+    case = "<testcase name='b' time='soon'><system-out/><error/></testcase>"
+    assert complaints(etree.fromstring(f"<testsuites><testsuite name='a'>{case}<x/></testsuite></testsuites>")) == [
+        "testsuite: tests",
+        "testsuite: x in it",
+        "testcase: classname",
+        "testcase: children in another order",
+        "testcase: time soon",
+    ]
+
+
+def test_times_beyond_floats(exact: Judged, tmp_path: Path) -> None:
+    run = copy_run(exact[0], tmp_path)
+    edit_journal(run, "chaos", only("leg.finished", put(time_s=10**400)))
+    assert not complaints(etree.fromstring(to_xml([drill_suite("toy", run, judge(run))])))

@@ -1,0 +1,99 @@
+"""`chaosrun suite` as far as it needs no Ray: what it would run, and what it refuses before anything starts."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from chaosrun import cli
+from chaosrun.report.ticker import Ticker
+
+JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
+SUITE = "name: toys\njob: job.yaml\nmatrix: {workers: [1, 2], faults: [spot, torture]}\ndrills:\n  - {name: a}\n  - {name: b}\n"
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text(JOB)
+    path = tmp_path / "toys.yaml"
+    path.write_text(SUITE)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert cli.main(["suite", "toys.yaml", "--list", "-o", "json", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    told = json.loads(out)
+    assert told["v"] == 1
+    return [drill["name"] for drill in told["drills"]]
+
+
+def test_what_would_run(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["suite", "toys.yaml", "--list", "--seed", "20261121"]) == 0
+    out, _ = capsys.readouterr()
+    assert out.startswith("suite toys: 8 drills, ") and "seed 20261121" in out and "a[workers=" in out
+    everything = listed(capsys)
+    assert len(everything) == 8
+    assert listed(capsys, "--only", "b", "--except", "*faults=spot]") == [
+        "b[workers=1,faults=torture]",
+        "b[workers=2,faults=torture]",
+    ]
+    parts = [name for number in (1, 2, 3) for name in listed(capsys, "--shard", f"{number}/3")]
+    assert sorted(parts) == sorted(everything)
+    assert not (suite.parent / ".chaosrun").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "c"], "--only: no drill 'c'"),
+        (["--shard", "3/2"], "--shard '3/2' is no shard"),
+        (["--seed", "yesterday"], "--seed 'yesterday' is no seed"),
+        (["--at-once", "0"], "--at-once 0 is no number of drills"),
+        (["--fail-fast", "--keep-going"], "exclude each other"),
+        (["--junit", "new/x.xml"], "--junit new/x.xml: there is no directory new"),
+        (["--markdown", "new/x.md"], "--markdown new/x.md: there is no directory new"),
+        (["--history", "new/x.jsonl"], "--history new/x.jsonl: there is no directory new"),
+        (["--junit", "."], "--junit . cannot be written"),
+        (["--markdown", "."], "--markdown . cannot be written"),
+        (["--history", "."], "--history . cannot be written"),
+        (["--resume", "latest"], "no suite 'latest'"),
+        (["--resume", "x", "--seed", "3"], "gone on with as it began"),
+    ],
+)
+def test_what_is_refused(suite: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert cli.main(["suite", "toys.yaml", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and "hint: " in err
+    assert not (suite.parent / ".chaosrun").exists()
+
+
+def test_a_drill_that_cannot_be_planned_stops_everything(suite: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite.write_text(SUITE + "  - {name: c, set: {max_steps: null}}\n")
+    assert cli.main(["suite", "toys.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert "toys.yaml:7:5: drill 'c[workers=1,faults=spot]' cannot be planned" in err
+    assert not (suite.parent / ".chaosrun" / "suites").exists()
+
+
+def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    ticker = Ticker(stream, terminal=False)
+    about = {"leg": None, "of": 2}
+    ticker.on_event({**about, "event": "suite.started", "suite": "toys-1", "seed": 7})
+    ticker.on_event({**about, "event": "suite.drill", "name": "a", "number": 1})
+    ticker.on_event({**about, "event": "suite.ended", "name": "a", "number": 1, "status": "FAIL", "ok": True, "cause": ""})
+    ticker.on_event(
+        {**about, "event": "suite.ended", "name": "b", "number": 2, "status": None, "ok": False, "cause": "no room"}
+    )
+    lines = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "suite toys-1: 2 drills, seed 7",
+        "1/2 a begins",
+        "1/2 a: FAIL",
+        "2/2 b: not run, not as expected: no room",
+    ]

@@ -1,0 +1,91 @@
+"""What a night writes down of each drill, and what it says of the nights before: as far as that needs no Ray."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaosrun.suites.history import Entry, append, read_history
+from chaosrun.suites.kept import KeptPlans
+from chaosrun.suites.night import SuiteRun, Wish, opened
+from chaosrun.suites.planned import PlannedDrill
+from chaosrun.suites.results import DrillResult
+
+JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[SuiteRun]:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text(JOB)
+    path = tmp_path / "toys.yaml"
+    path.write_text("name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}]\n")
+    root = tmp_path / "root"
+    with opened(root, Wish(path=path, asked_s=1795262400.0), None) as (folder, agenda, journal):
+        yield SuiteRun(
+            folder=folder,
+            agenda=agenda,
+            journal=journal,
+            root=root,
+            address=None,
+            on_record=lambda record: None,
+            finish=lambda run, verdict: (),
+        )
+
+
+def failed(drill: PlannedDrill) -> DrillResult:
+    return DrillResult(name=drill.name, run=None, status=None, expected="PASS", error="no room", surprises=("no room",))
+
+
+def results(run: SuiteRun, *drills: PlannedDrill) -> dict[str, DrillResult]:
+    return {drill.name: failed(drill) for drill in drills}
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("odd")])
+def test_what_goes_wrong_with_kept_plans_costs_neither_the_history_nor_the_night(
+    run: SuiteRun, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def take(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(KeptPlans, "take", take)
+    drill = run.agenda.drills[0]
+    run._keep(drill, failed(drill))
+    assert [entry.drill for entry in read_history(Path(run.agenda.history)).entries] == ["a"]
+    assert list(run.folder.done().results) == ["a"]
+    (note,) = run._result(results(run, drill)).notes
+    assert "could not be written down" in note and str(error) in note
+
+
+def test_a_history_that_cannot_be_written_costs_no_kept_plan(run: SuiteRun) -> None:
+    history = Path(run.agenda.history)
+    history.unlink()
+    history.mkdir()
+    drill = run.agenda.drills[0]
+    run._keep(drill, failed(drill))
+    assert [kept.drill for kept in KeptPlans.beside(history).read()[0]] == ["a"]
+    result = run._result(results(run, drill))
+    assert len(result.drills) == 1 and result.left == ("b",)
+    assert any("is not in the history" in note for note in result.notes)
+    assert any("nothing is known of earlier nights" in note for note in result.notes)
+
+
+def test_a_later_night_is_none_before(run: SuiteRun) -> None:
+    """A suite that goes on, after another has begun."""
+    drill = run.agenda.drills[0]
+    history = Path(run.agenda.history)
+    run._keep(drill, failed(drill))
+    (mine,) = read_history(history).entries
+    for seconds in (-1, 1):
+        other = replace(mine, suite=f"other{seconds}", time_s=mine.time_s + seconds, ok=seconds > 0)
+        append(history, Entry.from_json(other.to_json()))
+    # Failed before, that is, and well only afterwards.
+    assert [result.label for result in run._result(results(run, drill)).drills] == ["still"]
+
+
+def test_no_result_is_lost_unseen(run: SuiteRun) -> None:
+    first, second = run.agenda.drills
+    run.agenda = replace(run.agenda, drills=(first, replace(second, name="c")))
+    with pytest.raises(AssertionError, match="lost"):
+        run._result(results(run, first, second))

@@ -1,0 +1,139 @@
+"""What the records tell of a restart's time, and what they do not."""
+
+from pathlib import Path
+
+import pytest
+
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.history import LegHistory, read_leg
+from chaosrun.verify.lineage import lineage
+from chaosrun.verify.recovery_times import RecoveryTimes, recoveries_of, recovery_times, work_of
+from chaosrun.verify.verdict import judge
+from tests.unit.legs import copy_run, drop, edit_journal, edit_trace, only, put, write_run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
+    return write_run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def run(whole: RunLayout, tmp_path: Path) -> RunLayout:
+    return copy_run(whole, tmp_path)
+
+
+def chaos(run: RunLayout) -> LegHistory:
+    return read_leg(run.leg("chaos"))
+
+
+def known(times: RecoveryTimes) -> set[str]:
+    return {phase for phase, seconds in times.phases.items() if seconds is not None}
+
+
+def test_the_phases_of_a_recovery_follow_each_other(whole: RunLayout) -> None:
+    # By the clock of legs.py, half a second a look: the death, its record; the sighting, two exits seen and recorded, the stop;
+    # starting, started, three ranks that enter and hold their state in turn; then the steps.
+    first, *others = recovery_times(whole)
+    assert len(others) == 2
+    assert first == RecoveryTimes(
+        attempt=2, detect_s=1.0, stop_s=3.0, start_s=3.5, restore_s=0.5, first_step_s=0.5, total_s=8.5
+    )
+    for times in (first, *others):
+        assert sum(filter(None, times.phases.values())) == times.total_s
+
+
+def test_the_account_of_the_attempts_has_the_same_totals(whole: RunLayout) -> None:
+    totals = {attempt.attempt: attempt.recovery_s for attempt in judge(whole).attempts}
+    assert totals == {1: None} | {times.attempt: times.total_s for times in recovery_times(whole)}
+
+
+def test_a_trace_that_does_not_tell_when_the_restore_began_leaves_that_open(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 2, 1, only("start", put(entered_s=None)))
+    first = recovery_times(run)[0]
+    assert known(first) == {"detect", "stop", "first_step"}
+    assert first.total_s == 8.5
+
+
+def test_a_rank_that_wrote_nothing_may_have_been_the_last(run: RunLayout) -> None:
+    run.leg("chaos").attempt(2).trace(2).write_text("")
+    assert known(recovery_times(run)[0]) == {"detect", "stop"}
+
+
+def test_an_attempt_without_a_step_has_no_recovery(run: RunLayout) -> None:
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", drop))
+    first = recovery_times(run)[0]
+    assert (first.first_step_s, first.total_s) == (None, None)
+    assert known(first) == {"detect", "stop", "start", "restore"}
+
+
+def test_clocks_that_disagree_give_no_negative_times(run: RunLayout) -> None:
+    edit_journal(run, "chaos", only("worker.exited", lambda line: {**line, "died_s": line["died_s"] + 1.5}))
+    assert recovery_times(run)[0].detect_s is None
+
+
+def test_a_hang_begins_with_its_silence(run: RunLayout) -> None:
+    before = recovery_times(run)[0]
+    hang = {"event": "hang.declared", "first": 1, "ranks": [], "silent_s": 30.0}
+    edit_journal(run, "chaos", lambda line: {**line, **hang} if line["event"] == "fault.observed" else line)
+    after = recovery_times(run)[0]
+    assert after.detect_s == 30.0
+    assert before.total_s is not None and before.detect_s is not None and before.stop_s is not None
+    # It was declared half a second after the record of the death that it stands in for.
+    assert after.total_s == before.total_s - before.detect_s - 0.5 + 30.0
+
+
+def test_work_done_twice_is_counted_apart(whole: RunLayout) -> None:
+    leg = chaos(whole)
+    work = work_of(leg, lineage(leg))
+    assert work.lost_steps == judge(whole).lost_steps == 7
+    steps_s = {(attempt.number, record.step): record.time_s for attempt in leg.attempts for record in attempt.traces[2].steps}
+    # A step's time runs from the last rank's record of the one before to the last rank's record of it.
+    assert work.kept_s + work.lost_s == pytest.approx(
+        sum(
+            time_s - steps_s.get((attempt, step - 1), leg.trace(attempt, 2).start.time_s)  # type: ignore[union-attr]
+            for (attempt, step), time_s in steps_s.items()
+        )
+    )
+    first = next(record for record in leg.journal if record["event"] == "attempt.starting")
+    assert work.wall_s == leg.journal[-1]["time_s"] - first["time_s"]
+    assert work.goodput is not None and 0 < work.goodput < 1
+
+
+def test_what_comes_before_the_first_attempt_is_counted_apart(run: RunLayout) -> None:
+    """Ray's start falls into the disturbed leg where the reference comes from the cache."""
+    leg = chaos(run)
+    warm = work_of(leg, lineage(leg))
+    edit_journal(run, "chaos", only("leg.started", lambda line: {**line, "time_s": line["time_s"] - 100}))
+    leg = chaos(run)
+    cold = work_of(leg, lineage(leg))
+    assert (warm.before_s, cold.before_s) == (0.5, 100.5)
+    assert (cold.wall_s, cold.goodput) == (warm.wall_s, warm.goodput)
+
+
+def test_an_interruption_is_not_the_legs_time(run: RunLayout) -> None:
+    leg = chaos(run)
+    whole_s = work_of(leg, lineage(leg)).wall_s
+    assert whole_s is not None
+    stopped = next(record for record in leg.journal if record["event"] == "attempt.stopped")
+    edit_journal(run, "chaos", lambda line: _paused(line, stopped["time_s"]))
+    leg = chaos(run)
+    # Less the half second between the two records whose places the pause took.
+    assert work_of(leg, lineage(leg)).wall_s == whole_s - 0.5
+
+
+def _paused(line: dict[str, object], at_s: float) -> dict[str, object]:
+    """An hour between the first attempt's end and the next supervisor, who takes the place of the next attempt's decision."""
+    later = {**line, "time_s": float(str(line["time_s"])) + (3600 if float(str(line["time_s"])) > at_s else 0)}
+    if line["time_s"] == at_s:
+        return {**later, "event": "leg.finished", "outcome": "interrupted", "message": None}
+    if line["event"] == "attempt.starting" and line["attempt"] == 2:
+        return {**later, "event": "supervisor.resumed"}
+    return later
+
+
+def test_a_leg_that_never_began_has_no_goodput(tmp_path: Path) -> None:
+    leg = read_leg(RunLayout(tmp_path).leg("chaos"))
+    work = work_of(leg, lineage(leg))
+    assert (work.kept_s, work.lost_s, work.wall_s, work.goodput) == (0.0, 0.0, None, None)
+    assert recoveries_of(leg) == ()
