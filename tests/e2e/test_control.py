@@ -62,9 +62,10 @@ def trains(shell: Shell, leg: str = "reference", attempt: int = 1, step: int = 2
 def held_job(shell: Shell) -> Path:
     """Each leg waits at its fourth step for a file that is called like it."""
     trouble = f"while step >= 4 and not Path({str(shell.folder)!r}, f'go-{{order.leg}}').exists(): time.sleep(0.02)"
-    return write_job(shell.folder, trouble, "recovery: {hang_timeout: 100s}")
+    return write_job(shell.folder, trouble, "recovery: {hang_timeout: 300s}")
 
 
+@pytest.mark.timeout(300)
 def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell) -> None:
     job = held_job(shell)
     with open_terminal(shell, "submit", job) as terminal:

@@ -78,6 +78,7 @@ def test_an_interrupt_during_start_up_leaves_nothing(
     interrupt(shell, when, send, "submit", write_job(shell.folder, "", kills(5)))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_interrupted_in_both_legs_ends_in_pass(shell: Shell) -> None:
     job = write_job(shell.folder, SLOW, kills(5, 9), loader_workers=2)
     assert "interrupted in the reference leg" in interrupt(shell, trains, ctrl_c, "submit", job)

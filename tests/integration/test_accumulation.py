@@ -70,6 +70,7 @@ def reference(run: RunLayout) -> LegHistory:
     return read_leg(run.reference)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_five_ways_to_cut_the_global_batch(warm_drills: WarmDrills, tmp_path: Path) -> None:
     suite = load_suite(SUITE)

@@ -157,9 +157,8 @@ def check_disk(run: RunLayout, count: int) -> None:
     assert len(list(leg.checkpoints.iterdir())) == KEEP
     assert not leg.staging.exists() or not list(leg.staging.iterdir())
     assert not leg.quarantine.exists() or not list(leg.quarantine.iterdir())
-    assert sorted(run.path.iterdir()) == sorted(
-        run.path / name for name in ("chaos", "job.yaml", "lock", "plan.json", "reference", "run.json", "verdict.json")
-    )
+    own = ("chaos", "job.yaml", "lock", "plan.json", "reference", "run.json", "supervisor.json", "verdict.json")
+    assert sorted(run.path.iterdir()) == sorted(run.path / name for name in (*own, "junit.xml", "report.html", "report.md"))
     records = {"attempts", "checkpoints", "environment.json", "faults", "inputs.json", "journal.jsonl", "quarantine", "staging"}
     assert {path.name for path in leg.path.iterdir()} <= records
     assert len([path for path in leg.faults.iterdir() if path.is_file()]) == count
