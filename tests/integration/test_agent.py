@@ -18,7 +18,7 @@ import ray
 
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, marked
+from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.heartbeat import Heart
@@ -163,6 +163,8 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
 ) -> None:
     started = placed.start_attempt(4, make_orders(tmp_path, ["sleep", "sleep", "loader"], attempt=4))
     loaders = notes_of(tmp_path, 2, attempt=4)["workers"]
+    ranks = identities([*started.pids.values()])
+    eventually(lambda: all(state_of(rank) == "S" for rank in ranks))
     os.kill(started.pids[1], signal.SIGSTOP)
     found = placed.stacks(4, wait_s=30.0)
     assert {rank: (told["pid"], told["state"]) for rank, told in found.items()} == {
