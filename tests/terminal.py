@@ -162,5 +162,7 @@ class Terminal:
 
 
 def _own_session() -> None:
+    # As a login begins one, whatever this process was told to ignore.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -34,7 +34,7 @@ def at_a_terminal() -> bool:
 def follow(tether: "Tether", *, quiet: bool) -> bool:
     """Show the drill until it has ended. Ctrl-C asks; SIGTERM cancels. True when the user has detached it."""
     cancelled = False
-    with _sigterm(tether), redirect_stdout(sys.stderr):
+    with _signals(tether), redirect_stdout(sys.stderr):
         asking = False
         while True:
             try:
@@ -122,9 +122,14 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _sigterm(tether: "Tether") -> Iterator[None]:
-    former: Any = signal.signal(signal.SIGTERM, lambda *_: tether.cancel())
+def _signals(tether: "Tether") -> Iterator[None]:
+    """SIGTERM cancels. SIGINT interrupts, also where whoever began this command had it ignored (a shell, in the background)."""
+    former: dict[int, Any] = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: tether.cancel()),
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)

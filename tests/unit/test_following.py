@@ -13,7 +13,7 @@ from chaosrun.commands import following
 from tests.terminal import Terminal
 
 FOLLOWER = """\
-import os, sys, threading, time
+import os, signal, sys, threading, time
 from chaosrun.commands import following
 from chaosrun.records.layout import RunLayout
 
@@ -44,6 +44,8 @@ class Tether:
         return self.may_detach
 
 tether = Tether()
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 assert following.at_a_terminal()
 print("RESULT", following.follow(tether, quiet=True), tether.told, flush=True)
 """
@@ -95,6 +97,13 @@ def test_detach(follow: Callable[..., Follower], answer: bytes) -> None:
     follower = follow()
     follower.asked()
     follower.terminal.type(answer)
+    assert follower.result() == "True ['detach']"
+
+
+def test_ctrl_c_asks_where_it_was_ignored_when_the_command_began(follow: Callable[..., Follower]) -> None:
+    follower = follow("deaf")
+    follower.asked()
+    follower.terminal.type(b"d")
     assert follower.result() == "True ['detach']"
 
 
