@@ -180,6 +180,7 @@ def test_a_full_disk_ends_the_run_and_older_checkpoints_stay_valid(submit: Submi
     assert [store.audit(name).step for name in names] == [3, 6]
 
 
+@pytest.mark.nightly
 def test_a_run_on_a_full_disk_goes_on_when_there_is_room(shell: Shell, small_disk: Path) -> None:
     """Traces, logs and the journal share the disk with the checkpoints, as they do by default."""
     job = write_job(shell.folder, "", kills(7), width=10_000)
@@ -198,6 +199,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(shell: Shell, small_dis
 # Two at once, and damage
 
 
+@pytest.mark.nightly
 def test_two_submits_at_the_same_time_both_reach_their_verdict(shell: Shell) -> None:
     job = write_job(shell.folder, "", kills(7), loader_workers=2)
     running = [shell.start("submit", job, "-o", "json") for _ in range(2)]

@@ -135,6 +135,7 @@ def test_random_streams_that_were_not_restored(runs: Runs, sound: RunLayout) -> 
     assert "hazard    R2: " in shown and "docs/hazards.md#r2" in shown
 
 
+@pytest.mark.nightly
 def test_gradients_that_were_reduced_in_another_layout(runs: Runs, sound: RunLayout) -> None:
     found = checked(runs, runs("--mutant", "unprimed", "--blind", reference=sound))
     first = found.comparison.finding
@@ -166,6 +167,7 @@ def test_a_skipped_batch_from_an_older_common_checkpoint(runs: Runs) -> None:
     assert found.account == "the replay differs where the run did, in the same bits"
 
 
+@pytest.mark.nightly
 def test_moments_that_were_dropped_where_every_restore_drops_them(runs: Runs) -> None:
     # chaosrun refuses the restore; the replays go on with what came back. From step 3 the undisturbed one is wrong already.
     run = runs("--mutant", "optimizer-empty", keep=KEPT)
@@ -181,6 +183,7 @@ def test_moments_that_were_dropped_where_every_restore_drops_them(runs: Runs) ->
     assert (found.reproduced, found.hint) == (True, api.verify(run).hint)
 
 
+@pytest.mark.nightly
 def test_a_bit_that_only_the_end_shows(runs: Runs) -> None:
     # All the way: with the run locked, and on placements of its own.
     found = checked(runs, runs.plain("final-bit", killed=undisturbed.KILLED_AT), api.diagnose)

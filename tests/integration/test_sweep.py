@@ -104,6 +104,7 @@ def test_a_sweep_tells_where_a_job_does_not_come_back(local_ray: None, tmp_path:
     assert f"chaosrun submit {job} 'faults.schedule=[{{rank: 0, phase: forward, at_step: 7}}]'" in page
 
 
+@pytest.mark.nightly
 def test_eight_faults_shrink_to_the_one_that_matters(warm_drills: WarmDrills, tmp_path: Path) -> None:
     job, root = mutant(tmp_path, EIGHT), tmp_path / "root"
     failed = warm_drills(job, root=root)

@@ -225,8 +225,7 @@ HANGUP = """\
 import os, signal, sys, time
 from chaosrun.errors import InterruptedRunError
 from chaosrun.interrupts import Interrupts
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 try:
     with Interrupts():
         os.kill(os.getpid(), signal.SIGHUP)
