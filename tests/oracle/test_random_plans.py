@@ -21,7 +21,7 @@ from tests.conftest import REPOSITORY, WarmDrills
 
 pytestmark = pytest.mark.ray
 
-IN_MAKE_TEST = 6
+IN_MAKE_TEST = 10
 IN_ALL = 300
 MOST_FAULTS = 6
 DRAWS = 1000
