@@ -1,0 +1,1 @@
+"""Assessments: facts → findings. Pure."""

@@ -1,0 +1,31 @@
+"""A probe's process: `python -m chaosrun.preflight.probe NAME`, parameters on stdin, facts on stdout, both JSON.
+
+What the probe itself prints goes to stderr. An answer is {"facts": …} or {"error": …}; a process that gives none has died.
+"""
+
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+__all__ = ["main"]
+
+
+def main(name: str) -> None:
+    answers = os.dup(sys.stdout.fileno())
+    # Libraries print; the answer is alone on its descriptor.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    answer: dict[str, Any]
+    try:
+        probe = importlib.import_module(f"chaosrun.preflight.probes.{name}").probe
+        answer = {"facts": probe(json.load(sys.stdin))}
+    except Exception as error:
+        # Whatever it is, its place is the report of who asked.
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    with os.fdopen(answers, "w") as out:
+        json.dump(answer, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

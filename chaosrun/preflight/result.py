@@ -1,0 +1,75 @@
+"""What a preflight came to: its findings, which nodes are good, and the exit code. Values only: no I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chaosrun.preflight.model import Facts, Finding, Level, Node, Status
+
+__all__ = ["EXIT_UNFIT", "CheckRun", "Result", "worst"]
+
+EXIT_UNFIT = 8
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """What several come to; SKIP when there are none."""
+    return max(statuses, key=list(Status).index, default=Status.SKIP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRun:
+    """A check that was made, or why it was not."""
+
+    name: str
+    about: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    level: Level
+    started_s: float
+    """Seconds since the epoch."""
+    seconds: float
+    nodes: tuple[Node, ...]
+    checks: tuple[CheckRun, ...]
+    """In the order they were made."""
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, Facts]
+    """By check."""
+    address: str | None = None
+    """Of the cluster; None: a private Ray on this machine."""
+    job: str | None = None
+    """Path of the job file."""
+    baseline: str | None = None
+    """Path of the baseline that it was compared with."""
+    strict: bool = False
+    """Whether a WARN makes unfit."""
+
+    def bad(self) -> dict[str, tuple[Finding, ...]]:
+        """Nodes that are left out of the good ones, and what speaks against each: a FAIL or an ERROR (under strict a WARN)."""
+        against: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            if self._counts(finding):
+                for name in dict.fromkeys([*([finding.node] if finding.node else []), *finding.blames]):
+                    against.setdefault(name, []).append(finding)
+        return {node.name: tuple(against[node.name]) for node in self.nodes if node.name in against}
+
+    def good(self) -> tuple[str, ...]:
+        """Names of the nodes that can be used. None when nothing at all was shown to be right."""
+        bad = self.bad()
+        return tuple(node.name for node in self.nodes if node.name not in bad) if self._any_pass() else ()
+
+    @property
+    def fit(self) -> bool:
+        """Nothing failed, every check that applies could run, and at least one thing was shown to be right."""
+        return self._any_pass() and not any(self._counts(finding) for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.fit else EXIT_UNFIT
+
+    def _counts(self, finding: Finding) -> bool:
+        return finding.status in (Status.FAIL, Status.ERROR) or (self.strict and finding.status is Status.WARN)
+
+    def _any_pass(self) -> bool:
+        return any(finding.status is Status.PASS for finding in self.findings)
