@@ -47,10 +47,10 @@ class Result:
 
     def bad(self) -> dict[str, tuple[Finding, ...]]:
         """Nodes that are left out of the good ones, and what speaks against each: a FAIL or an ERROR (under strict a WARN)."""
-        against: dict[str, list[Finding]] = {}
+        against: dict[str | None, list[Finding]] = {}
         for finding in self.findings:
             if self._counts(finding):
-                for name in dict.fromkeys([*([finding.node] if finding.node else []), *finding.blames]):
+                for name in {finding.node, *finding.blames} - {None}:
                     against.setdefault(name, []).append(finding)
         return {node.name: tuple(against[node.name]) for node in self.nodes if node.name in against}
 
