@@ -18,7 +18,7 @@ from typing import Any
 
 from chaosrun.campaign.place import Listener, WarmPlace, Watch, new_run, remove_run
 from chaosrun.campaign.survey import survey
-from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_folder
+from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_sweep
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.plan.fragment import cleared
 from chaosrun.plan.points import Point, chosen_steps, enumerate_points, matching, saved_steps
@@ -48,7 +48,7 @@ def opened(root: Path, job: Path, choice: Choice, resume: str | None) -> Iterato
     A new one is gone afterwards if it did not come to know its points. Raises UsageError.
     """
     if resume is None:
-        folder = new_folder(root, load_job(job, choice.overrides).spec.name)
+        folder = new_sweep(root, load_job(job, choice.overrides).spec.name)
         try:
             with folder.locked():
                 yield folder, None

@@ -4,7 +4,6 @@ sweep.json is written anew, durably, after each drill; the runs lie beside it, t
 """
 
 import json
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -14,11 +13,12 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.points import Point
+from chaosrun.records.folders import named_folder, new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.locks import locked
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
-__all__ = ["SWEEP_VERSION", "Sweep", "SweepFolder", "Tried", "find_sweep", "new_folder"]
+__all__ = ["SWEEP_VERSION", "Sweep", "SweepFolder", "Tried", "find_sweep", "new_sweep"]
 
 SWEEP_VERSION = 1
 
@@ -135,35 +135,23 @@ class SweepFolder:
         return locked(self.path / "lock", f"sweep {self.path.name} is being carried out")
 
 
-def new_folder(root: Path, name: str) -> SweepFolder:
+def new_sweep(root: Path, name: str) -> SweepFolder:
     """A folder of its own. Raises UsageError when none can be made."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
-    for number in range(1, 101):
-        path = root / "sweeps" / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            hint = "name a writable directory with --root"
-            raise UsageError(f"cannot write sweeps to {path.parent}: {error.strerror}", hint=hint) from error
-        return SweepFolder(path)
-    raise UsageError(f"could not find a free name under {root / 'sweeps'}", hint="remove old sweeps")
+    return SweepFolder(new_folder(root / "sweeps", name))
 
 
 def find_sweep(root: Path, ref: str, job: Path) -> SweepFolder:
     """The sweep of this job file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
-    folders = [SweepFolder(path.parent) for path in (root / "sweeps").glob("*/sweep.json")]
-    sweeps = {folder: sweep for folder in folders if (sweep := folder.load()).job == str(job.resolve())}
-    named = [folder for folder in sweeps if folder.path.name == ref]
-    matches = named or [folder for folder in sweeps if folder.path.name.startswith(ref)]
-    if ref == "latest":
-        matches = sorted(sweeps, key=lambda folder: sweeps[folder].created_s)[-1:]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        some = ", ".join(sorted(folder.path.name for folder in matches)[:5])
-        raise UsageError(f"{ref!r} could be any of {len(matches)} sweeps: {some}", hint="write more of the name")
-    names = ", ".join(sorted(folder.path.name for folder in sweeps)[-5:])
-    hint = f"there are {names}" if names else "without --resume a new one begins"
-    raise UsageError(f"no sweep {ref!r} of {job} under {root}", hint=hint)
+    began: dict[Path, float] = {}
+    for path in (root / "sweeps").glob("*/sweep.json"):
+        folder = SweepFolder(path.parent)
+        try:
+            sweep = folder.load()
+        except UsageError:
+            if folder.path.name == ref:
+                raise
+            continue  # of another version, or damaged: no reason why another one could not be gone on with
+        if sweep.job == str(job.resolve()):
+            began[folder.path] = sweep.created_s
+    otherwise = "without --resume a new one begins"
+    return SweepFolder(named_folder(root / "sweeps", ref, began, of=job, otherwise=otherwise))

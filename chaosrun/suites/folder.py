@@ -5,7 +5,6 @@ Runs nothing.
 """
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import UsageError
+from chaosrun.records.folders import named_folder, new_folder
 from chaosrun.records.journal import Journal, write_durably
 from chaosrun.records.locks import locked
 from chaosrun.records.trace import TornRecordError, read_lines
@@ -146,23 +146,12 @@ class SuiteFolder:
 
 def new_suite(root: Path, name: str) -> SuiteFolder:
     """A folder of its own. Raises UsageError when none can be made."""
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
-    for number in range(1, 101):
-        path = root / "suites" / (f"{name}-{stamp}" + (f"-{number}" if number > 1 else ""))
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            hint = "name a writable directory with --root"
-            raise UsageError(f"cannot write suites to {path.parent}: {error.strerror}", hint=hint) from error
-        return SuiteFolder(path)
-    raise UsageError(f"could not find a free name under {root / 'suites'}", hint="remove old suites")
+    return SuiteFolder(new_folder(root / "suites", name))
 
 
 def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
     """The run of this suite's file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
-    began: dict[SuiteFolder, float] = {}
+    began: dict[Path, float] = {}
     for path in (root / "suites").glob("*/suite.json"):
         folder = SuiteFolder(path.parent)
         try:
@@ -172,16 +161,6 @@ def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
                 raise
             continue  # of another version, or damaged: no reason why another one could not be gone on with
         if agenda.path == str(suite.resolve()):
-            began[folder] = agenda.created_s
-    named = [folder for folder in began if folder.path.name == ref]
-    matches = named or [folder for folder in began if folder.path.name.startswith(ref)]
-    if ref == "latest":
-        matches = sorted(began, key=lambda folder: (began[folder], folder.path.name))[-1:]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        some = ", ".join(sorted(folder.path.name for folder in matches)[:5])
-        raise UsageError(f"{ref!r} could be any of {len(matches)} suites: {some}", hint="write more of the name")
-    names = ", ".join(sorted(folder.path.name for folder in began)[-5:])
-    hint = f"there are {names}" if names else "without --resume the suite begins anew"
-    raise UsageError(f"no suite {ref!r} of {suite} under {root}", hint=hint)
+            began[folder.path] = agenda.created_s
+    otherwise = "without --resume the suite begins anew"
+    return SuiteFolder(named_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))

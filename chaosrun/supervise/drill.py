@@ -18,6 +18,7 @@ import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.plan.permission import ask_permission
+from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.locks import is_locked, locked
@@ -55,21 +56,7 @@ def create_run(
     root: Path, spec: JobSpec, *, job_path: Path, script: Path, text: str, plan: FaultPlan, overrides: list[str], reference: str
 ) -> RunLayout:
     """Make a run directory of its own and write down what is going to happen, before anything starts."""
-    runs = root / "runs"
-    for attempt in range(100):
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime())
-        run = RunLayout(runs / (f"{spec.name}-{stamp}" + (f"-{attempt + 1}" if attempt else "")))
-        try:
-            run.path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(
-                f"cannot write runs to {runs}: {error.strerror}", hint="name a writable directory with --root"
-            ) from error
-        break
-    else:
-        raise UsageError(f"could not find a free run name under {runs}", hint="remove old runs")
+    run = RunLayout(new_folder(root / "runs", spec.name))
     try:
         storage, nonce = _storage(spec, job_path.parent, run)
     except UsageError:

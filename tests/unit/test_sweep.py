@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_folder
+from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_sweep
 from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.planner import make_plan
@@ -253,10 +253,10 @@ class TestVerdict:
 
 class TestFolder:
     def test_what_is_saved_comes_back(self, tmp_path: Path, sweep: Sweep) -> None:
-        folder = new_folder(tmp_path, "probe")
+        folder = new_sweep(tmp_path, "probe")
         folder.save(all_of(sweep))
         assert folder.load() == all_of(sweep)
-        assert new_folder(tmp_path, "probe").path != folder.path
+        assert new_sweep(tmp_path, "probe").path != folder.path
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v": 9}', '{"v": 1, "points": 3}', "\x00"])
     def test_what_is_no_sweep(self, tmp_path: Path, text: str) -> None:
@@ -266,7 +266,7 @@ class TestFolder:
             folder.load()
 
     def test_one_process_at_a_time(self, tmp_path: Path) -> None:
-        folder = new_folder(tmp_path, "probe")
+        folder = new_sweep(tmp_path, "probe")
         with folder.locked(), pytest.raises(UsageError, match="is being carried out by process"), folder.locked():
             pass
         with folder.locked():
@@ -283,6 +283,15 @@ class TestFolder:
             find_sweep(tmp_path, "a", job)
         with pytest.raises(UsageError, match="no sweep 'b-1'"):
             find_sweep(tmp_path, "b-1", job)
+
+    def test_a_damaged_one_hides_no_other(self, tmp_path: Path, sweep: Sweep) -> None:
+        job = tmp_path / "job.yaml"
+        for name in ("a-1", "a-2"):
+            SweepFolder(tmp_path / "sweeps" / name).save(replace(sweep, sweep_id=name, job=str(job)))
+        (tmp_path / "sweeps" / "a-2" / "sweep.json").write_text("{")
+        assert find_sweep(tmp_path, "latest", job).path.name == "a-1"
+        with pytest.raises(UsageError, match="holds no sweep that can be read"):
+            find_sweep(tmp_path, "a-2", job)
 
 
 class TestTicker:

@@ -286,7 +286,6 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
 
 
 def _clock_axis(scale: Scale, y: float) -> Markup:
-    values = ticks(0.0, scale.high, 5)
     unit, each = ("min", 60.0) if scale.high >= 180 else ("s", 1.0)
     values = [value * each for value in ticks(0.0, scale.high / each, 5)]
     words = [f"{value / each:g}{f' {unit}' if number == len(values) - 1 else ''}" for number, value in enumerate(values)]
