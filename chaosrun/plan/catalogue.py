@@ -2,7 +2,7 @@
 it happened, and what it means for the verdict.
 
 Values only; what strikes is in `chaosrun.inject` (inside the worker) and `supervise.injector` (from outside). A kind that is
-not here does not exist, and a test holds the arms, this table and the README's against each other.
+not here does not exist, and a test holds the arms, this table and docs/faults.md's against each other.
 """
 
 import signal

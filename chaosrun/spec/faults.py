@@ -59,7 +59,7 @@ _OPTION_KEYS: dict[str, Option] = {
 class FaultOptions(Section):
     """What is done to whom, whenever: the part that scheduled and random faults share."""
 
-    kind: FaultKind = Field(default="kill", description="what is done; kill is SIGKILL, the README's table has all kinds")
+    kind: FaultKind = Field(default="kill", description="what is done; kill is SIGKILL, docs/faults.md has all kinds")
     rank: Rank = Field(default="random", description="the rank it is done to, random: drawn with faults.seed, or all at once")
     at_once: Positive | None = Field(default=None, description="with rank random: how many ranks it is done to at once")
     phase: Phase | None = Field(
