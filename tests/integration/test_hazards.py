@@ -29,7 +29,15 @@ def drill(warm_drills: WarmDrills, folder: Path, case: str) -> Verdict:
     return warm_drills(path, root=folder / "root").verdict
 
 
-@pytest.mark.parametrize("case", ["none", "no-seed", "tied", "hash-order", "generator-registered", "running-mean-registered"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "no-seed",
+        "hash-order",
+        "generator-registered",
+        *(pytest.param(case, marks=pytest.mark.nightly) for case in ("none", "tied", "running-mean-registered")),
+    ],
+)
 def test_prevented(warm_drills: WarmDrills, tmp_path: Path, case: str) -> None:
     verdict = drill(warm_drills, tmp_path, case)
     assert verdict.status == "PASS", verdict.cause

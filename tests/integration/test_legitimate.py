@@ -21,14 +21,11 @@ VARIANTS = [
     "validate",
     "break",
     "stream",
-    "numpy-sampler",
-    "userdict",
-    "sparse",
     "hook",
     "unlucky",
-    "seeding",
     "seeding-dispatched",
     "own-pass",
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("numpy-sampler", "userdict", "sparse", "seeding")),
 ]
 
 

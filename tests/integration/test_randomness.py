@@ -64,7 +64,10 @@ def assert_exact(result: RunResult) -> None:
     assert [trace.probe.items if trace.probe else None for _, trace in sorted(traces.items())] == ["independent", None]
 
 
-@pytest.mark.parametrize(("augment", "loaders"), [("sample_rng", LOADERS[0]), ("reproducible", LOADERS[1])])
+@pytest.mark.parametrize(
+    ("augment", "loaders"),
+    [("sample_rng", LOADERS[0]), pytest.param("reproducible", LOADERS[1], marks=pytest.mark.nightly)],
+)
 def test_samples_that_are_keyed_come_back_whatever_loads_them(
     drill: Drill, augment: str, loaders: tuple[list[str], ...]
 ) -> None:

@@ -38,7 +38,7 @@ def losses(text: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_plain_launchers_and_chaosrun_compute_the_same(submit: Submit, workers: int) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}
     extra = ["--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"] if workers > 1 else []
