@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaosrun.errors import ResourcesError
 
-__all__ = ["is_full", "storage_errors"]
+__all__ = ["hint_of", "is_full", "storage_errors"]
 
 FULL_BELOW_BYTES = 1 << 20
 
@@ -39,6 +39,11 @@ def is_full(folder: Path) -> bool:
     """Nothing worth writing fits any more into the file system of `folder`."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize < FULL_BELOW_BYTES
+
+
+def hint_of(number: int | None) -> str | None:
+    """What the user can do about an error of the storage; None where nothing is known."""
+    return _HINTS.get(number or 0)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from chaosrun.cluster.processes import (
     shared_memory_entries,
 )
 from chaosrun.cluster.pulses import feel_pulses
+from chaosrun.cluster.raylet import leave_with_the_raylet
 from chaosrun.cluster.stacks import collect_stacks
 from chaosrun.cluster.strikes import Blow, NodeProcesses, deliver
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
@@ -104,7 +105,6 @@ class NodeAgent:
         self._seq = 0
         self._news = asyncio.Event()
         self._striking: set[asyncio.Task[None]] = set()
-        self._raylet: int | None = None
 
     # Fork server
 
@@ -334,15 +334,6 @@ class NodeAgent:
         self._striking.add(task)
         task.add_done_callback(self._striking.discard)
 
-    def _leave_with_the_raylet(self) -> None:
-        """Ray lets an actor live on when its raylet has died, and gives its place to another: ranks would train twice."""
-        parent = os.getppid()
-        if self._raylet is not None or "raylet" not in Path(f"/proc/{parent}/comm").read_text():
-            return
-        self._raylet = os.pidfd_open(parent)
-        # The fork server kills everything below when this end of its socket goes.
-        asyncio.get_running_loop().add_reader(self._raylet, os._exit, 1)
-
     # Telling
 
     def _tell(self, event: dict[str, Any]) -> None:
@@ -366,7 +357,8 @@ class NodeAgent:
 
     async def snapshot(self) -> dict[str, Any]:
         """Who this node is: node_id, hostname, address, pid, python, server_pid."""
-        self._leave_with_the_raylet()
+        # The fork server kills everything below when this end of its socket goes.
+        leave_with_the_raylet()
         return {
             "node_id": self._node_id,
             "hostname": platform.node(),

@@ -4,17 +4,19 @@ Knows Ray's settings, signal handlers, folder and reaper; nothing of workers or 
 """
 
 import logging
+import math
 import os
 import secrets
 import signal
 import socket
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import ray
 
@@ -22,7 +24,7 @@ from chaosrun.cluster.processes import shared_memory_entries
 from chaosrun.cluster.reaper import Reaper, clean_up
 from chaosrun.errors import ResourcesError, UsageError
 
-__all__ = ["PrivateRay", "join_ray"]
+__all__ = ["Connection", "connect", "cpu_count"]
 
 # Ray's minimum is 75 MiB; no training data goes through it.
 OBJECT_STORE_BYTES = 80 << 20
@@ -89,7 +91,46 @@ class PrivateRay:
         self.reaper.goodbye()
 
 
-def join_ray(address: str) -> None:
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    kind: Literal["private", "joined", "borrowed"]
+    address: str | None
+    """None: of a private Ray."""
+    private: PrivateRay | None = None
+    mark: str = field(init=False)
+    """Unique; goes into the environment of what runs below agents."""
+
+    def __post_init__(self) -> None:
+        self.mark = f"{self.private.folder if self.private else 'chaosrun'}#{uuid.uuid4().hex}"
+
+    def close(self) -> None:
+        """Leave the Ray, and end a private one. One that was there before this connection stays as it is."""
+        if self.private is not None:
+            self.private.stop()
+        elif self.kind == "joined":
+            ray.shutdown()
+
+
+def connect(address: str | None, *, cpus: float) -> Connection:
+    """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
+
+    `cpus`: what a private one is told that it has, at least; never less than this machine has. Call it from the main thread:
+    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer.
+    """
+    if ray.is_initialized():
+        return Connection(kind="borrowed", address=ray.get_runtime_context().gcs_address)
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is not None:
+        _join(address)
+        return Connection(kind="joined", address=address)
+    return Connection(kind="private", address=None, private=PrivateRay.start(cpus=max(cpu_count(), math.ceil(cpus))))
+
+
+def cpu_count() -> int:
+    return os.cpu_count() or 1
+
+
+def _join(address: str) -> None:
     """Raises ResourcesError when no Ray answers there."""
     if address.startswith("ray://"):
         raise UsageError(

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,13 @@ __all__ = [
     "kill_all",
     "kill_marked",
     "marked",
+    "pids",
     "remove_shared_memory_leftovers",
     "send_signal",
     "shared_memory_entries",
+    "stat_fields",
     "state_of",
+    "unused_shared_memory",
     "wait_gone",
 ]
 
@@ -70,7 +73,7 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def stat_fields(pid: int) -> list[bytes] | None:
     """Fields of /proc/<pid>/stat from the third (state) on; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -82,25 +85,25 @@ def _stat(pid: int) -> list[bytes] | None:
 
 def identify(pid: int) -> ProcessIdentity | None:
     """The identity of a live or zombie process, None when there is none of that pid."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return None if fields is None else ProcessIdentity(pid, int(fields[19]))
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process still runs. A zombie does not: it holds nothing but its exit status."""
-    fields = _stat(identity.pid)
+    fields = stat_fields(identity.pid)
     return fields is not None and int(fields[19]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
 
 
 def state_of(identity: ProcessIdentity) -> str | None:
     """The letter of its state in /proc/PID/stat: R, S, D, T (stopped), Z, …; None when it is gone."""
-    fields = _stat(identity.pid)
+    fields = stat_fields(identity.pid)
     return fields[0].decode() if fields is not None and int(fields[19]) == identity.start_ticks else None
 
 
 def cpu_and_state(pid: int) -> tuple[float, str | None]:
     """Processor seconds that a process has used, user and system, and the letter of its state; (0, None) when it is gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     if fields is None:
         return 0.0, None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0].decode()
@@ -134,7 +137,8 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     return True
 
 
-def _pids() -> Iterator[int]:
+def pids() -> Iterator[int]:
+    """Every process that this one may know of."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
@@ -149,7 +153,7 @@ def children(pid: int) -> list[int]:
                 found.extend(int(child) for child in file.read().split())
     except FileNotFoundError:
         # The process is gone, or the kernel was built without CONFIG_PROC_CHILDREN.
-        found = [other for other in _pids() if (fields := _stat(other)) is not None and int(fields[1]) == pid]
+        found = [other for other in pids() if (fields := stat_fields(other)) is not None and int(fields[1]) == pid]
     return found
 
 
@@ -194,7 +198,7 @@ def marked(mark: str, *, titles: tuple[bytes, ...] = ()) -> list[ProcessIdentity
     """
     needle = mark.encode()
     found: list[ProcessIdentity] = []
-    for pid in _pids():
+    for pid in pids():
         if pid == os.getpid():
             continue
         identity = identify(pid)
@@ -244,18 +248,23 @@ def shared_memory_entries() -> frozenset[str]:
 
 def remove_shared_memory_leftovers(before: frozenset[str]) -> list[str]:
     """Unlink what came into /dev/shm since the baseline and what no process maps or holds open any more; returns the names."""
-    new = shared_memory_entries() - before
-    if not new:
-        return []
-    used = _shared_memory_in_use()
     removed: list[str] = []
-    for name in sorted(new):
+    for name in unused_shared_memory(shared_memory_entries() - before):
         with suppress(FileNotFoundError):
-            path = SHARED_MEMORY / name
-            if path.stat(follow_symlinks=False).st_ino not in used:
-                path.unlink()
-                removed.append(name)
+            (SHARED_MEMORY / name).unlink()
+            removed.append(name)
     return removed
+
+
+def unused_shared_memory(names: Collection[str]) -> list[str]:
+    """Those of the entries in /dev/shm, sorted, that no process maps or holds open, as far as this user may look."""
+    used = _shared_memory_in_use() if names else set[int]()
+    unused: list[str] = []
+    for name in sorted(names):
+        with suppress(FileNotFoundError):
+            if (SHARED_MEMORY / name).stat(follow_symlinks=False).st_ino not in used:
+                unused.append(name)
+    return unused
 
 
 def _shared_memory_in_use() -> set[int]:
@@ -263,7 +272,7 @@ def _shared_memory_in_use() -> set[int]:
     what its maps go on to show."""
     root = f"{SHARED_MEMORY}/".encode()
     used: set[int] = set()
-    for pid in _pids():
+    for pid in pids():
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             with open(f"/proc/{pid}/maps", "rb") as file:
                 # address, permissions, offset, device, inode, path

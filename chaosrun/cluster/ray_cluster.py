@@ -5,11 +5,9 @@ more: every retry and restart of its own is off, the processes that train are th
 nothing about attempts.
 """
 
-import math
 import os
 import queue
 import time
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
-from chaosrun.cluster.connection import PrivateRay, join_ray
+from chaosrun.cluster.connection import Connection, connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.processes import ProcessIdentity, children, identify
 from chaosrun.errors import RecoveryError, ResourcesError
@@ -72,42 +70,48 @@ class RayCluster:
         workers: int,
         cpu: float,
         gpu: int | Literal["auto"],
-        kind: Literal["private", "joined", "borrowed"],
-        private: PrivateRay | None = None,
+        connection: Connection,
+        only_on: Collection[str] = (),
+        spread: bool = False,
     ) -> None:
         """Called by `connect`."""
         self.events: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self.placement: Placement | None = None
         self.agents: dict[str, AgentClient] = {}
-        self.kind: Literal["private", "joined", "borrowed"] = kind
+        self.kind = connection.kind
         self._workers = workers
         self._cpu = cpu
-        self._private = private
-        self.mark = f"{private.folder if private else 'chaosrun'}#{uuid.uuid4().hex}"
+        self._connection = connection
+        self._only_on = frozenset(only_on)
+        self._spread = spread
+        self.mark = connection.mark
         self._group: PlacementGroup | None = None
         self._closed = False
         self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
 
     @classmethod
-    def connect(cls, address: str | None, *, workers: int, cpu: float = 1.0, gpu: int | Literal["auto"] = "auto") -> Self:
-        """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
+    def connect(
+        cls,
+        address: str | None,
+        *,
+        workers: int,
+        cpu: float = 1.0,
+        gpu: int | Literal["auto"] = "auto",
+        only_on: Collection[str] = (),
+        spread: bool = False,
+    ) -> Self:
+        """The Ray is the one that `connection.connect` finds, from the main thread; a private one has room for all workers.
 
-        Call it from the main thread: Ray's processes die with the thread that starts them. Raises ResourcesError when the
-        address does not answer.
+        `only_on`: ids of the nodes that may be used, where not all may; `spread`: no two workers on one node. Raises
+        ResourcesError when the address does not answer.
         """
-        size = {"workers": workers, "cpu": cpu, "gpu": gpu}
-        if ray.is_initialized():
-            return cls(kind="borrowed", **size)
-        address = address or os.environ.get("RAY_ADDRESS") or None
-        if address is not None:
-            join_ray(address)
-            return cls(kind="joined", **size)
-        return cls(kind="private", **size, private=PrivateRay.start(cpus=max(_cpu_count(), math.ceil(workers * cpu))))
+        connection = connect(address, cpus=workers * cpu)
+        return cls(workers=workers, cpu=cpu, gpu=gpu, connection=connection, only_on=only_on, spread=spread)
 
     @property
     def oversubscribed(self) -> bool:
         """Whether the workers ask for more CPUs than this machine has (only a private Ray allows that)."""
-        return self.kind == "private" and self._workers * self._cpu > _cpu_count()
+        return self.kind == "private" and self._workers * self._cpu > cpu_count()
 
     @property
     def room(self) -> int:
@@ -156,9 +160,12 @@ class RayCluster:
         if self.kind == "private" and self._workers * self.gpu > ray.cluster_resources().get("GPU", 0):
             # Nobody will add a GPU to this machine while we wait.
             raise self._no_placement(bundle, avoid, waited_s=0)
-        elsewhere = {"ray.io/node-id": f"!in({','.join(sorted(avoid))})"}
-        where: dict[str, Any] = {"bundle_label_selector": [elsewhere] * self._workers} if avoid else {}
-        self._group = group = placement_group([bundle] * self._workers, strategy="PACK", **where)
+        if self._only_on and self._only_on <= set(avoid):
+            raise self._no_placement(bundle, avoid, waited_s=0)
+        allowed = self._selector(avoid)
+        where: dict[str, Any] = {"bundle_label_selector": [{"ray.io/node-id": allowed}] * self._workers} if allowed else {}
+        strategy = "STRICT_SPREAD" if self._spread else "PACK"
+        self._group = group = placement_group([bundle] * self._workers, strategy=strategy, **where)
         if not group.wait(max(0.0, deadline - time.monotonic())):
             error = self._no_placement(bundle, avoid, waited_s=timeout_s)
             self.release()
@@ -191,6 +198,12 @@ class RayCluster:
             agent.snapshot(timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
 
+    def _selector(self, avoid: Collection[str]) -> str | None:
+        """Which nodes may be used, as Ray's label selectors say it; None: any."""
+        if self._only_on:
+            return f"in({','.join(sorted(self._only_on.difference(avoid)))})"
+        return f"!in({','.join(sorted(avoid))})" if avoid else None
+
     def _take_event(self, node_id: str, event: dict[str, Any]) -> None:
         self.events.put((node_id, event))
 
@@ -206,6 +219,7 @@ class RayCluster:
 
     def _no_placement(self, bundle: Mapping[str, float], avoid: Collection[str], *, waited_s: float) -> ResourcesError:
         usable = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in avoid]
+        usable = [node for node in usable if not self._only_on or node["NodeID"] in self._only_on]
         total = {name: sum(node["Resources"].get(name, 0.0) for node in usable) for name in bundle}
         free = {name: min(amount, ray.available_resources().get(name, 0.0)) for name, amount in total.items()}
         asked = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
@@ -299,7 +313,7 @@ class RayCluster:
 
     def head(self) -> ProcessIdentity | None:
         """Ray's head process of a private Ray: a child of this process."""
-        if self._private is None:
+        if self.kind != "private":
             return None
         for pid in children(os.getpid()):
             if "gcs_server" in Path(f"/proc/{pid}/comm").read_text():
@@ -316,14 +330,7 @@ class RayCluster:
         try:
             self.release()
         finally:
-            if self._private is not None:
-                self._private.stop()
-            elif self.kind == "joined":
-                ray.shutdown()
-
-
-def _cpu_count() -> int:
-    return os.cpu_count() or 1
+            self._connection.close()
 
 
 def _assigned_gpus() -> list[Any]:

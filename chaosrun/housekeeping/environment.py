@@ -22,7 +22,7 @@ import chaosrun
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit
 from chaosrun.records.runs import default_root
 
-__all__ = ["environment", "listed_variables"]
+__all__ = ["environment", "installed_version", "listed_variables"]
 
 PACKAGES = (
     "accelerate",
@@ -69,7 +69,7 @@ def environment(root: Path | None = None) -> dict[str, Any]:
             "path": sys.executable,
         },
         "torch": _torch(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "system": _operating_system(),
         "cpu": {
             "model": _cpu_model(),
@@ -104,7 +104,7 @@ def listed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _torch() -> dict[str, Any]:
     """What torch says of itself, or why it does not."""
-    installed = _version("torch")
+    installed = installed_version("torch")
     if installed is None:
         return {"version": None, "error": "not installed"}
     command = [sys.executable, "-P", "-c", TORCH_FACTS]
@@ -123,7 +123,7 @@ def _torch() -> dict[str, Any]:
         return {"version": installed, "error": said[-1]}
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

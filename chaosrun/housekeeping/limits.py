@@ -6,7 +6,7 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_limit", "memory_limit"]
+__all__ = ["cpu_limit", "memory_limit", "memory_room", "process_room"]
 
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -31,6 +31,27 @@ def memory_limit(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | No
     names = ("memory.max", "memory.limit_in_bytes")
     read = (_read(folder / name) for folder in _folders("memory", mount, membership) for name in names)
     return min((int(text) for text in read if text.isdecimal() and int(text) < NO_LIMIT_BYTES), default=None)
+
+
+def memory_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes that may still be taken; None without a limit. Cached files, also those in use, count as free: they make way."""
+    rooms: list[int] = []
+    for folder in _folders("memory", mount, membership):
+        for limit, usage, cached in (
+            ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+        ):
+            most, used = _read(folder / limit), _read(folder / usage)
+            if most.isdecimal() and used.isdecimal() and int(most) < NO_LIMIT_BYTES:
+                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                rooms.append(int(most) - int(used) + sum(int(stat.get(name, 0)) for name in cached))
+    return min(rooms, default=None)
+
+
+def process_room(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Processes and threads that may still be started; None without a limit."""
+    read = ((_read(folder / "pids.max"), _read(folder / "pids.current")) for folder in _folders("pids", mount, membership))
+    return min((int(most) - int(used) for most, used in read if most.isdecimal() and used.isdecimal()), default=None)
 
 
 def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
@@ -45,10 +46,22 @@ def main(leg: Path, folder: str) -> None:
                 "port": started.master_port,
                 "stopped": stopped,
             }
-            print(json.dumps(told), flush=True)
+            cluster.release()
+            print(json.dumps({**told, **placed([node.node_id for node in placement.nodes])}), flush=True)
         assert not ray.is_initialized()
     finally:
         nodes.shutdown()
+
+
+def placed(nodes: list[str]) -> dict[str, Any]:
+    """Where one worker goes that is bound to a node, and two that may not share one."""
+    bound: list[str] = []
+    for node in nodes:
+        with RayCluster.connect(None, workers=1, gpu=0, only_on=[node]) as cluster:
+            bound += [each.node_id for each in cluster.acquire(60).nodes]
+    with RayCluster.connect(None, workers=2, gpu=0, cpu=0.5, spread=True) as cluster:
+        spread = [each.node_id for each in cluster.acquire(60).nodes]
+    return {"bound": bound, "spread": sorted(spread)}
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_a_broken_torch_is_reported(program: str, said: str, facts: Facts, monke
 
 
 def test_no_torch_at_all(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env, "_version", lambda package: None)
+    monkeypatch.setattr(env, "installed_version", lambda package: None)
     assert "torch        not installed" in environment_lines({**facts, "torch": env._torch()})
 
 
