@@ -1,7 +1,7 @@
 """The commands of the command line as Python functions. Heavy imports (ray, torch) happen inside, when they are needed."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,9 @@ from chaosrun.schemas import schema
 if TYPE_CHECKING:
     from chaosrun.campaign.shrink import Shrunk
     from chaosrun.campaign.sweeps import Sweep
+    from chaosrun.preflight.conduct import Wish as PreflightWish
+    from chaosrun.preflight.engine import Listener as PreflightListener
+    from chaosrun.preflight.result import Result as PreflightResult
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.suites.folder import Agenda
     from chaosrun.suites.night import Wish
@@ -53,6 +56,7 @@ __all__ = [
     "list_runs",
     "ping",
     "plan",
+    "preflight",
     "report",
     "resume",
     "schema",
@@ -74,7 +78,7 @@ class RunResult:
     """Why reports are missing; warnings for people."""
 
 
-def _nobody(record: dict[str, Any]) -> None:
+def _nobody(record: Mapping[str, Any]) -> None:
     """Who listens when nobody does."""
 
 
@@ -310,6 +314,26 @@ def shrink(
             calmly=interrupts.postponed,
         ) as bench:
             return reduce(case, bench.drill, bench.verify, limit=max_drills or MAX_DRILLS, on_record=on_event or _nobody)
+
+
+def preflight(
+    wish: "PreflightWish | None" = None,
+    *,
+    root: Path | None = None,
+    address: str | None = None,
+    on_event: "PreflightListener | None" = None,
+) -> "PreflightResult":
+    """Check every node of the cluster: which can be used, which cannot, and why.
+
+    Raises UsageError or SpecError before anything starts, ResourcesError when no cluster can be had, InterruptedRunError on
+    SIGINT and SIGTERM: nothing is left behind then.
+    """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    base = (default_root() if root is None else root).absolute()
+    with Interrupts() as interrupts:
+        from chaosrun.preflight.conduct import Wish, conduct
+
+        return conduct(wish or Wish(), root=base, address=address, on_event=on_event or _nobody, interrupts=interrupts)
 
 
 def ping(run: RunLayout) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
 
 Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the script failed outside a fault · 5 recovery failed ·
-6 INCONCLUSIVE · 7 resources unavailable · 124 timeout · 130 interrupted.
+6 INCONCLUSIVE · 7 resources unavailable · 8 preflight: unfit · 124 timeout · 130 interrupted.
 """
 
 import os
@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
-from chaosrun.commands import campaigns, control, drills, export, housekeeping, reports, runs, start
+from chaosrun.commands import campaigns, control, drills, export, housekeeping, preflight, reports, runs, start
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.report.output import has_colour, write_error, write_json
 
@@ -28,7 +28,8 @@ NEAR = 0.7
 
 EXIT_CODES = """Exit codes: 0 PASS, 3 FAIL, 6 INCONCLUSIVE, 2 wrong usage or YAML,
 4 the training script failed by itself, 5 recovery failed, 7 no resources,
-124 timeout, 130 interrupted, 1 a bug in chaosrun."""
+8 preflight finds the cluster unfit, 124 timeout, 130 interrupted,
+1 a bug in chaosrun."""
 
 app = App(
     name="chaosrun",
@@ -59,8 +60,9 @@ app.command(campaigns.suite, usage="Usage: chaosrun suite [OPTIONS] SUITE")
 app.command(runs.list_, name="list")
 app.command(reports.report, usage="Usage: chaosrun report [OPTIONS] RUN")
 app.command(start.init, usage="Usage: chaosrun init [OPTIONS] [DIR]")
-app.command(start.schema, usage="Usage: chaosrun schema [OPTIONS] job|suite|verdict")
+app.command(start.schema, usage="Usage: chaosrun schema [OPTIONS] job|suite|verdict|preflight")
 app.command(export.export, usage="Usage: chaosrun export [OPTIONS] github|ray|rayjob|slurm FILE [KEY=VALUE...]")
+app.command(preflight.preflight, usage="Usage: chaosrun preflight [OPTIONS] [JOB] [KEY=VALUE...]")
 app.command(housekeeping.env)
 app.command(housekeeping.clean)
 app.command(housekeeping.completion_of(app), usage="Usage: chaosrun completion [OPTIONS] [SHELL]")

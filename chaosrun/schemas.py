@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
-__all__ = ["job_schema", "schema", "suite_schema", "verdict_schema"]
+__all__ = ["job_schema", "preflight_schema", "schema", "suite_schema", "verdict_schema"]
 
 
 class _Schema(GenerateJsonSchema):
@@ -21,9 +21,9 @@ class _Schema(GenerateJsonSchema):
         return False
 
 
-def schema(of: Literal["job", "suite", "verdict"]) -> dict[str, Any]:
-    """Of a job file, a suite or a verdict."""
-    return {"job": job_schema, "suite": suite_schema, "verdict": verdict_schema}[of]()
+def schema(of: Literal["job", "suite", "verdict", "preflight"]) -> dict[str, Any]:
+    """Of a job file, a suite, a verdict or a preflight's result."""
+    return {"job": job_schema, "suite": suite_schema, "verdict": verdict_schema, "preflight": preflight_schema}[of]()
 
 
 def job_schema() -> dict[str, Any]:
@@ -45,6 +45,13 @@ def verdict_schema() -> dict[str, Any]:
     from chaosrun.verify.schema import verdict_schema as of_verdict
 
     return of_verdict()
+
+
+def preflight_schema() -> dict[str, Any]:
+    """Of what `chaosrun preflight -o json` prints."""
+    from chaosrun.preflight.saved import SavedResult
+
+    return _schema(SavedResult, "A chaosrun preflight's result")
 
 
 def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
+from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run, numbers
 from chaosrun.commands.terminal import page, ticking
 from chaosrun.errors import UsageError
 from chaosrun.report.output import write_json, write_out
@@ -138,7 +138,7 @@ def sweep(
         swept = api.sweep(
             job,
             overrides=overrides,
-            steps=_steps(steps),
+            steps=numbers("--steps", steps, "steps"),
             only=only or (),
             at_once=at_once,
             keep=keep,
@@ -183,14 +183,3 @@ def shrink(
 
         write_out(page(render_shrunk(shrunk)))
     return shrunk.exit_code
-
-
-def _steps(text: str | None) -> tuple[int, ...]:
-    """`1,27,66`. Raises UsageError."""
-    try:
-        steps = tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise UsageError(f"--steps {text!r} is no list of steps", hint="write numbers, such as --steps 1,27,66") from error
-    if any(step < 1 for step in steps):
-        raise UsageError(f"--steps {text!r}: steps count from 1", hint="write numbers, such as --steps 1,27,66")
-    return steps

@@ -45,13 +45,16 @@ def init(
 
 
 def schema(
-    of: Annotated[Literal["job", "suite", "verdict"], Parameter(name="OF", help="job.yaml, a suite, or verdict.json.")],
+    of: Annotated[
+        Literal["job", "suite", "verdict", "preflight"],
+        Parameter(name="OF", help="job.yaml, a suite, verdict.json, or a preflight's result."),
+    ],
     /,
     *,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Print the JSON Schema of a job file, a suite or a verdict, for editors and other programs."""
+    """Print the JSON Schema of a job, a suite, a verdict or a preflight's result, for editors and programs."""
     from chaosrun import api
 
     # The same for people and for programs: it is a file of its own kind.

@@ -7,9 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from chaosrun.preflight.drills import Drills
     from chaosrun.spec.source import Job
 
-__all__ = ["Call", "Check", "Crew", "Facts", "Finding", "Level", "Measure", "Node", "Outcome", "Setting", "Status"]
+__all__ = [
+    "Call",
+    "Check",
+    "Crew",
+    "Facts",
+    "Finding",
+    "Level",
+    "Measure",
+    "Node",
+    "Outcome",
+    "Setting",
+    "Status",
+    "answers",
+]
 
 Facts = Mapping[str, Any]
 """What probes found: JSON values."""
@@ -78,7 +92,7 @@ class Finding:
     check: str
     """Name of its check in the catalogue."""
     name: str
-    """What was looked at, in a few words, the same on every node: "free memory", "/dev/shm", "all-reduce 1 MiB int64"."""
+    """What was looked at, in a few words, the same on every node: "memory", "clock", "all-reduce"."""
     status: Status
     node: str | None = None
     """`Node.name`; None: it is of the whole cluster."""
@@ -93,9 +107,11 @@ class Finding:
     remedy: str = ""
     """What to do. A FAIL and a WARN always have one."""
     measure: Measure | None = None
-    """What is compared with peers; findings of one check, name and kind of device are peers."""
+    """What is compared with peers: see `assess.peers`."""
     blames: Sequence[str] = ()
     """Nodes that a finding of the whole cluster speaks against: they are not good. Of `node` itself it need not be said."""
+    covers: Sequence[str] = ()
+    """Nodes that a PASS of the whole cluster was shown on. Where it names none, the engine names those that answered."""
 
     def __post_init__(self) -> None:
         if self.status in (Status.FAIL, Status.WARN):
@@ -130,6 +146,18 @@ class Outcome:
     seconds: float = 0.0
 
 
+def answers(outcomes: Mapping[str, Outcome], calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+    """Outcomes by node name, as facts: {"answered": {name: facts}, "unanswered": {name: {"ended", "error", "limit_s"}}}."""
+    return {
+        "answered": {name: outcome.facts for name, outcome in outcomes.items() if outcome.facts is not None},
+        "unanswered": {
+            name: {"ended": outcome.ended, "error": outcome.error, "limit_s": calls[name].limit_s}
+            for name, outcome in outcomes.items()
+            if outcome.facts is None
+        },
+    }
+
+
 class Crew(Protocol):
     """One agent a node, as checks see them."""
 
@@ -161,6 +189,10 @@ class Setting:
     """Cluster sizes to extrapolate to, if given."""
     earlier: Mapping[str, Facts] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
+    former: Facts | None = None
+    """What `earlier_run` says of the last run of the job; None: there is none."""
+    drills: "Drills | None" = None
+    """Who carries drills out; None: there is nobody."""
 
 
 Gather = Callable[[Setting, Crew], Facts]
@@ -180,8 +212,8 @@ class Check:
     level: Level
     """The lowest level that makes it."""
     assess: Assess
-    """The facts of a check with `call` are {"answered": {node name: facts}, "unanswered": {node name: {"ended", "error",
-    "limit_s"}}}. An unanswered node of which it makes no finding gets its ERROR row from the engine."""
+    """The facts of a check with `call` are what `answers` makes of them. An unanswered node of which it makes no finding gets
+    its ERROR row from the engine."""
     call: Callable[[Setting, Node], Call] | None = None
     gather: Gather | None = None
 

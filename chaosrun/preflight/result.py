@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Status
 
-__all__ = ["EXIT_UNFIT", "CheckRun", "Result", "worst"]
+__all__ = ["ANSWERS", "EXIT_UNFIT", "LEFT_OUT", "CheckRun", "Result", "worst"]
 
 EXIT_UNFIT = 8
+ANSWERS = "answers"
+"""What stands for the check that every node is asked by, where one does not answer."""
+LEFT_OUT = "left out: "
+"""How the reason of a SKIP begins whose node takes no part any more."""
 
 
 def worst(statuses: Sequence[Status]) -> Status:
@@ -44,6 +48,12 @@ class Result:
     """Path of the baseline that it was compared with."""
     strict: bool = False
     """Whether a WARN makes unfit."""
+    arguments: tuple[str, ...] = ()
+    """Job, overrides, root and address, as the command line has them: of `chaosrun submit` as well."""
+    options: tuple[str, ...] = ()
+    """With these, besides, `chaosrun preflight` looks at the same again: the level, and what the forecast is for."""
+    choice: tuple[str, ...] = ()
+    """--only and --skip, as they were given."""
 
     def bad(self) -> dict[str, tuple[Finding, ...]]:
         """Nodes that are left out of the good ones, and what speaks against each: a FAIL or an ERROR (under strict a WARN)."""
@@ -55,9 +65,15 @@ class Result:
         return {node.name: tuple(against[node.name]) for node in self.nodes if node.name in against}
 
     def good(self) -> tuple[str, ...]:
-        """Names of the nodes that can be used. None when nothing at all was shown to be right."""
-        bad = self.bad()
-        return tuple(node.name for node in self.nodes if node.name not in bad) if self._any_pass() else ()
+        """Names of the nodes that can be used: nothing speaks against them, and something was looked at there."""
+        bad, looked_at = self.bad(), self._looked_at()
+        return tuple(node.name for node in self.nodes if node.name not in bad and node.name in looked_at)
+
+    def unchecked(self) -> tuple[str, ...]:
+        """Names of the nodes that are neither good nor bad: whatever was to be looked at there was skipped. They do not make
+        unfit: a head without CPUs trains nothing."""
+        known = {*self.good(), *self.bad()}
+        return tuple(node.name for node in self.nodes if node.name not in known)
 
     @property
     def fit(self) -> bool:
@@ -70,6 +86,13 @@ class Result:
 
     def _counts(self, finding: Finding) -> bool:
         return finding.status in (Status.FAIL, Status.ERROR) or (self.strict and finding.status is Status.WARN)
+
+    def _looked_at(self) -> set[str]:
+        """Nodes on which something passed, or passed but for a warning."""
+        if not self._any_pass():
+            return set()
+        found = [finding for finding in self.findings if finding.status in (Status.PASS, Status.WARN)]
+        return {name for finding in found for name in (finding.node, *finding.covers) if name is not None}
 
     def _any_pass(self) -> bool:
         return any(finding.status is Status.PASS for finding in self.findings)

@@ -1,14 +1,16 @@
-"""Progress of many drills on stderr: on a terminal one line that changes, and lines that stay for what did not pass; elsewhere
-a line for each drill. A terminal that goes away ends the display, not the drills."""
+"""Progress of much on stderr: on a terminal one line that changes, and lines that stay for what did not pass; elsewhere a line
+for each. A terminal that goes away ends the display, not what it shows."""
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from chaosrun.report.escapes import on_one_line
 
-__all__ = ["Ticker", "tick"]
+__all__ = ["Ticker", "TickingLine", "tick"]
+
+ERASE = "\r\x1b[2K"
 
 
 def tick(record: Mapping[str, Any]) -> str:
@@ -35,25 +37,30 @@ def tick(record: Mapping[str, Any]) -> str:
     return str(record["event"])
 
 
-class Ticker:
-    def __init__(self, stream: TextIO, *, terminal: bool) -> None:
-        self._stream: TextIO | None = stream
-        self._terminal = terminal
-        self._began_s = time.monotonic()
+class TickingLine:
+    """Sentences, each with the time since the first."""
 
-    def on_event(self, record: Mapping[str, Any]) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._began_s), 60)
-        line = f"[{minutes}:{seconds:02}] {on_one_line(tick(record))}"
-        if not self._terminal:
-            self._write(f"{line}\n")
-        elif record.get("ok", record.get("status", "PASS") == "PASS"):
-            self._write(f"\r\x1b[2K{line[: shutil.get_terminal_size().columns - 1]}")
-        else:
-            self._write(f"\r\x1b[2K{line}\n")
+    def __init__(self, stream: TextIO, *, terminal: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._stream: TextIO | None = stream
+        self.terminal = terminal
+        self._now_s = now_s
+        self._began_s = now_s()
+
+    def change(self, sentence: str) -> None:
+        """Until the next; nothing where lines cannot change."""
+        if self.terminal:
+            self._write(f"{ERASE}{self._dated(sentence)[: shutil.get_terminal_size().columns - 1]}")
+
+    def stay(self, sentence: str) -> None:
+        self._write(f"{ERASE if self.terminal else ''}{self._dated(sentence)}\n")
 
     def close(self) -> None:
-        if self._terminal:
-            self._write("\r\x1b[2K")
+        if self.terminal:
+            self._write(ERASE)
+
+    def _dated(self, sentence: str) -> str:
+        minutes, seconds = divmod(int(self._now_s() - self._began_s), 60)
+        return f"[{minutes}:{seconds:02}] {on_one_line(sentence)}"
 
     def _write(self, text: str) -> None:
         if self._stream is None:
@@ -62,5 +69,17 @@ class Ticker:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            # Nobody is reading any more (closed pipe, terminal gone, closed file): the drills go on.
+            # Nobody is reading any more (closed pipe, terminal gone, closed file): the work goes on.
             self._stream = None
+
+
+class Ticker:
+    def __init__(self, stream: TextIO, *, terminal: bool) -> None:
+        self._line = TickingLine(stream, terminal=terminal)
+
+    def on_event(self, record: Mapping[str, Any]) -> None:
+        passes = record.get("ok", record.get("status", "PASS") == "PASS")
+        (self._line.change if passes and self._line.terminal else self._line.stay)(tick(record))
+
+    def close(self) -> None:
+        self._line.close()

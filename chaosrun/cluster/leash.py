@@ -1,0 +1,64 @@
+"""A command on a leash: `python -m chaosrun.cluster.leash FD LIMIT_S COMMAND…` runs it and lets nothing of it outlive its end.
+
+FD is an inherited socket to whoever asked. When the command has ended, when LIMIT_S have passed, or when the other end of the
+socket is gone, everything below this process is killed, and then told, as one JSON line: {"code": the command's exit code, or
+minus the signal that ended it; "limit": whether the limit passed; "left": pids that would not die}. Standard library only.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from chaosrun.cluster.leftovers import VARIABLE, remove_announced
+from chaosrun.cluster.processes import become_subreaper, children
+
+__all__ = ["KILL_S", "main"]
+
+KILL_S = 5.0
+"""A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""
+
+
+def main(descriptor: int, limit_s: float, command: Sequence[str]) -> None:
+    # Its children's own children become its, wherever they flee: it then knows all there is to kill.
+    become_subreaper()
+    asker = socket.socket(fileno=descriptor)
+    folders = os.memfd_create("folders", 0)
+    child = subprocess.Popen(command, pass_fds=[folders], env={**os.environ, VARIABLE: str(folders)})
+    ended = os.pidfd_open(child.pid)
+    poller = select.poll()
+    poller.register(asker, select.POLLIN)
+    poller.register(ended, select.POLLIN)
+    limit = not poller.poll(limit_s * 1000)
+    left = _kill_everything(child)
+    remove_announced(folders)
+    with suppress(BrokenPipeError):
+        asker.sendall(json.dumps({"code": child.returncode, "limit": limit, "left": left}).encode() + b"\n")
+
+
+def _kill_everything(child: "subprocess.Popen[bytes]") -> list[int]:
+    # It may have ended by itself, and how is to be told: it is reaped before anything is killed.
+    child.poll()
+    deadline = time.monotonic() + KILL_S
+    while below := children(os.getpid()):
+        if time.monotonic() > deadline:
+            return below
+        for pid in below:
+            # Not reaped yet, so the pid is still its own.
+            os.kill(pid, signal.SIGKILL)
+            if pid != child.pid:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        child.poll()
+        time.sleep(0.005)
+    return []
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,109 @@
+"""Which devices a job could get, and what came of computing on one: rows that the checks "devices" and "bits" share. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from chaosrun.preflight.assess.placement import gpus_per_worker
+from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+
+__all__ = ["gpus_for_work", "of_unused", "product", "remedy_for", "unfinished"]
+
+UNUSED = "no worker gets this device"
+DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")
+"""How torch tells what a device refused. Anything else is said of the program."""
+
+
+def gpus_for_work(setting: Setting, nodes: Sequence[Node], node: Node) -> list[str]:
+    """GPUs that workers on this one of the nodes may get: of those that its Ray may use, the first that it counts."""
+    return [f"cuda:{index}" for index in range(node.gpus)] if gpus_per_worker(setting, nodes) else []
+
+
+def of_unused(check: str, node: str, device: str | None, rows: Sequence[Finding]) -> list[Finding]:
+    """What is said of a device that no worker gets: that it is broken is worth knowing, and speaks against nothing."""
+    broken = [row for row in rows if row.status is Status.FAIL]
+    told = [replace(row, status=Status.WARN, reason="; ".join(filter(None, (row.reason, UNUSED)))) for row in broken]
+    return told or [Finding(check=check, name="GPUs", status=Status.SKIP, node=node, device=device, reason=UNUSED)]
+
+
+def unfinished(check: str, node: str, device: str, computed: Facts, holders: str = "") -> Finding:
+    """A device that gave no answer: broken, unless its process never came to it, or something else ended it, or holds its
+    memory (`holders` by name, where they are known)."""
+    ended, phase, error = computed["ended"], computed["phase"], computed["error"]
+    row: dict[str, Any] = {"check": check, "name": "product", "node": node, "device": device}
+    if not computed["touched"]:
+        remedy = "see whether torch can be imported on that node, and how busy it is"
+        return Finding(**row, status=Status.ERROR, reason=f"{error} (in: {phase})", remedy=remedy)
+    if ended == "died" and "SIGKILL" in error:
+        remedy = "see in dmesg whether memory ran out"
+        return Finding(**row, status=Status.ERROR, reason=f"something ended its process (in: {phase})", remedy=remedy)
+    if ended == "raised" and ("OutOfMemoryError" in error or "out of memory" in error):
+        who = f": {holders}" if holders else ", see which with nvidia-smi (of the CPU with `top`)"
+        remedy = f"end what holds its memory{who}"
+        why = f"other processes hold the memory that it would be tried with (in: {phase}): {error}"
+        return Finding(**row, status=Status.ERROR, reason=why, remedy=remedy)
+    if ended == "raised" and error.partition(":")[0] not in DEVICE_ERRORS:
+        return Finding(
+            **row, status=Status.ERROR, reason=f"{error} (in: {phase})", remedy="see whether this torch is for this device"
+        )
+    how = {"hung": "hangs", "died": "its process died", "raised": "gives an error"}[ended]
+    return Finding(
+        **row,
+        status=Status.FAIL,
+        measured=f"{how} in: {phase}",
+        threshold="finishes",
+        reason=error,
+        remedy=remedy_for(device),
+    )
+
+
+def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Finding]:
+    """Memory, products and their speed, of a device on which they were tried."""
+    if "products" not in facts:
+        return
+    wrong = [entry for entry in facts["products"] if entry["wrong"]]
+    types = ", ".join(entry["dtype"] for entry in facts["products"])
+    row: dict[str, Any] = {"check": check, "node": node, "device": device}
+    if facts["memory"]["wrong"]:
+        yield Finding(
+            **row,
+            name="memory",
+            status=Status.FAIL,
+            measured=f"{facts['memory']['wrong']} of {facts['memory']['bytes']} bytes read back wrong",
+            threshold="as they were written",
+            remedy=remedy_for(device),
+        )
+    if wrong:
+        worst = max(wrong, key=lambda entry: entry["wrong"])
+        yield Finding(
+            **row,
+            name="product",
+            status=Status.FAIL,
+            measured=f"{worst['wrong']} of {worst['entries']} entries wrong in {', '.join(entry['dtype'] for entry in wrong)}",
+            threshold="exact: integers that have one right answer",
+            reason=f"{worst['dtype']}: {worst['first']}",
+            remedy=remedy_for(device),
+        )
+        return
+    gpu = device != "cpu"
+    yield Finding(**row, name="product", status=Status.PASS, measured=f"exact in {types}", threshold="exact")
+    yield Finding(
+        **row,
+        # Only GPUs of one model are as fast as each other.
+        name=f"speed of {facts['kind']['model']}" if gpu else "speed",
+        status=Status.PASS,
+        measured=f"{facts['gflops']:.3g} GFLOP/s",
+        measure=Measure(
+            number=facts["gflops"],
+            unit="GFLOP/s",
+            better="higher",
+            warn=0.7 if gpu else 0.2,
+            fail=0.25 if gpu else None,
+        ),
+    )
+
+
+def remedy_for(device: str) -> str:
+    if device == "cpu":
+        return "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"
+    return "take the node out and test the GPU (dcgmi diag -r 3); reset it or have it replaced"

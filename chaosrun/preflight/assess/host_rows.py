@@ -1,0 +1,26 @@
+"""Rows of the check "host": how a value is graded, and what is said of it. Pure."""
+
+from typing import Any
+
+from chaosrun.preflight.model import Finding, Node, Status
+
+__all__ = ["CHECK", "graded", "plural", "row"]
+
+CHECK = "host"
+
+
+def graded(value: float | None, least: float, small: float) -> Status:
+    """A FAIL below `least`, a WARN below `small`; None is no limit."""
+    if value is None or value >= max(least, small):
+        return Status.PASS
+    return Status.FAIL if value < least else Status.WARN
+
+
+def row(node: Node, name: str, status: Status, *, reason: str = "", remedy: str = "", **more: Any) -> Finding:
+    """Why, and what to do, only where something is wrong."""
+    told = {} if status is Status.PASS else {"reason": reason, "remedy": remedy}
+    return Finding(check=CHECK, node=node.name, name=name, status=status, **told, **more)
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

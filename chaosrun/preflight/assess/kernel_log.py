@@ -1,0 +1,81 @@
+"""Does the kernel complain of a GPU, a disk or the memory? Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from chaosrun.preflight.assess.quantities import ago
+from chaosrun.preflight.model import Facts, Finding, Node, Status
+
+__all__ = ["kernel_log"]
+
+CHECK = "host"
+NAME = "kernel's messages"
+RECENT_S = 86400.0
+"""Older than a day, and still up: somebody has seen to it, or it does no harm."""
+OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
+"""Xids that a faulty or killed program causes. Source: NVIDIA's Xid catalog."""
+DOES = {
+    "gpu": "if it does not work: reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if that does not help, have it replaced",
+    "disk": "look at the disk (`smartctl -a`) or the server behind it, and check the file system",
+    "out of memory": "see what used the memory, and lower workers or raise the limit",
+    "hardware": "look at the machine's event log (`ipmitool sel list`, `mcelog`)",
+}
+WHY = {"gpu": "it may have been reset since, or be another container's: whether this node's GPUs work, the check devices tells"}
+TOLD = {"gpu": "of a GPU", "disk": "of a disk", "out of memory": "of memory", "hardware": "of the machine"}
+
+
+def kernel_log(node: Node, facts: Facts, places: Facts) -> Iterator[Finding]:
+    if "error" in facts:
+        why = f"the kernel's messages cannot be read here: {facts['error']}"
+        yield Finding(check=CHECK, name=NAME, status=Status.SKIP, node=node.name, reason=why)
+        return
+    told = [message for message in facts["messages"] if message["code"] not in OF_PROGRAMS]
+    recent = [message for message in told if message["age_s"] <= RECENT_S]
+    if not recent and facts["truncated"]:
+        why = "there are more of the kernel's messages than could be read in time; none of those that were read is of interest"
+        yield Finding(check=CHECK, name=NAME, status=Status.SKIP, node=node.name, reason=why)
+        return
+    if not recent:
+        old = f", {len(told)} older ones" if told else ""
+        yield Finding(
+            check=CHECK,
+            name=NAME,
+            status=Status.PASS,
+            node=node.name,
+            measured=f"no error of a GPU, a disk or the memory{old}",
+            threshold="none within a day",
+        )
+        return
+    disks = {name for place in places.values() for name in place.get("block_devices", ())}
+    for (kind, device), messages in _grouped(recent).items():
+        broken = [message for message in messages if _is_broken(message, disks)]
+        last = min(broken or messages, key=lambda message: message["age_s"])
+        codes = Counter(message["code"] for message in messages if message["code"] is not None)
+        xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
+        yield Finding(
+            check=CHECK,
+            name=f"{NAME} {TOLD[kind]}",
+            status=Status.FAIL if broken else Status.WARN,
+            node=node.name,
+            device=device or None,
+            measured=f"{xids}{len(messages)}, the last {ago(last['age_s'])}: {last['text']}",
+            threshold="none within a day",
+            reason=WHY.get(kind, ""),
+            remedy=DOES[kind],
+        )
+
+
+def _grouped(messages: Sequence[Facts]) -> dict[tuple[str, str], list[Facts]]:
+    found: dict[tuple[str, str], list[Facts]] = {}
+    for message in messages:
+        device = message["device"] if message["kind"] in ("gpu", "disk") else ""
+        found.setdefault((message["kind"], device), []).append(message)
+    return found
+
+
+def _is_broken(message: Facts, disks: set[str]) -> bool:
+    """A disk that the preflight's own files are on. Of a GPU its driver and what it computes tell more."""
+    device = message["device"]
+    # The kernel speaks of an NVMe disk, nvme0n1, also by its controller.
+    own = device in disks or (device.startswith("nvme") and any(disk.startswith(f"{device}n") for disk in disks))
+    return message["kind"] == "disk" and own

@@ -1,0 +1,1 @@
+"""Checks as the catalogue has them: what each asks of the nodes, and who judges it."""

@@ -1,0 +1,28 @@
+"""The check "host": what the machine under each node has, and what else goes on on it."""
+
+from chaosrun.preflight.assess.host import assess
+from chaosrun.preflight.model import Call, Check, Level, Node, Setting
+
+__all__ = ["HOST"]
+
+LIMIT_S = 15.0
+
+
+def call(setting: Setting, node: Node) -> Call:
+    places = {"storage": setting.storage}
+    if not setting.storage.is_relative_to(setting.root):
+        places["runs"] = setting.root
+    return Call(
+        probe="host",
+        parameters={"places": {purpose: str(path) for purpose, path in places.items()}},
+        limit_s=LIMIT_S,
+    )
+
+
+HOST = Check(
+    name="host",
+    about="memory, processors, disks, limits, what else runs",
+    level=Level.QUICK,
+    assess=assess,
+    call=call,
+)

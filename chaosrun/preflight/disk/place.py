@@ -1,0 +1,100 @@
+"""Where a storage probe works: a fresh folder below the storage, or below the nearest folder that is there already; and what
+kind of file system that is. Nothing but that folder is ever written to, and it is removed again."""
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from chaosrun.cluster.leftovers import PREFIX, announce
+from chaosrun.preflight.model import Facts
+
+__all__ = ["about_place", "nearest_folder", "own_folder", "remove_stale"]
+
+STALE_S = 3600.0
+"""A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+_OPTIONS_TOLD = 400
+"""Characters."""
+
+
+def nearest_folder(storage: Path) -> Path:
+    """The storage or the folder above it that is there. Raises OSError for a file in the way, and what cannot be read."""
+    for folder in (storage, *storage.parents):
+        try:
+            status = os.stat(folder)
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        return folder
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(storage))
+
+
+@contextmanager
+def own_folder(base: Path, name: str) -> Iterator[Path]:
+    folder = base / name
+    announce(folder)
+    os.mkdir(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_stale(base: Path, own: Path) -> None:
+    """Remove folders that earlier preflights left. `own`, made just now, tells the storage's time."""
+    now_s = own.stat().st_mtime
+    stale: list[str] = []
+    with os.scandir(base) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                old = entry.name.startswith(PREFIX) and now_s - entry.stat(follow_symlinks=False).st_mtime > STALE_S
+                if old and entry.is_dir(follow_symlinks=False):
+                    stale.append(entry.name)
+    for name in stale:
+        shutil.rmtree(base / name, ignore_errors=True)
+
+
+def about_place(base: Path) -> Facts:
+    """{base, type, source, options, free_bytes, preload}: of the file system that `base` lies on."""
+    status = os.statvfs(base)
+    kind, source, options = _mount_of(os.path.realpath(base))
+    return {
+        "base": str(base),
+        "type": kind,
+        "source": source,
+        "options": options[:_OPTIONS_TOLD],
+        "free_bytes": status.f_bavail * status.f_frsize,
+        "preload": _preloaded(),
+    }
+
+
+def _mount_of(path: str) -> tuple[str, str, str]:
+    """(type, source, options) of the mount that a real path lies on; the last one of a place hides those below it."""
+    best, found = -1, ("unknown", "", "")
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            before, _, after = line.rstrip("\n").partition(" - ")
+            fields, behind = before.split(" "), after.split(" ")
+            point = _unescaped(fields[4])
+            if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
+                options = ",".join(dict.fromkeys(f"{fields[5]},{behind[2] if len(behind) > 2 else ''}".split(",")))
+                best, found = len(point), (behind[0], _unescaped(behind[1]), options)
+    return found
+
+
+def _unescaped(text: str) -> str:
+    for escape, character in _ESCAPES:
+        text = text.replace(escape, character)
+    return text
+
+
+def _preloaded() -> list[str]:
+    """Libraries in this process that make fsync do nothing."""
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in file if "eatmydata" in line}
+    return sorted(paths)

@@ -1,0 +1,174 @@
+"""Drills on the Ray that this process is connected to, several at a time, each in a thread of its own."""
+
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaosrun.campaign.place import WarmPlace, Watch, new_run, remove_run
+from chaosrun.campaign.sweep import Interruptible
+from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.errors import ChaosrunError, InterruptedRunError
+from chaosrun.preflight.costs import costs_of
+from chaosrun.preflight.drills import Terms, Wanted
+from chaosrun.preflight.model import Facts
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_run, recorded_leg
+from chaosrun.spec.source import load_job
+from chaosrun.verify.history import read_leg
+from chaosrun.verify.verdict import Verdict
+
+__all__ = ["JOB", "RayDrills"]
+
+JOB = Path(__file__).parent / "drill" / "job.yaml"
+AT_ONCE = 64
+"""Drills at a time: their supervisors are threads of this one process."""
+END_WITHIN_S = 30.0
+"""What interrupted drills need to end, placement included."""
+
+
+class RayDrills:
+    """Implements `preflight.drills.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
+
+    def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
+        work = _Work(wanted=wanted, terms=terms)
+        try:
+            work.begin()
+            work.wait(work.until_s)
+        finally:
+            work.working.interrupt()
+            work.wait(time.monotonic() + END_WITHIN_S)
+        late = {"error": f"it did not end within {terms.limit_s:g} s", "seconds": terms.limit_s}
+        return [work.told.get(number, late if number in work.begun else None) for number in range(len(wanted))]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """What the threads share."""
+
+    wanted: Sequence[Wanted]
+    terms: Terms
+    told: dict[int, Facts] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    working: Interruptible = field(default_factory=Interruptible)
+    began_s: float = field(default_factory=time.monotonic)
+    _waiting: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
+    _threads: int = 0
+    _ended: "queue.SimpleQueue[None]" = field(default_factory=queue.SimpleQueue)
+    """One entry for each thread that has ended. After an interrupted `join`, Python takes a thread that runs for one that has
+    ended (3.11), so nobody joins them."""
+
+    def begin(self) -> None:
+        for number in range(len(self.wanted)):
+            self._waiting.put(number)
+        for _ in range(min(AT_ONCE, len(self.wanted))):
+            # A daemon: one that waits for a node which does not answer must not keep this process.
+            threading.Thread(target=self._work, daemon=True).start()
+            self._threads += 1
+
+    def wait(self, until_s: float | None) -> None:
+        """Until every thread has ended, or until then."""
+        while self._threads:
+            try:
+                self._ended.get(timeout=None if until_s is None else max(0.0, until_s - time.monotonic()))
+            except queue.Empty:
+                return
+            self._threads -= 1
+
+    @property
+    def until_s(self) -> float | None:
+        """By then every drill that begins should have ended; None: nobody knows how many follow each other."""
+        if self.terms.begin_within_s is None and len(self.wanted) > AT_ONCE:
+            return None
+        return self.began_s + (self.terms.begin_within_s or 0.0) + self.terms.repeat_s + self.terms.limit_s
+
+    def _work(self) -> None:
+        try:
+            self._drill_on()
+        finally:
+            self._ended.put(None)
+
+    def _drill_on(self) -> None:
+        """One drill after the other, until there is none left, or it is too late to begin."""
+        watch = self.working.watch()
+        while not self.working.interrupted and not self._is_late():
+            try:
+                number = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            self.begun.add(number)
+            began_s = time.monotonic()
+            try:
+                told = _drill(self.wanted[number], self.terms, watch)
+            except InterruptedRunError:
+                return
+            except ChaosrunError as error:
+                told = {"error": error.message, "hint": error.hint}
+            except Exception as error:
+                # Whatever it is, the drills of other nodes go on, and its place is in this one's row.
+                told = {"error": f"{type(error).__name__}: {error}"}
+            self.told[number] = {**told, "seconds": time.monotonic() - began_s}
+
+    def _is_late(self) -> bool:
+        within_s = self.terms.begin_within_s
+        return within_s is not None and time.monotonic() > self.began_s + within_s
+
+
+def _drill(wish: Wanted, terms: Terms, watch: Watch) -> Facts:
+    """Carry a drill out, again and again for as long as the terms say and it passes."""
+    until_s = time.monotonic() + terms.repeat_s
+    names = {node.node_id: node.name for node in wish.nodes}
+    cluster = RayCluster.connect(
+        None, workers=wish.workers, cpu=wish.cpu, gpu=wish.gpu, only_on=names.keys(), spread=wish.spread
+    )
+    rounds = 0
+    # Undisturbed runs of this drill alone: another node's would make it a comparison of nodes.
+    with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
+        place = WarmPlace(cluster=cluster, job=load_job(JOB, wish.overrides), root=Path(references))
+        while True:
+            rounds += 1
+            told = {**_round(place, wish, terms, watch, seed=rounds, names=names), "rounds": rounds}
+            if told["status"] != "PASS" or time.monotonic() >= until_s:
+                return told
+
+
+def _round(place: WarmPlace, wish: Wanted, terms: Terms, watch: Watch, *, seed: int, names: dict[str, str]) -> Facts:
+    ranks: dict[str, str] = {}
+
+    def on_record(record: dict[str, Any]) -> None:
+        if record["event"] == "placement.acquired":
+            ranks.update({str(rank): names[node] for node, about in record["nodes"].items() for rank in about["ranks"]})
+
+    overrides = (*wish.overrides, f"args[3]={seed}")
+    run = new_run(terms.root, JOB, overrides, reference="fresh")
+    try:
+        verdict = place.drill(run, watch=watch, on_record=on_record)
+    except InterruptedRunError:
+        remove_run(run)
+        raise
+    told = {**_facts(run, verdict), "ranks": ranks}
+    if verdict.status == "PASS":
+        remove_run(run)
+        return told
+    return {**told, "run": str(run.path), "run_argument": run_argument(run)}
+
+
+def _facts(run: RunLayout, verdict: Verdict) -> dict[str, Any]:
+    info = read_run(run)
+    legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
+    return {
+        "status": verdict.status,
+        "outcome": verdict.outcome,
+        "cause": verdict.cause,
+        "hint": verdict.hint,
+        "irreproducible": info["irreproducible"],
+        "divergence": verdict.divergence.to_json() if verdict.divergence else None,
+        "landed": sum(fault.landed for fault in verdict.faults),
+        "planned": len(verdict.faults),
+        "costs": costs_of(legs),
+    }

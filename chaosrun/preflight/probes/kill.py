@@ -1,0 +1,259 @@
+"""Whether a worker can be killed here, with all that is below it, and leaves nothing behind. Ends every process it starts.
+
+The worker does what makes real ones hard to end: it has a child, which has a child that left its process group, all of them
+ignore SIGTERM, hold the worker's listening socket open and map its shared memory; where there are GPUs it holds memory on each.
+It is killed the way the fork server kills: its process group, then whatever falls to this subreaper, by pid and start time.
+
+Parameters: limit_s for each thing to be gone, gpus. Facts: killed_s, alive [{what, pid, state}], port, unreached (why nobody
+could connect to it before), port_s or port_error and held_by, shared_memory (a path), shared_memory_left, devices {"cuda:0":
+{before, held, after, seconds}} in MiB or device_error.
+"""
+
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import psutil
+
+from chaosrun.cluster.processes import (
+    SHARED_MEMORY,
+    ProcessIdentity,
+    become_subreaper,
+    children,
+    identify,
+    kill_all,
+    remove_shared_memory_leftovers,
+    shared_memory_entries,
+    state_of,
+)
+from chaosrun.preflight.model import Facts
+from chaosrun.preflight.per_device import gpu_devices, visible_gpus
+
+__all__ = ["device_memory", "probe"]
+
+SHARED_BYTES = 1 << 20
+DEVICE_MIB = 256
+BACK_MIB = 64
+"""Memory counts as free again when so much or less is missing: others may use the device too."""
+OUTLIVES_S = 100
+"""Whatever happens to this process, the kernel ends the worker and its children after this."""
+POLL_S = 0.005
+
+
+def probe(parameters: Facts) -> Facts:
+    limit_s, gpus = parameters["limit_s"], parameters["gpus"]
+    become_subreaper()
+    memory_before = device_memory(gpus)
+    worker, about = _start(gpus)
+    family = {name: identity for name in ("worker", "child", "grandchild") if (identity := identify(about[name])) is not None}
+    # In TIME_WAIT the connections of a killed process keep its port taken, unless it is bound to as the fork server does.
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(socket.create_connection(("127.0.0.1", about["port"]), timeout=limit_s))
+            unreached = ""
+        except OSError as error:
+            unreached = error.strerror or str(error)
+        held = device_memory(gpus)
+        began = time.monotonic()
+        alive = _kill(worker, family, limit_s)
+        killed_s = time.monotonic() - began
+    port_s, port_error = _again(lambda: _listen(about["port"]), limit_s)
+    return {
+        "alive": [
+            {"what": name, "pid": one.pid, "state": state_of(one) or "?"} for name, one in family.items() if one in alive
+        ],
+        "killed_s": killed_s,
+        "port": about["port"],
+        "unreached": unreached,
+        "port_s": port_s,
+        "port_error": port_error,
+        "held_by": _holder(about["port"]) if port_error else None,
+        **_shared_memory(about["shared_memory"]),
+        **_devices(memory_before, held, about["device_error"], gpus, limit_s),
+    }
+
+
+# The worker
+
+
+def _start(gpus: int) -> tuple[int, dict[str, Any]]:
+    """A process group of three that is ready to be killed: its pid, and what it said of itself."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(ours)
+            _work(theirs, gpus)
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    with os.fdopen(ours) as told:
+        line = told.readline()
+    if not line:
+        raise RuntimeError("the worker that was to be killed died before that")
+    return pid, json.loads(line)
+
+
+def _work(told: int, gpus: int) -> None:
+    os.setsid()
+    _ignore_and_end_in_time()
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("0.0.0.0", 0))
+    listener.listen()
+    name = f"torch_preflight_{os.getpid()}"
+    descriptor = os.open(SHARED_MEMORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.ftruncate(descriptor, SHARED_BYTES)
+    shared = mmap.mmap(descriptor, SHARED_BYTES)
+    shared.write(bytes(SHARED_BYTES))
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _ignore_and_end_in_time()
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.setsid()
+            _ignore_and_end_in_time()
+        os.write(theirs, b"%d\n" % (grandchild or 0))
+        _wait_for_the_end()
+    said = b""
+    # The child's line has the grandchild's pid, the grandchild's has a zero: once both are there, both ignore SIGTERM.
+    while said.count(b"\n") < 2:
+        said += os.read(ours, 64)
+    error, _held = _take_device_memory(gpus)
+    about = {
+        "worker": os.getpid(),
+        "child": child,
+        "grandchild": max(map(int, said.split())),
+        "port": listener.getsockname()[1],
+        "shared_memory": name,
+        "device_error": error,
+    }
+    os.write(told, json.dumps(about).encode() + b"\n")
+    os.close(told)
+    _wait_for_the_end()
+
+
+def _ignore_and_end_in_time() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.alarm(OUTLIVES_S)
+
+
+def _wait_for_the_end() -> None:
+    while True:
+        signal.pause()
+
+
+def _take_device_memory(gpus: int) -> tuple[str, list[Any]]:
+    if not gpus:
+        return "", []
+    try:
+        import torch
+
+        return "", [torch.ones(DEVICE_MIB << 20, dtype=torch.uint8, device=f"cuda:{index}") for index in range(gpus)]
+    except (ImportError, RuntimeError) as error:
+        return str(error).splitlines()[0], []
+
+
+# The kill, and what is left
+
+
+def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) -> list[ProcessIdentity]:
+    """What is still alive after the limit. The rest is reaped."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
+
+    def below() -> list[ProcessIdentity]:
+        # The dead among them first: what they leave behind comes here only when they are gone.
+        for pid in children(os.getpid()):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        fallen = [identity for pid in children(os.getpid()) if (identity := identify(pid)) is not None]
+        return [*family.values(), *fallen]
+
+    return kill_all(below, timeout_s=limit_s)
+
+
+def _again(attempt: Callable[[], None], limit_s: float) -> tuple[float | None, str]:
+    """Seconds until it works; or None, and why it does not."""
+    began = time.monotonic()
+    while True:
+        try:
+            attempt()
+        except OSError as error:
+            if time.monotonic() - began > limit_s:
+                return None, error.strerror or str(error)
+        else:
+            return time.monotonic() - began, ""
+        time.sleep(POLL_S)
+
+
+def _listen(port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("0.0.0.0", port))
+        listener.listen()
+
+
+def _holder(port: int) -> str | None:
+    """Who listens there, as far as this user may know."""
+    with suppress(psutil.Error, OSError):
+        for entry in psutil.net_connections("tcp"):
+            if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
+                return f"process {entry.pid} ({psutil.Process(entry.pid).name()})"
+    return None
+
+
+def _shared_memory(name: str) -> dict[str, Any]:
+    path = SHARED_MEMORY / name
+    # Everything else there is somebody else's.
+    remove_shared_memory_leftovers(shared_memory_entries() - {name})
+    left = path.exists()
+    path.unlink(missing_ok=True)
+    return {"shared_memory": str(path), "shared_memory_left": left}
+
+
+def device_memory(gpus: int) -> dict[str, int] | None:
+    """MiB in use by each GPU of this node that the driver knows of; None when it cannot be asked."""
+    if not gpus:
+        return {}
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        used = {uuid.strip(): int(mib) for uuid, mib in (line.split(",") for line in said.splitlines() if line.strip())}
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    found: dict[str, int] = {}
+    for device, token in gpu_devices(gpus, visible_gpus(), list(used)).items():
+        # By its place among the driver's, or by (the beginning of) its UUID.
+        same = [mib for place, (uuid, mib) in enumerate(used.items()) if token == str(place) or uuid.startswith(token)]
+        if len(same) == 1:
+            found[device] = same[0]
+    return found
+
+
+def _devices(
+    before: Mapping[str, int] | None, held: Mapping[str, int] | None, error: str, gpus: int, limit_s: float
+) -> dict[str, Any]:
+    if not gpus or error or before is None or held is None:
+        why = error or ("nvidia-smi does not say how much memory is used" if gpus else "")
+        return {"devices": {}, "device_error": why}
+    # What another process gave back meanwhile hides what was taken.
+    taken = {index: used for index, used in held.items() if used - before.get(index, 0) >= DEVICE_MIB // 2}
+    began = time.monotonic()
+    found: dict[str, Any] = {}
+    while len(found) < len(taken):
+        now, elapsed_s = device_memory(gpus) or {}, time.monotonic() - began
+        for index in taken.keys() - found.keys():
+            after = now.get(index, taken[index])
+            free = after <= before.get(index, 0) + BACK_MIB
+            if free or elapsed_s > limit_s:
+                seconds = elapsed_s if free else None
+                found[index] = {"before": before.get(index, 0), "held": taken[index], "after": after, "seconds": seconds}
+    return {"devices": {index: found[index] for index in taken}, "device_error": ""}

@@ -1,0 +1,131 @@
+"""How much of everything a node has: processors, memory, swap, disks, shared memory, limits of processes."""
+
+import os
+import resource
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from chaosrun.cluster.processes import pids, stat_fields
+from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
+from chaosrun.preflight.disk.place import nearest_folder
+from chaosrun.preflight.probes.raylet_options import raylet_options
+
+__all__ = ["cpus", "limits", "memory", "places", "shared_memory"]
+
+SHARED_MEMORY = "/dev/shm"
+INFINIBAND = Path("/sys/class/infiniband")
+MAY_LOCK_MEMORY = 14
+"""CAP_IPC_LOCK."""
+RAYS_FILES = "Ray's files"
+OF_RAYLET = {"temp_dir": RAYS_FILES, "fallback_directory": "Ray's spill"}
+
+
+def cpus() -> dict[str, Any]:
+    return {"machine": os.cpu_count() or 1, "usable": len(os.sched_getaffinity(0)), "cgroup": cpu_limit()}
+
+
+def memory() -> dict[str, Any]:
+    found, swap = psutil.virtual_memory(), psutil.swap_memory()
+    return {
+        "total": found.total,
+        "available": found.available,
+        "cgroup_limit": memory_limit(),
+        "cgroup_room": memory_room(),
+        "swap_total": swap.total,
+        "swap_used": swap.used,
+    }
+
+
+def places(asked: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """By purpose: those that were asked for, temporary files, and what Ray uses."""
+    return {
+        purpose: _place(Path(path))
+        for purpose, path in {**asked, "temporary files": tempfile.gettempdir(), **_of_ray()}.items()
+    }
+
+
+def _of_ray() -> dict[str, str]:
+    options = raylet_options()
+    found = {purpose: options[option] for option, purpose in OF_RAYLET.items() if option in options}
+    return {purpose: path for purpose, path in found.items() if purpose == RAYS_FILES or not _is_inside(path, found)}
+
+
+def _is_inside(path: str, found: Mapping[str, str]) -> bool:
+    return RAYS_FILES in found and Path(path).is_relative_to(found[RAYS_FILES])
+
+
+def _place(path: Path) -> dict[str, Any]:
+    """The file system that a directory is on, or will be once it is made."""
+    try:
+        there = nearest_folder(path)
+        seen, number = os.statvfs(there), there.stat().st_dev
+    except OSError as error:
+        return {"path": str(path), "error": f"{error.filename}: {error.strerror}"}
+    return {
+        "path": str(path),
+        "there": str(there),
+        "total": seen.f_blocks * seen.f_frsize,
+        # What is kept for root is not for training.
+        "free": seen.f_bavail * seen.f_frsize,
+        "inodes": seen.f_files,
+        "inodes_free": seen.f_favail,
+        "read_only": bool(seen.f_flag & os.ST_RDONLY),
+        "writable": os.access(there, os.W_OK | os.X_OK),
+        "block_devices": _block_devices(number),
+    }
+
+
+def _block_devices(number: int) -> list[str]:
+    """As the kernel's messages call it: the partition, and the disk that it is on."""
+    try:
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
+    except OSError:
+        return []  # of a network, or of memory
+    return [device.name, *([device.parent.name] if (device / "partition").exists() else [])]
+
+
+def shared_memory() -> dict[str, Any]:
+    try:
+        seen = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        return {"error": error.strerror}
+    return {"total": seen.f_blocks * seen.f_frsize, "free": seen.f_bavail * seen.f_frsize}
+
+
+def limits() -> dict[str, Any]:
+    """Soft limits, as every process below this one has them; null: none."""
+
+    def soft(which: int) -> int | None:
+        found = resource.getrlimit(which)[0]
+        return None if found == resource.RLIM_INFINITY else found
+
+    return {
+        "open_files": soft(resource.RLIMIT_NOFILE),
+        "processes": None if os.geteuid() == 0 else soft(resource.RLIMIT_NPROC),  # root's are not counted
+        "threads_of_user": _threads_of_this_user(),
+        "cgroup_room": process_room(),
+        "locked_memory": None if _may_lock_memory() else soft(resource.RLIMIT_MEMLOCK),
+        "infiniband": sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else [],
+    }
+
+
+def _threads_of_this_user() -> int:
+    """What the kernel holds against the limit of processes."""
+    count = 0
+    for pid in pids():
+        # One that has ended meanwhile, or that is another user's.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and (fields := stat_fields(pid)) is not None:
+                count += int(fields[17])
+    return count
+
+
+def _may_lock_memory() -> bool:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return bool(capabilities >> MAY_LOCK_MEMORY & 1)

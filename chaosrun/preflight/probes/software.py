@@ -1,0 +1,97 @@
+"""What is installed on a node and what its processes inherit. Nothing of it is imported: torch alone would take seconds."""
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import chaosrun
+from chaosrun.housekeeping.environment import installed_version, listed_variables
+from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.clock import clock_of_this_process
+from chaosrun.preflight.probes.raylet_options import raylet_options
+from chaosrun.preflight.probes.script import script_facts
+
+__all__ = ["probe"]
+
+PACKAGES = ("ray", "accelerate", "numpy")
+DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
+PARAMETER = re.compile(r"^(__version__|cuda|hip)\b[^=]*= *'([^']*)'", re.MULTILINE)
+"""Of torch/version.py."""
+
+
+def probe(parameters: Facts) -> Facts:
+    """Parameters: {script: path or null, path: [more directories that its imports are looked for in]}."""
+    torch = _torch()
+    facts: dict[str, Any] = {
+        "versions": {
+            "python": platform.python_version(),
+            "chaosrun": chaosrun.__version__,
+            **{name: installed_version(name) for name in PACKAGES},
+            "torch": torch.get("__version__") or installed_version("torch"),
+            "driver": _driver(),
+            "NCCL": _nccl() if "cuda" in torch else None,
+        },
+        "code": _code(),
+        "variables": listed_variables(os.environ),
+        "auth": os.environ.get("RAY_AUTH_MODE"),
+        "cpus": os.cpu_count() or 1,
+        "own_ray": "chaosrun-ray-" in raylet_options().get("temp_dir", ""),
+        # Last of all: it puts the script's directory on the path.
+        "script": None if parameters.get("script") is None else script_facts(parameters["script"], parameters.get("path", ())),
+    }
+    return {**facts, "clock": clock_of_this_process()}
+
+
+def _torch() -> dict[str, str]:
+    """What torch/version.py says: of the torch that would be imported, whatever the package's metadata say."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        return dict(PARAMETER.findall((Path(spec.origin).parent / "version.py").read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def _driver() -> str | None:
+    for path in DRIVERS:
+        try:
+            return path.read_text().strip()
+        except OSError:
+            continue
+    return None
+
+
+def _nccl() -> str | None:
+    """The version that the library itself gives: the one that came with torch, else the system's."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    bundled = [os.path.join(folder, "nccl", "lib", "libnccl.so.2") for folder in folders]
+    for name in (*bundled, "libnccl.so.2"):
+        number = ctypes.c_int()
+        try:
+            if ctypes.CDLL(name).ncclGetVersion(ctypes.byref(number)) == 0:
+                return _dotted(number.value)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def _dotted(number: int) -> str:
+    """NCCL counts 2.8.4 as 2804, and from 2.9 on 2.9.6 as 20906."""
+    major, rest = divmod(number, 10000 if number >= 10000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _code() -> str:
+    """A digest of chaosrun's own files: a version number does not tell a changed copy from the published one."""
+    digest = hashlib.sha256()
+    root = Path(chaosrun.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
