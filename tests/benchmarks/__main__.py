@@ -1,4 +1,5 @@
-"""`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine.
+"""`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine,
+and what many nodes cost a preflight.
 
 Tables on stdout, progress on stderr, everything measured in `--json FILE`. Ends with 1 when a run of chaosrun failed; a target
 that was missed is shown, and no failure: times depend on what else the machine does.
@@ -17,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import recovery, startup, step_time
+from tests.benchmarks import preflight, recovery, startup, step_time
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "steps", "startup")
+PARTS = ("recovery", "steps", "startup", "preflight")
 
 
 def main() -> int:
@@ -46,6 +47,11 @@ def main() -> int:
         failures += steps.wall["chaosrun"].failures
         report["steps"] = {"target_ratio": step_time.TARGET_RATIO, **steps.to_json()}
         console.print(steps_table(steps))
+    if "preflight" in parts:
+        by_nodes = preflight.measure_preflight(arguments.repeats, progress)
+        ratios = {"target_ratio": preflight.TARGET_RATIO, "nodes": {n: s.to_json() for n, s in by_nodes.items()}}
+        report["preflight"] = ratios
+        console.print(preflight_table(by_nodes))
     report["machine"]["load_after"] = os.getloadavg()
     before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
     console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
@@ -77,6 +83,16 @@ def steps_table(steps: step_time.StepTimes) -> Table:
 def startup_table(samples: Samples) -> Table:
     table = new_table("Start-up", "target")
     table.add_row("chaosrun --help", *columns(samples, 1, "s", 3), met(samples.median, startup.TARGET_S, "s"))
+    return table
+
+
+def preflight_table(by_nodes: dict[int, Samples]) -> Table:
+    table = new_table("Preflight, quick: per-node checks, simulated agents", "of 4 nodes'", "target")
+    few = by_nodes[4].median
+    for nodes, samples in by_nodes.items():
+        ratio = samples.median / few if samples.median is not None and few else None
+        target = met(ratio, preflight.TARGET_RATIO, "×") if nodes == 64 else ""
+        table.add_row(f"{nodes} nodes", *columns(samples, 1, "s", 2), "" if ratio is None else f"{ratio:.2f} ×", target)
     return table
 
 

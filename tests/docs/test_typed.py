@@ -18,11 +18,15 @@ from chaosrun import cli
 from chaosrun.cli import app
 from tests.docs.pages import PAGES, ROOT, Line, blocks, commands, spans, typed
 
+RAY = "needs a Ray cluster; tests/integration/test_preflight.py looks at one of three raylets"
 ELSEWHERE = {
     "git clone <this repository> chaosrun && cd chaosrun": "the copy that everything runs in stands for it",
     "sbatch drill.sh": "needs Slurm; tests/e2e/test_export.py runs such a script where a shell stands in for srun",
     "kubectl apply -f rayjob.yaml": "needs Kubernetes with KubeRay; tests/unit/test_export.py checks the file",
     "CHAOSRUN_ROOT=/shared/runs sh ray-drill.sh": "needs a Ray cluster; tests/e2e/test_export.py submits one to a real Ray",
+    "chaosrun preflight job.yaml --address 10.0.0.1:6379 --write-good-nodes good.txt": RAY,
+    "chaosrun preflight --address 10.0.0.1:6379 -o json --to good.json": RAY,
+    "chaosrun preflight --address 10.0.0.1:6379 --level deep --duration 2h --baseline good.json -o junit --to night.xml": RAY,
     "docker build -t chaosrun .": "needs Docker",
     "docker run --rm --shm-size 1g chaosrun submit jobs/bytelm/job.yaml": "needs Docker",
 }

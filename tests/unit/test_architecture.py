@@ -31,14 +31,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": PURE | {"checkpoint"},
     "inject": PURE | {"checkpoint"},
     "train": PURE | {"checkpoint", "inject"},
-    "cluster": PURE | {"checkpoint"},
-    "report": PURE | {"checkpoint", "verify", "suites", "campaign", "housekeeping"},
+    "cluster": PURE | {"checkpoint", "preflight"},
+    "report": PURE | {"checkpoint", "verify", "suites", "campaign", "housekeeping", "preflight"},
     "supervise": PURE | {"checkpoint", "verify", "cluster"},
     "suites": PURE | {"verify", "cluster", "supervise", "campaign", "interrupts", "keeper"},
     "suite": PURE | {"verify", "cluster", "interrupts", "suites", "report"},
     "campaign": PURE | {"checkpoint", "verify", "cluster", "supervise"},
+    "preflight": PURE | {"checkpoint", "train", "verify", "cluster", "supervise", "campaign", "housekeeping", "interrupts"},
     "runs": PURE | {"supervise"},
-    "schemas": PURE | {"verify"},
+    "schemas": PURE | {"verify", "preflight"},
     "scaffold": {"errors", "export", "schemas"},
     "housekeeping": PURE | {"supervise", "campaign", "suites"},
     "export": PURE,
@@ -53,8 +54,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "detached": PURE | {"api", "report"},
     "api": PURE
     | {"checkpoint", "verify", "cluster", "supervise", "report", "suite", "suites", "campaign", "runs", "schemas", *RUNNING}
-    | {"scaffold", "export", "housekeeping"},
-    "commands": PURE | {"checkpoint", "verify", "supervise", "report", "campaign", "suites", "tether", "housekeeping", "api"},
+    | {"scaffold", "export", "housekeeping", "preflight"},
+    "commands": PURE
+    | {"checkpoint", "verify", "supervise", "report", "campaign", "suites", "tether", "housekeeping", "preflight", "api"},
     "cli": PURE | {"checkpoint", "verify", "supervise", "report", "api", "commands"},
     "__init__": {"train"},
 }
@@ -72,6 +74,7 @@ NO_TORCH_AT_MODULE_LEVEL = {
     "housekeeping",
     "export",
     "testing",
+    "preflight",
     "pytest_plugin",
     "runs",
     "schemas",
@@ -80,6 +83,8 @@ NO_TORCH_AT_MODULE_LEVEL = {
     "cli",
     "detached",
 } | RUNNING
+JUDGING = ("choice", "model", "result")
+"""Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
 
@@ -187,6 +192,7 @@ def test_training_libraries_stay_in_the_worker() -> None:
         str(found)
         for found in IMPORTS
         if found.distribution in heavy
+        and found.path not in job_sources()
         and (
             room_of(found.path) in NEVER_RAY_OR_TORCH
             or found.path == PACKAGE / "supervise" / "lifecycle.py"
@@ -196,10 +202,34 @@ def test_training_libraries_stay_in_the_worker() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+EFFECTS = {"asyncio", "os", "pathlib", "psutil", "random", "shutil", "signal", "socket", "subprocess", "threading", "time"}
+
+
 def test_the_state_machine_touches_nothing() -> None:
-    effects = {"asyncio", "os", "pathlib", "random", "shutil", "signal", "socket", "subprocess", "threading", "time"}
-    wrong = [str(found) for found in imports_of(PACKAGE / "supervise" / "lifecycle.py") if found.distribution in effects]
+    wrong = [str(found) for found in imports_of(PACKAGE / "supervise" / "lifecycle.py") if found.distribution in EFFECTS]
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_judges_a_cluster_touches_nothing() -> None:
+    # Paths are values here, and may be joined.
+    effects = {*EFFECTS, "torch", "numpy"} - {"pathlib"}
+    judges = {*(PACKAGE / "preflight" / "assess").glob("*.py"), *(PACKAGE / "preflight" / f"{name}.py" for name in JUDGING)}
+    wrong = [str(found) for found in IMPORTS if found.path in judges and found.distribution in effects]
+    assert len(judges) > len(JUDGING) and not wrong, "\n".join(wrong)
+
+
+def test_probes_start_quickly() -> None:
+    """A node runs many, each in a process of its own."""
+    light = {*sys.stdlib_module_names, "chaosrun", "psutil"}
+    probes = [found for found in IMPORTS if found.path.parent == PACKAGE / "preflight" / "probes"]
+    wrong = [str(found) for found in probes if found.eager and found.distribution not in light]
+    assert probes and not wrong, "\n".join(wrong)
+
+
+def test_the_crew_knows_no_check() -> None:
+    values = "chaosrun.preflight.model"
+    wrong = [str(found) for found in IMPORTS if room_of(found.path) == "cluster" and found.room == "preflight"]
+    assert wrong and all(line.endswith(f"imports {values}") for line in wrong), "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +241,8 @@ def test_the_state_machine_touches_nothing() -> None:
         ("import chaosrun.verify.verdict", ["torch", "ray", "accelerate"]),
         ("import chaosrun.supervise.lifecycle", ["torch", "ray", "accelerate"]),
         ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),
+        ("import chaosrun.cluster.probe_agent, chaosrun.preflight.probe", ["torch", "ray", "pydantic", "rich", "numpy"]),
+        ("import chaosrun.preflight.engine, chaosrun.preflight.catalogue", ["torch", "ray", "accelerate"]),
         ("import chaosrun.train.worker, chaosrun.train.recorder; chaosrun.attach", ["ray"]),
     ],
 )
@@ -259,6 +291,7 @@ def test_jobs_see_only_what_chaosrun_exports() -> None:
 
 
 def job_sources() -> list[Path]:
+    """Training scripts."""
     found = sorted((ROOT / "jobs").rglob("*.py"))
     assert found
-    return found
+    return [*found, PACKAGE / "preflight" / "drill" / "train.py"]

@@ -103,7 +103,7 @@ def changed(whole: Any) -> st.SearchStrategy[Any]:
     )
 
 
-@pytest.mark.parametrize("of", ["job", "suite", "verdict"])
+@pytest.mark.parametrize("of", ["job", "suite", "verdict", "preflight"])
 def test_each_is_a_schema_and_is_printed(of: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Draft202012Validator.check_schema(schema(of))
     assert cli.main(["schema", of]) == 0

@@ -1,0 +1,94 @@
+"""How long preflight's per-node checks take for many nodes beside few, with simulated agents.
+
+The checks are made once on this machine. Then agents that are only names give what was found here, after the time that it took
+here: what is measured on top is asking, judging, comparing with peers and the account of it.
+"""
+
+import heapq
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaosrun.preflight.catalogue import CHECKS
+from chaosrun.preflight.engine import Flight
+from chaosrun.preflight.model import Call, Check, Level, Node, Outcome, Setting
+from chaosrun.report.preflight.text import render_text
+from tests.benchmarks.samples import Samples
+from tests.local_crew import LocalCrew
+
+__all__ = ["NODES", "TARGET_RATIO", "measure_preflight"]
+
+NODES = (4, 64, 512)
+TARGET_RATIO = 2.0
+"""Of 64 nodes to 4."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedAgents:
+    """Every node answers a call with the recorded outcome of its probe, when its time has passed."""
+
+    nodes: Sequence[Node]
+    recorded: Mapping[str, Outcome]
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def everyone(self) -> Sequence[Node]:
+        return self.nodes
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        raise AssertionError("per-node checks ask one by one")
+
+    def call_the_roll(self) -> None: ...
+
+    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
+        now = time.monotonic()
+        due = [(now + self.recorded[calls[0].probe].seconds, name, 0) for name, calls in chains.items()]
+        heapq.heapify(due)
+        while due:
+            at, name, index = heapq.heappop(due)
+            time.sleep(max(0.0, at - time.monotonic()))
+            on_outcome(name, index, self.recorded[chains[name][index].probe])
+            if index + 1 < len(chains[name]):
+                later = time.monotonic() + self.recorded[chains[name][index + 1].probe].seconds
+                heapq.heappush(due, (later, name, index + 1))
+
+
+def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int, Samples]:
+    """By number of nodes."""
+    checks = [check for check in CHECKS if check.call is not None and check.level is Level.QUICK]
+    found = {nodes: Samples() for nodes in NODES}
+    with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
+        setting = Setting(level=Level.QUICK, root=Path(folder), storage=Path(folder))
+        recorded = _recorded(setting, checks)
+        for repeat in range(repeats):
+            for nodes, samples in found.items():
+                names = [f"node-{number:03}" for number in range(nodes)]
+                crew = SimulatedAgents(nodes=[_node(name) for name in names], recorded=recorded)
+                began = time.perf_counter()
+                flight = Flight(setting=setting, crew=crew, checks=checks, on_event=lambda event: None)
+                result = flight.run(time.time())
+                render_text(result, width=100, colour=False)
+                seconds = time.perf_counter() - began
+                samples.values.append(seconds)
+                progress(f"preflight {repeat + 1}/{repeats}, {nodes} nodes: {seconds:.3f} s")
+    return found
+
+
+def _recorded(setting: Setting, checks: Sequence[Check]) -> dict[str, Outcome]:
+    """What became of each check's probe on this machine, by the probe's name."""
+    crew = LocalCrew({"here": {}})
+    found: dict[str, Outcome] = {}
+    for check in checks:
+        assert check.call is not None
+        call = check.call(setting, crew.nodes[0])
+        began = time.monotonic()
+        outcome = crew.probe({"here": call})["here"]
+        assert outcome.facts is not None, f"{check.name}: {outcome.error}"
+        found[call.probe] = Outcome(facts=outcome.facts, seconds=time.monotonic() - began)
+    return found
+
+
+def _node(name: str) -> Node:
+    return Node(name=name, node_id=name, address="10.0.0.1", hostname=name, cpus=2.0, gpus=0)

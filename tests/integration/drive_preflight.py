@@ -1,0 +1,169 @@
+"""A driver for a test of preflight: a Ray of three raylets on this machine, of which two are bad, and later one more.
+
+`python -m tests.integration.drive_preflight <root folder>`; the last line of its output is what happened, as JSON.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from chaosrun import api
+from chaosrun.cluster import crew
+from chaosrun.cluster.processes import children, identify, is_alive, kill_marked, marked
+from chaosrun.preflight import conduct
+from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Node, Setting, Status
+from chaosrun.preflight.result import Result
+from chaosrun.preflight.saved import to_json
+from tests.conftest import REPOSITORY
+
+FAULTY = REPOSITORY / "tests" / "integration" / "faulty"
+# A dead raylet is noticed within 2 s, not 15.
+QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+STORE = 80 << 20
+ANSWER_S = 3.0
+SLEEP_S = 3.0
+LIMIT_S = 5.0
+MARK = "DRIVE_PREFLIGHT"
+
+
+def waiting(folder: Path, sleep_s: float, limit_s: float) -> Check:
+    """Each node waits a while, and leaves a process; its pid is in a file called after the node's id."""
+
+    def call(setting: Setting, node: Node) -> Call:
+        strange = {"PYTHONPATH": str(FAULTY / "strange_probes")}
+        parameters = {"do": "answer", "sleep_s": sleep_s, "leave": str(folder / node.node_id)}
+        return Call(probe="strange", parameters=parameters, limit_s=limit_s, env=strange)
+
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        return [Finding(check="waiting", name="waits", status=Status.PASS, node=name) for name in facts["answered"]]
+
+    return Check(name="waiting", about="waits", level=Level.QUICK, assess=assess, call=call)
+
+
+def all_together(name: str, meanwhile: Callable[[], None] = lambda: None) -> Check:
+    """What several do: whoever is left takes part."""
+
+    def gather(setting: Setting, crew: Crew) -> Facts:
+        asked = [node.name for node in crew.nodes]
+        meanwhile()
+        return {"asked": asked}
+
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        return [Finding(check=name, name="asked", status=Status.PASS)]
+
+    return Check(name=name, about="asked", level=Level.QUICK, assess=assess, gather=gather)
+
+
+def raylet_pid(node: Any) -> int:
+    return node.all_processes["raylet"][0].process.pid
+
+
+def agent_of(node: Any) -> int:
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(raylet_pid(node))}
+    (pid,) = [pid for pid, title in titles.items() if title.startswith(b"ray::ProbeAgent")]
+    return pid
+
+
+def told(result: Result, root: Path, order: Sequence[str]) -> dict[str, Any]:
+    names = {node.node_id: node.name for node in result.nodes}
+    lines = [f"{finding.check}: {finding.status} {finding.name} {finding.node} {finding.reason}" for finding in result.findings]
+    return {
+        "nodes": [names[node_id] for node_id in order],
+        "good": list(result.good()),
+        "file": (root / "good").read_text().splitlines(),
+        "exit_code": result.exit_code,
+        "against": {name: sorted({f.check for f in findings}) for name, findings in result.bad().items()},
+        "asked": {name: facts["asked"] for name, facts in result.facts.items() if "asked" in facts},
+        "lines": lines,
+        "seconds": {run.name: run.seconds for run in result.checks},
+        "saved": to_json(result),
+    }
+
+
+def ids(cluster: Cluster, *others: Any) -> list[str]:
+    assert cluster.head_node is not None
+    return [node.node_id for node in (cluster.head_node, *others)]
+
+
+def bad_nodes(root: Path, cluster: Cluster, *others: Any) -> dict[str, Any]:
+    """Two nodes with a layer under their processes; the checks are the real ones."""
+    checks = ("cluster", "host", "bits", "network")
+    wish = conduct.Wish(level=Level.QUICK, only=checks, good_nodes=root / "good")
+    result = api.preflight(wish, root=root, address=cluster.address)
+    return told(result, root, ids(cluster, *others))
+
+
+def silent_nodes(root: Path, cluster: Cluster, hanging: Any, dying: Any, late: Any) -> dict[str, Any]:
+    """An agent hangs and a raylet dies in the middle of what each does, and another dies in the middle of what several do."""
+
+    def strike() -> None:
+        while not all((root / node.node_id).exists() and (root / node.node_id).read_text() for node in (hanging, dying)):
+            time.sleep(0.01)
+        os.kill(agent_of(hanging), signal.SIGSTOP)
+        os.kill(raylet_pid(dying), signal.SIGKILL)
+
+    striking = threading.Thread(target=strike, daemon=True)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "check.began" and event["check"] == "waiting":
+            striking.start()
+
+    several = all_together("together", lambda: os.kill(raylet_pid(late), signal.SIGKILL))
+    conduct.CHECKS, crew.ANSWER_S = (waiting(root, SLEEP_S, LIMIT_S), several, all_together("last")), ANSWER_S
+    result = api.preflight(conduct.Wish(good_nodes=root / "good"), root=root, address=cluster.address, on_event=on_event)
+    assert not ray.is_initialized()
+    order = ids(cluster, hanging, dying, late)
+    deadline = time.monotonic() + 20
+    while (left := left_behind(root, order)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {**told(result, root, order), "left": left, "waiting_s": LIMIT_S + ANSWER_S}
+
+
+def left_behind(root: Path, order: Sequence[str]) -> list[str]:
+    """Command lines of agents, and of what they start, that still run below this driver's raylets; what probes have left."""
+    started = [identify(int((root / node_id).read_text())) for node_id in order]
+    alive = [f"left by a probe: {each.pid}" for each in started if each is not None and is_alive(each)]
+    mark = os.environ[MARK]
+    lines = [Path(f"/proc/{each.pid}/cmdline") for each in marked(f"{MARK}={mark}", titles=(b"ray::",))]
+    words = ("ProbeAgent", "cluster.leash", "preflight.probe")
+    return alive + [line for path in lines if path.exists() and any(word in (line := path.read_text()) for word in words)]
+
+
+def main(root: Path, folder: str) -> None:
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "temp_dir": folder, "object_store_memory": STORE, "_system_config": QUICK},
+    )
+    try:
+        faults = ("skewed_clock", "flipped_bit")
+        layers = [{"PYTHONPATH": str(FAULTY / fault)} for fault in faults]
+        others = [cluster.add_node(num_cpus=1, object_store_memory=STORE, env_vars=layer) for layer in layers]
+        cluster.wait_for_nodes()
+        hanging, dying = others
+        bad = bad_nodes(root, cluster, *others)
+        late = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        cluster.wait_for_nodes()
+        found = {"bad": bad, "silent": silent_nodes(root, cluster, hanging, dying, late)}
+        print(json.dumps(found), flush=True)
+    finally:
+        cluster.shutdown()
+        # What a raylet that was killed leaves behind would go on to write into the folder.
+        kill_marked(f"{MARK}={folder}", titles=(b"ray::",))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        # Ray's test cluster writes its address below RAY_TMPDIR, into a folder that it does not make.
+        os.environ["RAY_TMPDIR"] = os.environ[MARK] = folder
+        Path(folder, "ray").mkdir()
+        main(Path(sys.argv[1]), folder)

@@ -1,0 +1,5 @@
+"""A storage whose locks are not: everybody gets one."""
+
+import fcntl
+
+fcntl.flock = lambda descriptor, operation: None

@@ -1,0 +1,82 @@
+"""Killing a worker with the real probe: where all is well, and under layers that keep something alive."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chaosrun.preflight.assess.kill import assess_kill
+from chaosrun.preflight.model import Call, Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.probes import kill
+from tests.local_crew import FAULTY, LocalCrew
+
+SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
+DRIVER = """#!/bin/sh
+[ "$1" = --query-gpu=uuid,memory.used ] || exit 6
+printf 'GPU-aa01, 10\\nGPU-ab02, 20\\nGPU-ac03, 30\\nGPU-ad04, 40\\n'
+"""
+
+
+def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
+    crew = LocalCrew({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
+    outcome = crew.probe({"a": Call(probe="kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=30)})["a"]
+    assert outcome.facts is not None, outcome.error
+    findings = assess_kill(SETTING, crew.nodes, {"answered": {"a": outcome.facts}, "unanswered": {}})
+    return outcome.facts, {finding.name: finding for finding in findings}
+
+
+def test_a_worker_is_killed_with_everything_below_it() -> None:
+    _, found = found_with(None, 5)
+    assert {name: finding.status for name, finding in found.items()} == {
+        "time until gone": Status.PASS,
+        "port": Status.PASS,
+        "shared memory": Status.PASS,
+        "device memory": Status.SKIP,
+    }
+
+
+def test_where_a_kill_is_lost_every_survivor_is_named() -> None:
+    facts, found = found_with("immortal", 0.3)
+    assert [each["what"] for each in facts["alive"]] == ["worker", "child", "grandchild"]
+    assert {name: finding.status for name, finding in found.items()} == {
+        "time until gone": Status.FAIL,
+        "port": Status.FAIL,
+        "shared memory": Status.FAIL,
+        "device memory": Status.SKIP,
+    }
+    gone = found["time until gone"]
+    assert gone.node == "a" and gone.device is None
+    pids = [each["pid"] for each in facts["alive"]]
+    assert all(f"(process {pid}, state " in gone.measured for pid in pids)
+    # Each of the three holds the port; which is told is the kernel's choice.
+    assert any(f"held by process {pid}" in found["port"].measured for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "the leash has let them go"
+
+
+def test_a_port_that_stays_taken_is_named_with_its_holder() -> None:
+    facts, found = found_with("port_kept", 0.2)
+    assert found["time until gone"].status is Status.PASS
+    assert found["port"].status is Status.FAIL
+    assert found["port"].device == f"port {facts['port']}" and "held by process" in found["port"].measured
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "used"),
+    [
+        # The node's GPUs are counted as a program there would, whatever the driver numbers them.
+        ("3,GPU-ab", 2, {"cuda:0": 40, "cuda:1": 20}),
+        (None, 2, {"cuda:0": 10, "cuda:1": 20}),
+        ("GPU-a,MIG-7", 2, {}),  # which one is meant cannot be told
+    ],
+)
+def test_device_memory_is_told_by_the_nodes_own_numbers(
+    visible: str | None, gpus: int, used: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(DRIVER)
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert kill.device_memory(gpus) == used

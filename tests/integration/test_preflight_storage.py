@@ -1,0 +1,292 @@
+"""The checks of storage with real processes on real file systems, and with storages that break one promise each.
+
+A layer below `faulty/` lies under the probes of one node only, as a bad mount would.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.preflight.checks.shared_storage import SHARED_STORAGE
+from chaosrun.preflight.checks.storage import STORAGE
+from chaosrun.preflight.model import Call, Finding, Level, Outcome, Setting, Status
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
+from tests.integration.ranks import eventually
+from tests.local_crew import LocalCrew
+
+FAULTY = Path(__file__).parent / "faulty"
+OLD, YOUNG = f"{PREFIX}old", f"{PREFIX}young"
+LAYERS = ("loses_renamed", "fsync_does_nothing", "copies", "not_exclusive", "no_locks", "full")
+
+
+def layer(name: str, **env: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(FAULTY / f"storage_{name}"), **env}
+
+
+def setting_of(storage: Path, job: Job | None = None) -> Setting:
+    return Setting(level=Level.QUICK, root=storage.parent, storage=storage, job=job)
+
+
+class Asking:
+    """A crew that is asked with other parameters."""
+
+    def __init__(self, crew: LocalCrew, **changes: Any) -> None:
+        self._crew, self._changes = crew, changes
+        self.nodes = crew.nodes
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        changed = {name: replace(call, parameters={**call.parameters, **self._changes}) for name, call in calls.items()}
+        return self._crew.probe(changed)
+
+
+def job_of(workers: int = 2, **parts: Any) -> Job:
+    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": workers, **parts})
+    here = Path("/nowhere")
+    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
+
+
+def found_on(crew: LocalCrew | Asking, setting: Setting) -> list[Finding]:
+    assert STORAGE.call is not None
+    outcomes = crew.probe({node.name: STORAGE.call(setting, node) for node in crew.nodes})
+    assert not [outcome.error for outcome in outcomes.values() if outcome.error]
+    answered = {name: outcome.facts for name, outcome in outcomes.items()}
+    return list(STORAGE.assess(setting, crew.nodes, {"answered": answered, "unanswered": {}}))
+
+
+def shared_on(crew: LocalCrew | Asking, setting: Setting) -> list[Finding]:
+    assert SHARED_STORAGE.gather is not None
+    return list(SHARED_STORAGE.assess(setting, crew.nodes, SHARED_STORAGE.gather(setting, crew)))
+
+
+def by_name(findings: Sequence[Finding], node: str | None) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings if finding.node == node}
+
+
+def bad(findings: Sequence[Finding]) -> list[tuple[str | None, str]]:
+    return [(finding.node, finding.name) for finding in findings if finding.status in (Status.FAIL, Status.ERROR)]
+
+
+def left_in(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.startswith(PREFIX)]
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It is not there yet. Beside it: what a node left when it went down, and what a preflight works in just now."""
+    folder = tmp_path_factory.mktemp("storage")
+    for name in (OLD, YOUNG):
+        (folder / name / "latest").mkdir(parents=True)
+    two_hours_ago_s = time.time() - 7200
+    os.utime(folder / OLD, (two_hours_ago_s, two_hours_ago_s))
+    return folder / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def findings(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
+    """Of a sound node, of one with each layer and of one with a library preloaded, all at once."""
+    library = next(Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    preloaded = tmp_path_factory.mktemp("library") / "libeatmydata.so"
+    shutil.copy(library, preloaded)
+    bad_ones = {**{name: layer(name) for name in LAYERS}, "preloaded": {"LD_PRELOAD": str(preloaded)}}
+    return found_on(LocalCrew({"sound": {}, **bad_ones}), setting_of(storage))
+
+
+def test_a_sound_storage_passes_and_nothing_is_left(findings: list[Finding], storage: Path) -> None:
+    rows = by_name(findings, "sound")
+    assert {row.status for row in rows.values()} <= {Status.PASS, Status.SKIP, Status.WARN}
+    assert rows["killed writer"].status is Status.PASS and rows["exclusive create"].status is Status.PASS
+    assert rows["write speed"].measure is not None and rows["write speed"].measure.number > 0
+    assert f"at {storage.parent}" in rows["file system"].measured, "the folder above is tested"
+    assert os.listdir(storage.parent) == [YOUNG]
+
+
+def has_cachestat() -> bool:
+    version = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    return version >= (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("node", "row", "words"),
+    [
+        ("loses_renamed", "killed writer", "torn"),
+        ("copies", "killed writer", "torn"),
+        ("not_exclusive", "exclusive create", "20 created twice"),
+        ("no_locks", "lock", "taken by two"),
+        ("full", "write, fsync, rename", "No space left on device"),
+        ("preloaded", "fsync", "libeatmydata.so is loaded"),
+        pytest.param(
+            "fsync_does_nothing",
+            "fsync",
+            "are not written when it returns",
+            marks=pytest.mark.skipif(not has_cachestat(), reason="this kernel does not tell what it has yet to write"),
+        ),
+    ],
+)
+def test_a_broken_promise_fails_its_node(findings: list[Finding], storage: Path, node: str, row: str, words: str) -> None:
+    finding = by_name(findings, node)[row]
+    if node == "fsync_does_nothing" and finding.status is Status.SKIP:
+        pytest.skip(f"here nothing can be seen of an fsync: {finding.reason}")
+    assert finding.status is Status.FAIL and words in finding.measured, finding
+    assert finding.node == node and finding.device == str(storage) and finding.threshold and finding.remedy
+    assert [name for where, name in bad(findings) if where == node] == [row]
+
+
+def on_a_leash(
+    storage: Path, env: Mapping[str, str], *, limit_s: float, **changes: Any
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The probe as a node's agent runs it."""
+    assert STORAGE.call is not None
+    ours, theirs = socket.socketpair()
+    call = STORAGE.call(setting_of(storage), LocalCrew({"a": {}}).nodes[0])
+    probe = [sys.executable, "-m", "chaosrun.preflight.probe", "storage"]
+    with theirs:
+        leash = subprocess.Popen(
+            [sys.executable, "-m", "chaosrun.cluster.leash", str(theirs.fileno()), str(limit_s), *probe],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **env},
+        )
+    assert leash.stdin is not None
+    leash.stdin.write(json.dumps({**call.parameters, **changes}).encode())
+    leash.stdin.close()
+    return leash, ours
+
+
+def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    leash, ours = on_a_leash(tmp_path, layer("hangs"), limit_s=60.0, patience_s=0.5)
+    with ours, leash:
+        assert leash.stdout is not None
+        said = json.loads(leash.stdout.read())["facts"]
+    setting = setting_of(tmp_path)
+    findings = STORAGE.assess(setting, LocalCrew({"a": {}}).nodes, {"answered": {"a": said}, "unanswered": {}})
+    assert bad(findings) == [("a", "write, fsync, rename")]
+    hung = by_name(findings, "a")["write, fsync, rename"]
+    assert hung.measured.startswith("no answer within 500 ms") and hung.device == str(tmp_path)
+    assert not left_in(tmp_path)
+
+
+def test_a_probe_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    leash, ours = on_a_leash(tmp_path, layer("hangs"), limit_s=60.0)
+    eventually(lambda: left_in(tmp_path))
+    with leash:
+        # As when the agent goes.
+        ours.close()
+    assert not left_in(tmp_path)
+
+
+def own_mounts() -> bool:
+    """Whether this user may mount a file system where nobody else sees it."""
+    env = {**os.environ, **layer("of_its_own", CHAOSRUN_TEST_STORAGE="/mnt")}
+    answer = subprocess.run([sys.executable, "-c", "import sitecustomize"], env=env, capture_output=True)
+    return answer.returncode == 0
+
+
+mounting = pytest.mark.skipif(not own_mounts(), reason="needs root: file systems are mounted")
+
+
+@mounting
+def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) -> None:
+    def mounted(options: str) -> dict[str, str]:
+        return layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path), CHAOSRUN_TEST_MOUNT=options)
+
+    crew = LocalCrew({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
+    findings = found_on(crew, setting_of(tmp_path))
+    full, read_only, memory = (by_name(findings, node.name) for node in crew.nodes)
+    assert bad(findings)[-1] == ("read-only", "write, fsync, rename")
+    no_room = [full[name].measured for node, name in bad(findings) if node == "full"]
+    assert no_room and all(told.startswith(str(tmp_path)) and "No space left" in told for told in no_room)
+    assert "Read-only file system" in read_only["write, fsync, rename"].measured
+    assert memory["file system"].status is Status.WARN and "restarts" in memory["file system"].reason
+    assert memory["fsync"].status is Status.SKIP
+
+
+def test_a_storage_too_slow_for_the_job(tmp_path: Path) -> None:
+    size = 2 << 30
+    former = {"run": "probe-1", "folder": "", "bytes": size, "files": 1, "step_s": 0.1, "save_s": None}
+    job = job_of(checkpoint={"every_steps": 50}, recovery={"hang_timeout": 4.0})
+    setting = replace(setting_of(tmp_path / "checkpoints", job), former=former)
+    # However slow this machine is: as much is written as it takes to be sure.
+    crew = Asking(LocalCrew({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
+    save = by_name(found_on(crew, setting), "slow")["a save of the job"]
+    assert save.status is Status.FAIL and "of the interval of 5 s" in save.measured and "counts as hung" in save.threshold
+    assert save.node == "slow" and save.device == str(tmp_path / "checkpoints")
+
+
+def test_one_stall_is_not_the_speed_of_a_storage(tmp_path: Path) -> None:
+    crew = Asking(LocalCrew({"a": layer("stalls", CHAOSRUN_TEST_STALL="once")}), kills=1)
+    speed = by_name(found_on(crew, setting_of(tmp_path)), "a")["write speed"].measure
+    # The first MiB and the stall would be 3.3 MiB in a second.
+    assert speed is not None and speed.number > 4 << 20
+
+
+@pytest.mark.nightly
+def test_a_storage_that_is_slow_all_the_time_is_not_dead(tmp_path: Path) -> None:
+    crew = Asking(LocalCrew({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=1.0, limit_s=60.0)
+    findings = found_on(crew, setting_of(tmp_path))
+    assert not bad(findings)
+    assert by_name(findings, "a")["killed writer"].status is Status.PASS
+
+
+def test_nodes_that_share_a_storage(tmp_path: Path) -> None:
+    findings = shared_on(LocalCrew({"a": {}, "b": {}, "c": {}}), setting_of(tmp_path))
+    assert {finding.status for finding in findings} == {Status.PASS}
+    assert [(row.node, row.device) for row in findings if row.name == "files of one seen by the other"] == [
+        ("a", "b"),
+        ("b", "c"),
+        ("c", "a"),
+    ]
+    assert not left_in(tmp_path)
+
+
+def test_what_one_node_does_and_another_sees(tmp_path: Path) -> None:
+    crew = LocalCrew({"a": {}, "loose": layer("not_exclusive"), "copies": layer("copies"), "unlocked": layer("no_locks")})
+    findings = shared_on(crew, setting_of(tmp_path))
+    names, lock = (by_name(findings, None)[f"{what} between nodes"] for what in ("exclusive create", "lock"))
+    assert names.status is Status.FAIL and "by loose" in names.measured and str(tmp_path) in names.measured
+    assert lock.status is Status.WARN and "unlocked could take" in lock.measured and str(tmp_path) in lock.measured
+    torn = [row for row in findings if row.name == "files of one seen by the other" and row.status is Status.FAIL]
+    assert {(row.node, row.device) for row in torn} == {("loose", "copies"), ("unlocked", "copies")}
+    assert all("seen in part" in row.measured for row in torn)
+
+
+@mounting
+def test_nodes_that_do_not_share_a_storage(tmp_path: Path) -> None:
+    own = layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path))
+    crew = LocalCrew({"a": {}, "b": {}, "c": own})
+    findings = shared_on(Asking(crew, meet_s=1.2), setting_of(tmp_path))
+    assert bad(findings) == [("c", "same storage")]
+    apart = by_name(findings, "c")["same storage"]
+    assert "not shared" in apart.measured and str(tmp_path) in apart.measured and "tmpfs" in apart.measured
+    assert not left_in(tmp_path)
+
+
+def test_a_client_that_keeps_what_it_knows_of_a_directory(tmp_path: Path) -> None:
+    def late(what: str, *, after_s: float = 0.0) -> dict[str, str]:
+        return layer("late", CHAOSRUN_TEST_KEPT=what, CHAOSRUN_TEST_AFTER_S=str(after_s))
+
+    entries = shared_on(LocalCrew({"a": late("entries"), "b": late("entries", after_s=0.3)}), setting_of(tmp_path))
+    assert {row.status for row in entries} == {Status.PASS}
+    # Nothing helps against this one for a while: a is not seen, and that is not held against anybody.
+    crew = LocalCrew({"a": late("names"), "b": late("names", after_s=0.3)})
+    names = shared_on(Asking(crew, meet_s=1.0, wait_s=1.0, ring_s=0.1), setting_of(tmp_path))
+    assert not bad(names)
+    assert by_name(names, "a")["same storage"].status is Status.WARN
+    assert not left_in(tmp_path)
+
+
+def test_a_node_alone_shares_nothing(tmp_path: Path) -> None:
+    (finding,) = shared_on(LocalCrew({"a": {}}), setting_of(tmp_path))
+    assert finding.status is Status.SKIP and "two nodes" in finding.reason

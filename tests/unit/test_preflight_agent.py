@@ -1,0 +1,118 @@
+"""The agent that runs probes: real processes, without a Ray."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.cluster.probe_agent import ProbeAgent
+from chaosrun.cluster.processes import children, identify, is_alive, marked
+from tests.conftest import REPOSITORY
+
+STRANGE = {"PYTHONPATH": str(REPOSITORY / "tests" / "integration" / "faulty" / "strange_probes")}
+LONG_S = 60.0
+
+
+def run(limit_s: float = LONG_S, **parameters: Any) -> dict[str, Any]:
+    agent = ProbeAgent("test-of-the-agent")
+    told = asyncio.run(agent.probe("strange", parameters, limit_s, STRANGE))
+    assert not marked("test-of-the-agent")
+    return told
+
+
+def gone(path: Path) -> bool:
+    identity = identify(int(path.read_text()))
+    return identity is None or not is_alive(identity)
+
+
+def test_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TEST", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    told = run(do="answer", leave=str(tmp_path / "pid"), bytes=1 << 20, variable="CHAOSRUN_SESSION")
+    assert (told["ended"], told["error"]) == ("done", "") and told["seconds"] > 0
+    assert len(told["facts"]["filler"]) == 1 << 20
+    assert sorted(told["facts"]["environment"]) == ["CHAOSRUN_SESSION", "RAY_AUTH_MODE"]
+    assert gone(tmp_path / "pid")
+
+
+@pytest.mark.parametrize(
+    ("do", "ended", "error"),
+    [
+        ("raise", "raised", "OSError: it went wrong"),
+        ("die", "died", "its process was killed by SIGSEGV: about to die"),
+        ("leave", "died", "its process ended with exit code 3 and no answer: printed by a library"),
+    ],
+)
+def test_no_answer(do: str, ended: str, error: str, tmp_path: Path) -> None:
+    told = run(do=do, leave=str(tmp_path / "pid"))
+    assert (told["facts"], told["ended"], told["error"]) == (None, ended, error)
+    assert gone(tmp_path / "pid")
+
+
+def test_a_limit(tmp_path: Path) -> None:
+    told = run(1.0, do="hang", leave=str(tmp_path / "pid"))
+    assert (told["ended"], told["error"]) == ("limit", "no answer within 1 s")
+    assert gone(tmp_path / "pid")
+
+
+def test_a_probe_that_there_is_none_of() -> None:
+    told = asyncio.run(ProbeAgent("x").probe("no_such_probe", {}, LONG_S, {}))
+    assert told["ended"] == "raised" and "no_such_probe" in told["error"]
+
+
+def until(path: Path) -> None:
+    while not path.exists() or not path.read_text():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("victim", ["agent stops", "leash is killed"])
+def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
+    path, agent = tmp_path / "pid", ProbeAgent("test-of-the-agent")
+
+    async def both() -> dict[str, Any]:
+        task = asyncio.create_task(agent.probe("strange", {"do": "hang", "leave": str(path)}, LONG_S, STRANGE))
+        await asyncio.to_thread(until, path)
+        if victim == "agent stops":
+            await agent.stop()
+        else:
+            (leash,) = [pid for pid in children(os.getpid()) if b"cluster.leash" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(leash, 9)
+        return await task
+
+    told = asyncio.run(both())
+    assert told["ended"] == "died" and told["facts"] is None
+    assert not marked("test-of-the-agent") and (victim != "agent stops" or gone(path))
+    if not gone(path):
+        # Alone it is beyond reach: `env={}` took the mark from it, and the leash that would have found it is dead.
+        os.kill(int(path.read_text()), 9)
+
+
+def test_an_agent_that_is_killed_takes_its_probes_along(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    program = (
+        "import asyncio, sys; from chaosrun.cluster.probe_agent import ProbeAgent\n"
+        f"asyncio.run(ProbeAgent('x').probe('strange', {{'do': 'hang', 'leave': {str(path)!r}}}, {LONG_S}, {STRANGE}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
+    until(path)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while not gone(path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(path)
+
+
+def test_an_agent_that_has_stopped_begins_nothing() -> None:
+    async def late() -> dict[str, Any]:
+        agent = ProbeAgent("x")
+        await agent.stop()
+        return await agent.probe("strange", {"do": "answer"}, LONG_S, STRANGE)
+
+    assert asyncio.run(late())["ended"] == "died"

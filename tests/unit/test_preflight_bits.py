@@ -1,0 +1,285 @@
+"""Who computes other bits: judged from fingerprints, and the fingerprints themselves, on a device that is made to flip bits."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chaosrun.preflight.assess.bits import assess
+from chaosrun.preflight.checks.bits import call
+from chaosrun.preflight.little_training import little_training, other_cores, repeated
+from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+from chaosrun.preflight.products import check_memory, check_products
+
+CPU = torch.device("cpu")
+SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
+OPERATIONS = {"1 convolution": "a", "1 matmul": "b", "1 softmax": "c", "1 AdamW": "d"}
+KIND = {"model": "EPYC", "features": "avx2 avx512f", "capability": "AVX512", "torch": "2.9.0", "settings": {}}
+GPU = {"model": "H100", "capability": "9.0", "units": 132, "torch": "2.9.0", "cuda": "12.8", "cudnn": 91002}
+
+
+def trained(threads: int = 1, at: str | None = None, differs: str | None = None, word: str = "x") -> dict[str, Any]:
+    """What `little_training.repeated` says; from the operation `at` on it computed something else than others."""
+    names = list(OPERATIONS)
+    changed = names[names.index(at) :] if at else []
+    return {
+        "threads": threads,
+        "repeats": 3,
+        "operations": {name: word + value if name in changed else value for name, value in OPERATIONS.items()},
+        "differs": {"repeat": 2, "operation": differs} if differs else None,
+        "differing": 1 if differs else 0,
+    }
+
+
+def computed(*runs: Mapping[str, Any], kind: Mapping[str, Any] = KIND, **more: Any) -> dict[str, Any]:
+    facts = {"kind": kind, "training": list(runs) or [trained()], **more}
+    return {"ended": "done", "phase": "", "touched": True, "error": "", "facts": facts}
+
+
+def judge(**nodes: Mapping[str, Any]) -> dict[tuple[str, str, str], Finding]:
+    """Facts by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
+    answered: dict[str, Facts] = {
+        name: {"computed": facts if any(":" in key for key in facts) else {"cpu": facts}} for name, facts in nodes.items()
+    }
+    asked = [Node(name=name, node_id=name, address="", hostname=name, cpus=2, gpus=2) for name in nodes]
+    found = assess(SETTING, asked, {"answered": answered, "unanswered": {}})
+    return {(finding.node or "", finding.device or "", finding.name): finding for finding in found}
+
+
+def bad(found: Mapping[tuple[str, str, str], Finding], status: Status = Status.FAIL) -> set[tuple[str, str, str]]:
+    return {row for row, finding in found.items() if finding.status is status}
+
+
+def test_equal_bits_pass() -> None:
+    found = judge(a=computed(), b=computed(), c=computed())
+    assert {finding.status for finding in found.values()} == {Status.PASS}
+    assert found["b", "cpu", "peers"].measured == "3 of 3 equal"
+
+
+def test_one_alone_has_no_peers() -> None:
+    assert judge(a=computed())["a", "cpu", "peers"].status is Status.SKIP
+
+
+def test_the_odd_one_is_named_with_its_operation() -> None:
+    found = judge(a=computed(), b=computed(trained(at="1 softmax")), c=computed())
+    assert bad(found) == {("b", "cpu", "peers")}
+    assert "first in softmax (step 1)" in found["b", "cpu", "peers"].measured
+    assert found["b", "cpu", "peers"].threshold == "the same bits as 2 of 3 of its kind"
+    assert found["a", "cpu", "peers"].measured == "2 of 3 equal"
+
+
+def test_the_odd_gpu_of_a_node_is_named() -> None:
+    sound, odd = computed(kind=GPU), computed(trained(at="1 matmul"), kind=GPU)
+    found = judge(a={"cuda:0": sound, "cuda:1": sound}, b={"cuda:0": sound, "cuda:1": odd})
+    assert bad(found) == {("b", "cuda:1", "peers")}
+    assert "dcgmi" in found["b", "cuda:1", "peers"].remedy
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_without_a_majority_all_disagree_and_it_is_said(nodes: int) -> None:
+    one, other = computed(), computed(trained(at="1 matmul"))
+    found = judge(**{f"n{index}": other if index % 2 else one for index in range(nodes)})
+    assert bad(found) == {(f"n{index}", "cpu", "peers") for index in range(nodes)}
+    row = found["n0", "cpu", "peers"]
+    assert "no majority" in row.reason and "n1 cpu" in row.measured and "matmul" in row.measured
+
+
+def test_more_than_half_is_a_majority_and_most_is_not() -> None:
+    odd = [computed(trained(at="1 matmul", word=word)) for word in "uvw"]
+    assert bad(judge(a=computed(), b=computed(), c=computed(), d=odd[0], e=odd[1])) == {
+        ("d", "cpu", "peers"),
+        ("e", "cpu", "peers"),
+    }
+    assert len(bad(judge(a=computed(), b=computed(), c=odd[0], d=odd[1], e=odd[2]))) == 5
+
+
+def test_a_device_that_disagrees_with_itself_is_broken_and_has_no_vote() -> None:
+    found = judge(a=computed(trained(differs="1 softmax", at="1 matmul")), b=computed(), c=computed())
+    assert bad(found) == {("a", "cpu", "repeats")}
+    row = found["a", "cpu", "repeats"]
+    assert row.measured == "1 of 3 differ with 1 thread, first in softmax (step 1) of repeat 2"
+    assert found["b", "cpu", "peers"].measured == "2 of 2 equal"
+
+
+def test_only_several_threads_that_disagree_are_told_apart() -> None:
+    found = judge(a=computed(trained(), trained(4, differs="1 matmul")))
+    row = found["a", "cpu", "repeats"]
+    assert row.status is Status.FAIL
+    assert "with one thread it repeats itself, with 4 it does not" in row.reason and "per_worker.cpu" in row.remedy
+
+
+def test_another_number_of_threads_is_no_fault() -> None:
+    found = judge(a=computed(trained(), trained(4, at="1 matmul")), b=computed(trained(), trained(4, at="1 matmul")))
+    assert not bad(found) and not bad(found, Status.WARN)
+    assert found["a", "cpu", "threads"].measured == "4 compute other bits than one, from matmul (step 1) on"
+    same = judge(a=computed(trained(), trained(4)))
+    assert same["a", "cpu", "threads"].measured == "4 compute the same bits as one"
+
+
+def test_the_odd_one_is_found_with_several_threads_only() -> None:
+    found = judge(
+        a=computed(trained(), trained(4)), b=computed(trained(), trained(4, at="1 softmax")), c=computed(trained(), trained(4))
+    )
+    assert bad(found) == {("b", "cpu", "peers")}
+    assert "with 4 threads" in found["b", "cpu", "peers"].measured
+
+
+def test_another_instruction_set_is_a_warning_with_a_remedy() -> None:
+    other = computed(trained(at="1 matmul"), kind={**KIND, "features": "avx2", "capability": "AVX2"})
+    found = judge(a=computed(), b=computed(), c=other)
+    assert not bad(found)
+    assert bad(found, Status.WARN) == {("c", "cpu", "kind")}
+    row = found["c", "cpu", "kind"]
+    assert row.measured == "AVX2: other bits from matmul (step 1) on" and row.threshold == "AVX512, as most have"
+    assert "ATEN_CPU_CAPABILITY=avx2" in row.remedy
+    assert found["c", "cpu", "peers"].status is Status.SKIP
+
+
+def test_two_kinds_of_node_are_no_faults_of_each_other() -> None:
+    other = computed(trained(at="1 matmul"), kind={**KIND, "model": "Xeon"})
+    found = judge(a=computed(), b=computed(), c=other, d=other)
+    assert not bad(found)
+    assert bad(found, Status.WARN) == {("c", "cpu", "kind"), ("d", "cpu", "kind")}
+    assert found["c", "cpu", "kind"].measured == "Xeon: other bits from matmul (step 1) on"
+    assert found["c", "cpu", "peers"].measured == "2 of 2 equal"
+
+
+def test_another_kind_with_the_same_bits_is_none_that_matters() -> None:
+    found = judge(a=computed(), b=computed(kind={**KIND, "model": "Xeon"}))
+    assert not bad(found) and not bad(found, Status.WARN)
+
+
+def test_another_setting_or_version_is_named() -> None:
+    found = judge(
+        a=computed(), b=computed(), c=computed(trained(at="1 AdamW"), kind={**KIND, "settings": {"MKL_CBWR": "AVX2"}})
+    )
+    assert found["c", "cpu", "kind"].measured.startswith("settings MKL_CBWR=AVX2: other bits")
+    assert found["c", "cpu", "kind"].threshold == "settings none, as most have"
+    sound, odd = computed(kind=GPU), computed(trained(at="1 matmul"), kind={**GPU, "cudnn": 90100})
+    found = judge(a={"cuda:0": sound, "cuda:1": sound}, b={"cuda:0": odd})
+    assert found["b", "cuda:0", "kind"].measured == "cudnn 90100: other bits from matmul (step 1) on"
+
+
+def test_a_core_that_computes_something_else_is_named() -> None:
+    found = judge(a=computed(cores={"tried": 64, "differing": {"17": "1 softmax"}}))
+    assert bad(found) == {("a", "cpu", "cores")}
+    assert found["a", "cpu", "cores"].measured == "core 17 in softmax (step 1)"
+    assert judge(a=computed(cores={"tried": 64, "differing": {}}))["a", "cpu", "cores"].status is Status.PASS
+
+
+def test_a_device_that_no_worker_gets_has_no_vote_and_is_no_fault() -> None:
+    """Two GPUs a node, as Ray counts: a third is none that it gives to anybody."""
+    sound, odd = computed(kind=GPU), computed(trained(at="1 matmul", differs="1 matmul"), kind=GPU)
+    found = judge(a={"cuda:0": sound, "cuda:2": odd}, b={"cuda:0": sound, "cuda:2": sound})
+    assert not bad(found) and bad(found, Status.WARN) == {("a", "cuda:2", "repeats")}
+    assert found["b", "cuda:2", "GPUs"].status is Status.SKIP
+    assert found["a", "cuda:0", "peers"].measured == "2 of 2 equal"
+
+
+def test_a_device_that_hangs_fails_and_does_not_vote() -> None:
+    hung = {"ended": "hung", "phase": "1 matmul (repeat 2)", "touched": True, "error": "no progress for 20 s", "facts": None}
+    found = judge(a=hung, b=computed(), c=computed())
+    assert bad(found) == {("a", "cpu", "product")}
+    assert found["a", "cpu", "product"].measured == "hangs in: 1 matmul (repeat 2)"
+
+
+def test_a_deep_preflight_trains_for_a_share_of_its_time() -> None:
+    node = Node(name="n", node_id="n", address="", hostname="n", cpus=2, gpus=0)
+    deep = call(Setting(level=Level.DEEP, root=Path("/r"), storage=Path("/r"), seconds=400), node)
+    assert deep.parameters["compute"]["training"] == {"repeats": 3, "seconds": 100, "cores": True}
+    assert deep.limit_s > 100
+    assert call(SETTING, node).parameters["compute"]["training"] == {"repeats": 3, "seconds": 0, "cores": False}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def flips(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Have the n-th call of a function of torch return its result with the lowest bit of one entry flipped."""
+
+    def install(name: str, call: int) -> None:
+        sound, calls = getattr(torch, name), 0
+
+        def faulty(*arguments: Any, **options: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            result = sound(*arguments, **options)
+            if calls == call:
+                result.data.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()]).view(-1)[-1] ^= 1
+            return result
+
+        monkeypatch.setattr(torch, name, faulty)
+
+    return install
+
+
+def silent(phase: str) -> None:
+    pass
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_sound_training_repeats_itself_and_covers_every_operation() -> None:
+    run = repeated(CPU, threads=1, repeats=3, seconds=0, say=silent)
+    assert run["differs"] is None and run["differing"] == 0 and run["repeats"] == 3
+    assert run["operations"] == little_training(CPU, silent)
+    first = [name.removeprefix("1 ") for name in run["operations"] if name.startswith("1 ")]
+    assert first == [
+        *("convolution", "layer norm", "matmul", "matmul of scores", "softmax", "matmul of values", "sum", "matmul at the end"),
+        *("gradient of matmul at the end", "gradient of matmul", "gradient of layer norm", "gradient of convolution", "AdamW"),
+    ]
+    # Every operation computes something of its own, in both steps.
+    assert len({*run["operations"].values()}) == 2 * len(first)
+    assert other_cores(run["operations"], [min(os.sched_getaffinity(0))], silent) == {}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("name", "call", "operation"),
+    [
+        # Two trainings go before the first repeat: the first call, and the one that it is compared with.
+        ("matmul", 17, "1 matmul"),
+        ("matmul", 18, "1 matmul of scores"),
+        ("matmul", 24, "2 matmul at the end"),
+        ("softmax", 5, "1 softmax"),
+        ("softmax", 6, "2 softmax"),
+    ],
+)
+def test_one_flipped_bit_is_found_in_its_operation(
+    flips: Callable[[str, int], None], name: str, call: int, operation: str
+) -> None:
+    flips(name, call)
+    run = repeated(CPU, threads=1, repeats=3, seconds=0, say=silent)
+    assert run["differs"] == {"repeat": 2, "operation": operation}
+    assert run["differing"] == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("call", "dtype"), [(1, "float32"), (2, "float64"), (3, "bfloat16")])
+def test_one_flipped_bit_makes_a_product_wrong(flips: Callable[[str, int], None], call: int, dtype: str) -> None:
+    assert [entry["wrong"] for entry in check_products(CPU, silent)] == [0, 0, 0]
+    flips("matmul", call)
+    wrong = [entry for entry in check_products(CPU, silent) if entry["wrong"]]
+    assert [(entry["dtype"], entry["wrong"]) for entry in wrong] == [(dtype, 1)]
+    assert "instead of" in wrong[0]["first"] and "row 247, column 247" in wrong[0]["first"]
+
+
+def test_memory_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_memory(CPU, 1 << 20) == 0
+    full = torch.full
+
+    def forgetful(*arguments: Any, **options: Any) -> torch.Tensor:
+        block = full(*arguments, **options)
+        block[7] ^= 1 << 40
+        return block
+
+    monkeypatch.setattr(torch, "full", forgetful)
+    assert check_memory(CPU, 1 << 20) == 8

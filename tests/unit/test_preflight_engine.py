@@ -1,0 +1,380 @@
+"""The order of a preflight, who is left out, and what it comes to: with a simulated crew."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.errors import UsageError
+from chaosrun.preflight.assess.peers import Baseline
+from chaosrun.preflight.choice import choose
+from chaosrun.preflight.engine import Flight
+from chaosrun.preflight.good_nodes import make_way, write_good_nodes
+from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Measure, Node, Outcome, Setting, Status
+from chaosrun.preflight.result import Result, worst
+
+PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
+Answer = Callable[[str, Call], Outcome]
+
+
+def node(name: str) -> Node:
+    return Node(name=name, node_id=name, address="10.0.0.1", hostname=name, cpus=2.0, gpus=0)
+
+
+@dataclass
+class SimulatedCrew:
+    """Answers at once, nodes in turn, each with what `answer` says; "lost" loses the node."""
+
+    names: Sequence[str]
+    answer: Answer = lambda name, call: Outcome(facts={"node": name})
+    lost: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    dies: str = ""
+    """Who is gone when the roll is called next."""
+
+    @property
+    def everyone(self) -> Sequence[Node]:
+        return [node(name) for name in self.names]
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        return [each for each in self.everyone if each.name not in self.lost]
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        found: dict[str, Outcome] = {}
+        self.relay({name: [call] for name, call in calls.items()}, lambda name, index, outcome: found.update({name: outcome}))
+        return found
+
+    def call_the_roll(self) -> None:
+        if self.dies:
+            self.lost.setdefault(self.dies, "gone")
+
+    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
+        for index in range(max(map(len, chains.values()), default=0)):
+            for name, calls in chains.items():
+                if name in self.lost or index >= len(calls):
+                    continue
+                self.asked.append((name, calls[index].probe))
+                outcome = self.answer(name, calls[index])
+                if outcome.ended == "lost":
+                    self.lost[name] = outcome.error
+                on_outcome(name, index, outcome)
+
+
+def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Level = Level.QUICK) -> Check:
+    """Each node passes, but for those of which `bad` says otherwise."""
+
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        return [_finding(name, (bad or {}).get(each, PASS), each) for each in facts["answered"]]
+
+    return Check(name=name, about=f"about {name}", level=level, assess=assess, call=lambda s, n: Call(probe=name, limit_s=1.0))
+
+
+def together(name: str, *findings: Finding, gather: Callable[[Setting, Crew], Facts] | None = None) -> Check:
+    def ask_all(setting: Setting, crew: Crew) -> Facts:
+        return {"asked": [each.name for each in crew.nodes], "earlier": sorted(setting.earlier)}
+
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        return findings or [_finding(name, PASS, None)]
+
+    return Check(name=name, about=f"about {name}", level=Level.STANDARD, assess=assess, gather=gather or ask_all)
+
+
+def _finding(check: str, status: Status, name: str | None, **more: Any) -> Finding:
+    said = {"measured": "1", "threshold": "2", "remedy": "mend it", "reason": "because"}
+    return Finding(check=check, name="a thing", status=status, node=name, **({**said, **more}))
+
+
+def fly(
+    crew: SimulatedCrew, *checks: Check, baseline: Result | None = None, events: list[Mapping[str, Any]] | None = None
+) -> Result:
+    setting = Setting(level=Level.STANDARD, root=Path("/r"), storage=Path("/s"))
+    on_event = (lambda event: None) if events is None else events.append
+    earlier = None if baseline is None else Baseline(baseline)
+    return Flight(setting=setting, crew=crew, checks=checks, on_event=on_event, baseline=earlier).run(0.0)
+
+
+def rows(result: Result) -> list[tuple[str, str | None, Status]]:
+    return [(finding.check, finding.node, finding.status) for finding in result.findings]
+
+
+def test_all_is_well() -> None:
+    crew = SimulatedCrew(("a", "b"))
+    result = fly(crew, together("first"), by_itself("one"), by_itself("two"), together("last"))
+    assert rows(result) == [
+        ("first", None, PASS),
+        *[(check, name, PASS) for check in ("one", "two") for name in "ab"],
+        ("last", None, PASS),
+    ]
+    assert (result.good(), result.bad(), result.exit_code) == (("a", "b"), {}, 0)
+    assert [run.name for run in result.checks] == ["first", "one", "two", "last"]
+    assert result.facts["last"]["earlier"] == ["first", "one", "two"]
+    assert result.facts["one"] == {"answered": {"a": {"node": "a"}, "b": {"node": "b"}}, "unanswered": {}}
+
+
+def test_a_bad_node_is_left_out_of_what_several_do() -> None:
+    crew = SimulatedCrew(("a", "b", "c"))
+    result = fly(crew, by_itself("one", {"b": FAIL}), by_itself("two"), together("last"))
+    # What each does for itself it goes on with: there may be more to mend.
+    assert ("b", "two") in crew.asked
+    assert result.facts["last"]["asked"] == ["a", "c"]
+    left_out = [finding for finding in result.findings if finding.status is SKIP]
+    assert [(finding.node, finding.check) for finding in left_out] == [("b", "last")]
+    assert left_out[0].reason == "left out: FAIL of one: a thing"
+    assert (result.good(), list(result.bad()), result.exit_code) == (("a", "c"), ["b"], 8)
+
+
+def test_a_warning_leaves_nobody_out() -> None:
+    result = fly(SimulatedCrew(("a", "b")), by_itself("one", {"b": WARN}), together("last"))
+    assert result.facts["last"]["asked"] == ["a", "b"] and result.exit_code == 0
+    strict = replace(result, strict=True)
+    assert (strict.good(), strict.exit_code) == (("a",), 8)
+
+
+def test_a_blamed_node_is_left_out() -> None:
+    blaming = together("first", _finding("first", FAIL, None, blames=("c", "unknown")))
+    result = fly(SimulatedCrew(("a", "b", "c")), blaming, together("last"))
+    assert result.facts["last"]["asked"] == ["a", "b"] and list(result.bad()) == ["c"]
+
+
+@pytest.mark.parametrize("ended", ["limit", "died", "raised"])
+def test_no_answer_is_an_error_of_that_node(ended: Any) -> None:
+    crew = SimulatedCrew(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
+    result = fly(crew, by_itself("one"), by_itself("two"))
+    assert rows(result) == [("one", "a", PASS), ("one", "b", ERROR), ("two", "a", PASS), ("two", "b", ERROR)]
+    assert result.findings[1].reason == "why" and result.good() == ("a",) and result.exit_code == 8
+    assert result.facts["one"]["unanswered"] == {"b": {"ended": ended, "error": "why", "limit_s": 1.0}}
+
+
+def test_what_an_assessment_says_of_no_answer_counts() -> None:
+    crew = SimulatedCrew(("a",), lambda name, call: Outcome(ended="limit", error="why"))
+    check = by_itself("one")
+    hangs = replace(check, assess=lambda setting, nodes, facts: [_finding("one", FAIL, each) for each in facts["unanswered"]])
+    assert rows(fly(crew, hangs)) == [("one", "a", FAIL)]
+
+
+def test_a_node_that_is_lost_is_asked_no_more() -> None:
+    def answer(name: str, call: Call) -> Outcome:
+        return Outcome(ended="lost", error="gone") if (name, call.probe) == ("b", "one") else Outcome(facts={})
+
+    crew = SimulatedCrew(("a", "b", "c"), answer)
+    events: list[Mapping[str, Any]] = []
+    result = fly(crew, by_itself("one"), by_itself("two"), together("last"), events=events)
+    of_b = [(finding.check, finding.status, finding.reason) for finding in result.findings if finding.node == "b"]
+    left_out = "left out: ERROR of one: about one"
+    assert of_b == [("one", ERROR, "gone"), ("two", SKIP, left_out), ("last", SKIP, left_out)]
+    assert result.facts["last"]["asked"] == ["a", "c"] and result.good() == ("a", "c")
+    told = [(event["event"], event["check"]) for event in events if event["event"] != "node.done"]
+    assert told == [
+        ("check.began", "one"),
+        ("check.began", "two"),
+        ("check.ended", "one"),
+        ("node.out", "one"),
+        ("check.ended", "two"),
+        ("check.began", "last"),
+        ("check.ended", "last"),
+    ]
+
+
+def test_a_node_that_never_answered() -> None:
+    crew = SimulatedCrew(("a", "b"), lost={"a": "no answer"})
+    result = fly(crew, by_itself("one"))
+    assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("one", "b", PASS)]
+    assert result.checks[0].name == "answers" and result.good() == ("b",) and result.exit_code == 8
+
+
+def test_nobody_answers() -> None:
+    result = fly(SimulatedCrew(("a",), lost={"a": "no answer"}), by_itself("one"), together("last"))
+    assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("last", None, SKIP), ("last", "a", SKIP)]
+    assert result.good() == () and result.exit_code == 8
+
+
+def test_what_breaks_is_an_error_and_the_rest_goes_on() -> None:
+    def break_down(*whatever: Any) -> Any:
+        raise ValueError("no idea")
+
+    broken = together("two", gather=break_down), replace(together("three"), assess=break_down)
+    result = fly(SimulatedCrew(("a", "b")), by_itself("one"), *broken, together("four"))
+    assert rows(result)[2:] == [("two", None, ERROR), ("three", None, ERROR), ("four", None, PASS)]
+    made, judged = result.findings[2:4]
+    assert made.reason == "chaosrun could not make this check: ValueError: no idea"
+    assert judged.reason == "chaosrun could not judge what was found: ValueError: no idea"
+    assert made.remedy == "try again with --only two; if it comes again, report it with the file of -o json"
+    # Nothing is known of those that took part.
+    assert made.blames == judged.blames == ("a", "b") and result.good() == () and result.exit_code == 8
+    assert result.facts["four"]["asked"] == ["a", "b"] and "two" not in result.facts
+
+
+def test_one_nodes_odd_facts_do_not_keep_the_others_from_being_judged() -> None:
+    def answer(name: str, call: Call) -> Outcome:
+        return Outcome(facts={} if name == "a" else {"speed": 1.0 if name == "b" else 9.0})
+
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        fastest = max(told["speed"] for told in facts["answered"].values())
+        return [
+            _finding("one", PASS if facts["answered"][each.name]["speed"] == fastest else FAIL, each.name) for each in nodes
+        ]
+
+    result = fly(SimulatedCrew(("a", "b", "c"), answer), replace(by_itself("one"), assess=assess))
+    # b is judged beside c still.
+    assert rows(result) == [("one", "a", ERROR), ("one", "b", FAIL), ("one", "c", PASS)]
+    assert "KeyError: 'speed'" in result.findings[0].reason and result.good() == ("c",)
+
+
+def test_nodes_that_cannot_be_judged_beside_each_other() -> None:
+    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+        (one,) = nodes
+        return [_finding("one", PASS, one.name), _finding("one", PASS, None)]
+
+    result = fly(SimulatedCrew(("a", "b")), replace(by_itself("one"), assess=assess))
+    assert rows(result) == [("one", None, ERROR), ("one", "a", PASS), ("one", "b", PASS)]
+    assert result.findings[0].blames == ("a", "b") and result.good() == ()
+
+
+@pytest.mark.parametrize("noticed", ["asked", "roll"])
+def test_a_node_that_dies_while_several_do_something(noticed: str) -> None:
+    crew = SimulatedCrew(("a", "b"))
+
+    def gather(setting: Setting, asking: Crew) -> Facts:
+        if noticed == "asked":
+            crew.lost["b"] = "gone"
+        else:
+            crew.dies = "b"
+        return {}
+
+    skipping = together("one", _finding("one", PASS, "a"), _finding("one", SKIP, "b"), gather=gather)
+    result = fly(crew, skipping, together("last"))
+    assert rows(result) == [
+        ("one", "a", PASS),
+        ("one", "b", SKIP),
+        ("one", "b", ERROR),
+        ("last", None, PASS),
+        ("last", "b", SKIP),
+    ]
+    assert result.findings[2].reason == "gone" and result.findings[2].remedy
+    assert result.facts["last"]["asked"] == ["a"] and (result.good(), result.exit_code) == (("a",), 8)
+
+
+def test_a_node_that_dies_and_is_told_of_once() -> None:
+    failing = together("one", _finding("one", FAIL, "b"), _finding("one", PASS, "a"))
+    assert [row for row in rows(fly(SimulatedCrew(("a", "b"), dies="b"), failing)) if row[1] == "b"] == [("one", "b", FAIL)]
+
+
+def test_a_node_that_dies_after_its_last_answer() -> None:
+    result = fly(SimulatedCrew(("a", "b"), dies="b"), by_itself("one"))
+    assert rows(result) == [("one", "a", PASS), ("one", "b", PASS), ("answers", "b", ERROR)]
+    assert [run.name for run in result.checks] == ["one", "answers"] and result.good() == ("a",)
+
+
+def test_a_node_on_which_everything_was_skipped_is_not_good() -> None:
+    drill = together("drill", *(_finding("drill", status, name) for name, status in (("a", PASS), ("b", SKIP), ("c", WARN))))
+    result = fly(SimulatedCrew(("a", "b", "c")), drill)
+    # c was looked at, and can be used; b does not make unfit.
+    assert (result.good(), result.unchecked(), list(result.bad()), result.exit_code) == (("a", "c"), ("b",), [], 0)
+
+
+def test_what_passes_for_the_whole_cluster_covers_those_that_answered() -> None:
+    def ask_one(setting: Setting, crew: Crew) -> Facts:
+        crew.probe({"a": Call(probe="x", limit_s=1.0)})
+        return {}
+
+    crew = SimulatedCrew(("a", "b"))
+    assert fly(crew, together("one", gather=ask_one)).good() == ("a",)
+    named = fly(crew, together("one", _finding("one", PASS, None, covers=("b",)), gather=ask_one))
+    assert named.good() == ("b",)
+    # A forecast asks nobody.
+    assert fly(crew, together("one", gather=lambda setting, crew: {})).good() == ()
+
+
+def test_an_interrupt_goes_through() -> None:
+    def interrupted(setting: Setting, crew: Crew) -> Facts:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fly(SimulatedCrew(("a",)), together("one", gather=interrupted))
+
+
+def test_nothing_checked_is_not_fit() -> None:
+    skipping = together("one", _finding("one", SKIP, None))
+    result = fly(SimulatedCrew(("a", "b")), skipping)
+    assert result.exit_code == 8 and result.good() == ()
+    assert fly(SimulatedCrew(()), by_itself("one")).exit_code == 8
+
+
+def test_rows_of_a_check_are_in_the_order_of_nodes() -> None:
+    shuffled = [_finding("one", PASS, name) for name in ("c", "a", "b", "a")] + [_finding("one", PASS, None)]
+    result = fly(SimulatedCrew(("a", "b", "c")), together("one", *shuffled))
+    assert [finding.node for finding in result.findings] == [None, "a", "a", "b", "c"]
+
+
+def test_peers_and_a_baseline_are_compared_and_leave_out() -> None:
+    def measured(numbers: Sequence[float]) -> Check:
+        measures = [Measure(number=number, unit="s", better="lower", fail=0.25) for number in numbers]
+        return together("one", *(_finding("one", PASS, name, measure=each) for name, each in zip("abc", measures, strict=True)))
+
+    crew = SimulatedCrew(("a", "b", "c"))
+    result = fly(crew, measured([1, 1, 9]), together("last"))
+    assert list(result.bad()) == ["c"] and result.facts["last"]["asked"] == ["a", "b"]
+    slower = fly(crew, measured([9, 9, 9]), baseline=result)
+    assert list(slower.bad()) == ["a", "b"]
+    assert rows(slower)[-1] == ("baseline", None, PASS) and slower.checks[-1].name == "baseline"
+    of_another = fly(crew, by_itself("two"), baseline=fly(SimulatedCrew(("z",)), by_itself("two")))
+    assert rows(of_another)[-2:] == [("baseline", None, SKIP), ("baseline", None, WARN)]
+
+
+def test_what_several_come_to() -> None:
+    assert [worst(pair) for pair in ([], [SKIP, PASS], [WARN, PASS], [ERROR, WARN], [ERROR, FAIL])] == [
+        SKIP,
+        PASS,
+        WARN,
+        ERROR,
+        FAIL,
+    ]
+
+
+CHECKS = (by_itself("host"), together("network"), by_itself("disk", level=Level.DEEP), together("shared storage"))
+
+
+@pytest.mark.parametrize(
+    ("level", "only", "skip", "names"),
+    [
+        (Level.QUICK, [], [], ["host"]),
+        (Level.STANDARD, [], [], ["host", "network", "shared storage"]),
+        (Level.DEEP, [], ["host"], ["network", "disk", "shared storage"]),
+        (Level.QUICK, ["disk", "host"], [], ["host", "disk"]),
+        (Level.QUICK, ["disk", "host"], ["host"], ["disk"]),
+    ],
+)
+def test_choice(level: Level, only: list[str], skip: list[str], names: list[str]) -> None:
+    assert [check.name for check in choose(CHECKS, level, only=only, skip=skip)] == names
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "message", "hint"),
+    [
+        (["hots"], [], "--only hots: there is no such check", "did you mean 'host'?"),
+        ([], ["shared-storage"], "--skip shared-storage: there is no such check", "did you mean 'shared storage'?"),
+        (["zzz"], [], "--only zzz: there is no such check", "there are host, network, disk, shared storage"),
+        (["host"], ["host"], "no check is left to make", "there are host, network, disk, shared storage"),
+    ],
+)
+def test_a_choice_that_is_none(only: list[str], skip: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        choose(CHECKS, Level.QUICK, only=only, skip=skip)
+    assert (raised.value.message, raised.value.hint) == (message, hint)
+
+
+def test_the_list_of_good_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "good"
+    path.write_text("of yesterday\n")
+    make_way(path)
+    assert not path.exists()
+    write_good_nodes(path, fly(SimulatedCrew(("a", "b", "c")), by_itself("one", {"b": FAIL})))
+    assert path.read_text() == "a\nc\n"
+    write_good_nodes(path, fly(SimulatedCrew(("a",)), by_itself("one", {"a": ERROR})))
+    assert path.read_text() == "" and [entry.name for entry in tmp_path.iterdir()] == ["good"]
+    for wrong in (tmp_path / "no" / "such", tmp_path):
+        with pytest.raises(UsageError, match="cannot be written"):
+            make_way(wrong)

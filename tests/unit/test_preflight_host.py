@@ -1,0 +1,402 @@
+"""The check "host": what is missing is named with its node; a laptop, a container, a busy machine that can train never fail."""
+
+import copy
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from chaosrun.cluster import processes
+from chaosrun.housekeeping.limits import memory_room, process_room
+from chaosrun.preflight.assess.host import assess
+from chaosrun.preflight.assess.quantities import GIB, MIB, ago, size
+from chaosrun.preflight.checks.host import HOST
+from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.preflight.probes import busy
+from chaosrun.preflight.probes.kernel_log import kernel_log, told_by
+from chaosrun.spec.source import Job, load_job
+from tests.local_crew import LocalCrew
+
+FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
+PLACE: dict[str, Any] = {
+    "path": "/runs",
+    "there": "/runs",
+    "total": 100 * GIB,
+    "free": 50 * GIB,
+    "inodes": 10**7,
+    "inodes_free": 10**6,
+    "read_only": False,
+    "writable": True,
+    "block_devices": ["nvme0n1p1", "nvme0n1"],
+}
+GOOD: dict[str, Any] = {
+    "cpus": {"machine": 8, "usable": 8, "cgroup": None},
+    "memory": {
+        "total": 64 * GIB,
+        "available": 60 * GIB,
+        "cgroup_limit": None,
+        "cgroup_room": None,
+        "swap_total": 0,
+        "swap_used": 0,
+    },
+    "places": {"storage": PLACE, "temporary files": {**PLACE, "path": "/tmp"}},
+    "shared_memory": {"total": 32 * GIB, "free": 32 * GIB},
+    "limits": {
+        "open_files": 65536,
+        "processes": 10000,
+        "threads_of_user": 300,
+        "cgroup_room": None,
+        "locked_memory": None,
+        "infiniband": [],
+    },
+    "busy": {
+        "load": 0.5,
+        "cores": 0.6,
+        "ours": 0.4,
+        "others": 0.2,
+        "heavy": [],
+        "large": [],
+        "zombies": 0,
+        "waiting": [],
+        "hidden": False,
+        "paged_bytes": 0,
+    },
+    "left_over": {"processes": [], "folders": [], "shared_memory": {}, "unreadable": 0},
+    "kernel_log": {"messages": [], "truncated": False},
+}
+PROCESS = {"pid": 77, "name": "python train.py", "rss": GIB, "cores": 3.0, "created_s": 0.0}
+
+
+def node(name: str, *, cpus: float = 8, gpus: int = 0) -> Node:
+    return Node(name=name, node_id=name, address="10.0.0.1", hostname=name, cpus=cpus, gpus=gpus, head=name == "a")
+
+
+def job(folder: Path, *lines: str) -> Job:
+    (folder / "train.py").write_text("loader = DataLoader(data, num_workers=4)\n")
+    (folder / "job.yaml").write_text("\n".join(["name: probe", "script: train.py", *lines]))
+    return load_job(folder / "job.yaml")
+
+
+def judge(
+    changes: Mapping[str, Any],
+    *,
+    with_job: Job | None = None,
+    of: Node | None = None,
+    every_node: bool = False,
+    loaders: int | None = 0,
+) -> list[Finding]:
+    """What is said when node b has these values, by "memory/total"-like keys."""
+    nodes = [node("a"), of or node("b"), node("c")]
+    answered = {each.name: copy.deepcopy(GOOD) for each in nodes}
+    for name in "abc" if every_node else "b":
+        for place, value in changes.items():
+            facts = answered[name]
+            *groups, last = place.split("/")
+            for group in groups:
+                facts = facts[group]
+            facts[last] = value
+    script = {"answered": {each.name: {"script": {"loader_workers": loaders}} for each in nodes}}
+    earlier = {} if loaders is None else {"cluster": script}
+    setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job, earlier=earlier)
+    return list(assess(setting, nodes, {"answered": answered, "unanswered": {}}))
+
+
+def bad(found: list[Finding]) -> set[tuple[str, str | None, Status]]:
+    return {(row.name, row.node, row.status) for row in found if row.status not in (Status.PASS, Status.SKIP)}
+
+
+def xid(code: int, age_s: float = 60.0) -> dict[str, Any]:
+    text = f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1"
+    return {"kind": "gpu", "device": "0000:3b:00", "code": code, "age_s": age_s, "text": text}
+
+
+def disk(name: str) -> dict[str, Any]:
+    return {"kind": "disk", "device": name, "code": None, "age_s": 5.0, "text": f"I/O error, dev {name}, sector 1"}
+
+
+def test_sound_nodes_pass() -> None:
+    found = judge({})
+    assert bad(found) == set()
+    assert {row.name for row in found if row.status is Status.SKIP} == {"locked memory"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status"),
+    [
+        ({"cpus/usable": 1}, "CPUs", Status.FAIL),
+        ({"cpus/cgroup": 2.5}, "CPUs", Status.FAIL),
+        ({"cpus/cgroup": 6.0}, "CPUs", Status.WARN),
+        ({"memory/available": 3 * GIB}, "memory", Status.FAIL),
+        ({"memory/available": 4 * GIB}, "memory", Status.WARN),
+        ({"memory/cgroup_limit": 2 * GIB, "memory/cgroup_room": 100 * MIB}, "memory", Status.FAIL),
+        ({"memory/swap_total": 64 * GIB, "memory/swap_used": 20 * GIB}, "swap", Status.WARN),
+        ({"memory/swap_total": 64 * GIB, "busy/paged_bytes": 50 * MIB}, "swap", Status.WARN),
+        ({"places/storage": {**PLACE, "free": 100 * MIB}}, "room for storage", Status.FAIL),
+        ({"places/storage": {**PLACE, "free": GIB}}, "room for storage", Status.WARN),
+        ({"places/storage": {**PLACE, "read_only": True}}, "room for storage", Status.FAIL),
+        ({"places/storage": {**PLACE, "writable": False}}, "room for storage", Status.FAIL),
+        ({"places/storage": {**PLACE, "inodes_free": 5}}, "room for storage, files", Status.FAIL),
+        ({"places/storage": {"path": "/x", "error": "stale file handle"}}, "room for storage", Status.ERROR),
+        ({"places/temporary files": {**PLACE, "free": 100 * MIB}}, "room for temporary files", Status.WARN),
+        ({"places/temporary files": {**PLACE, "free": 0}}, "room for temporary files", Status.FAIL),
+        ({"shared_memory": {"error": "No such file or directory"}}, "/dev/shm", Status.WARN),
+        ({"shared_memory": {"total": 64 * MIB, "free": 64 * MIB}}, "/dev/shm", Status.WARN),
+        ({"shared_memory": {"total": MIB, "free": 1000}}, "/dev/shm", Status.FAIL),
+        ({"limits/open_files": 128}, "open files", Status.FAIL),
+        ({"limits/open_files": 512}, "open files", Status.WARN),
+        ({"limits/cgroup_room": 20}, "processes and threads", Status.FAIL),
+        ({"limits/threads_of_user": 9950}, "processes and threads", Status.WARN),
+        ({"busy/load": 40.0}, "load", Status.WARN),
+        ({"busy/others": 4.0, "busy/cores": 4.5, "busy/heavy": [PROCESS]}, "other processes", Status.WARN),
+        ({"busy/cores": 6.0}, "other processes", Status.WARN),
+        ({"busy/large": [{**PROCESS, "rss": 40 * GIB}]}, "other processes", Status.WARN),
+        ({"busy/waiting": [PROCESS]}, "processes in the kernel", Status.WARN),
+        ({"busy/zombies": 500}, "zombies", Status.WARN),
+        ({"left_over/processes": [PROCESS]}, "left over of earlier runs", Status.WARN),
+        ({"left_over/folders": ["/tmp/chaosrun-ray-x"]}, "left over of earlier runs", Status.WARN),
+        ({"left_over/shared_memory": {"psm_1": 4096}}, "left over of earlier runs", Status.WARN),
+        # It may have been reset since, or be another container's: the check "devices" tells whether it works.
+        ({"kernel_log/messages": [xid(79)]}, "kernel's messages of a GPU", Status.WARN),
+        ({"kernel_log": {"messages": [xid(79)], "truncated": True}}, "kernel's messages of a GPU", Status.WARN),
+        ({"kernel_log/messages": [xid(74)]}, "kernel's messages of a GPU", Status.WARN),
+        ({"kernel_log/messages": [disk("nvme0n1")]}, "kernel's messages of a disk", Status.FAIL),
+        ({"kernel_log/messages": [disk("nvme0")]}, "kernel's messages of a disk", Status.FAIL),
+        ({"kernel_log/messages": [disk("sdz")]}, "kernel's messages of a disk", Status.WARN),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_node(changes: dict[str, Any], name: str, status: Status) -> None:
+    found = judge(changes)
+    assert bad(found) == {(name, "b", status)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory/swap_total": 0, "memory/swap_used": 0},
+        {"memory/swap_total": 8 * GIB, "memory/swap_used": 2 * GIB},  # pages of a desktop that nobody looks at
+        {"places/storage": {**PLACE, "inodes": 0, "inodes_free": 0}},  # btrfs counts none
+        {"limits/open_files": None, "limits/processes": None, "limits/cgroup_room": None},
+        {"limits/open_files": 1024},
+        {"kernel_log": {"error": "/dev/kmsg: Operation not permitted"}},
+        {"kernel_log/messages": [xid(13), xid(31), xid(43), xid(45)]},  # programs that were wrong, or killed
+        {"kernel_log/messages": [xid(79, age_s=1e6)]},
+        {"busy/cores": 1.0, "busy/others": 0.7},
+        {"limits/infiniband": ["mlx5_0"], "limits/locked_memory": 65536},  # no GPU uses it
+    ],
+)
+def test_what_does_no_harm(changes: dict[str, Any]) -> None:
+    assert bad(judge(changes)) == set()
+
+
+def test_a_container_that_is_made_to_look_large_trains_slowly() -> None:
+    assert {row[2] for row in bad(judge({"cpus/cgroup": 1.0}, every_node=True))} == {Status.WARN}
+
+
+def test_what_cannot_be_seen_is_not_said_to_be_right() -> None:
+    rows = {row.name: row for row in judge({"busy/hidden": True, "busy/waiting": [PROCESS]}) if row.node == "b"}
+    skipped = {name for name, row in rows.items() if row.status is Status.SKIP and "hidepid" in row.reason}
+    assert skipped == {"zombies", "left over of earlier runs"}
+    assert rows["processes in the kernel"].status is Status.WARN
+    (row,) = [row for row in judge({"left_over/unreadable": 12}) if row.node == "b" and row.name.startswith("left over")]
+    assert row.status is Status.PASS and "12 processes of other users could not be looked into" in row.measured
+    log = {"kernel_log": {"messages": [], "truncated": True}}
+    (row,) = [row for row in judge(log) if row.node == "b" and row.name.startswith("kernel")]
+    assert row.status is Status.SKIP and "more of the kernel's messages" in row.reason
+
+
+def test_what_is_left_over_goes_with_a_command_that_can_be_pasted() -> None:
+    folders = [f"/tmp/chaosrun-ray-{number}" for number in range(4)] + ["/tmp/it's/chaosrun-ray-5"]
+    left = {"left_over/folders": folders, "left_over/shared_memory": {"psm_1": 1}, "left_over/processes": [PROCESS]}
+    remedies = [row.remedy for row in judge(left) if row.status is Status.WARN]
+    assert [shlex.split(remedy) for remedy in remedies[:2]] == [["kill", "-9", "77"], ["rm", "-r", "--", *folders]]
+    assert remedies[2].endswith("rm -- /dev/shm/psm_1")
+
+
+def test_locked_memory_of_gpus_on_infiniband() -> None:
+    limited = {"limits/infiniband": ["mlx5_0"], "limits/locked_memory": 65536}
+    assert bad(judge(limited, of=node("b", gpus=8))) == {("locked memory", "b", Status.WARN)}
+
+
+def test_the_need_grows_with_the_job(tmp_path: Path) -> None:
+    its = job(tmp_path, "workers: 16", "per_worker: {cpu: 1, gpu: 0}")
+    enough = {"memory/available": 5 * GIB, "limits/open_files": 300, "limits/cgroup_room": 300}
+    assert {row[2] for row in bad(judge(enough)) if row[0] != "open files"} == set()
+    assert bad(judge(enough, with_job=its)) == {
+        ("memory", "b", Status.FAIL),
+        ("open files", "b", Status.FAIL),
+        ("processes and threads", "b", Status.WARN),
+    }
+
+
+def test_loader_workers_fill_shared_memory(tmp_path: Path) -> None:
+    """8 workers on the node, 4 loader workers each, 2 batches ahead: 64 batches."""
+    its = job(tmp_path, "workers: 8", "per_worker: {cpu: 1, gpu: 0}")
+    few = {"shared_memory": {"total": 64 * MIB, "free": 63 * MIB}}
+    some = {"shared_memory": {"total": GIB, "free": GIB}}
+    tiny = {"shared_memory": {"total": MIB, "free": MIB // 2}}
+    assert bad(judge(tiny, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
+    # Batches of text have 128 KiB: these go into what Docker gives.
+    assert bad(judge(few, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
+    assert bad(judge(some, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
+    assert bad(judge(few, with_job=its)) == set()
+    none = {"shared_memory": {"error": "No such file or directory"}}
+    assert bad(judge(none, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
+    # With --only host nothing is known of the script.
+    assert bad(judge(few, with_job=its, loaders=None)) == {("/dev/shm", "b", Status.WARN)}
+    told = job(tmp_path, "workers: 8", "args: [--loader-workers, 4]", "per_worker: {cpu: 1, gpu: 0}")
+    (row,) = [row for row in judge(few, with_job=told, loaders=None) if row.name == "/dev/shm" and row.node == "b"]
+    assert row.status is Status.WARN and "64 batches" in row.threshold
+
+
+def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
+    its = job(tmp_path, "workers: 1", "per_worker: {gpu: 0}")
+    cpus = len(os.sched_getaffinity(0))
+    names = ["small_shm", "full_disk", "few_files", "few_cpus"]
+    crew = LocalCrew({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})
+    nodes = [replace(each, cpus=float(cpus)) for each in crew.nodes]
+    setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path / "storage", job=its)
+    assert HOST.call is not None
+    outcomes = crew.probe({each.name: HOST.call(setting, each) for each in nodes})
+    assert {name: outcome.error for name, outcome in outcomes.items() if outcome.facts is None} == {}
+    answered = {name: outcome.facts for name, outcome in outcomes.items()}
+    found = HOST.assess(setting, nodes, {"answered": answered, "unanswered": {}})
+    expected = {
+        ("/dev/shm", "small_shm"),
+        ("room for storage", "full_disk"),
+        ("room for temporary files", "full_disk"),
+        ("open files", "few_files"),
+    }
+    if cpus > 1:
+        expected.add(("CPUs", "few_cpus"))
+    assert {(row.name, row.node) for row in found if row.status is Status.FAIL} == expected
+    assert not [row for row in found if row.status is Status.ERROR]
+
+
+class TestProcesses:
+    @pytest.fixture
+    def started(self) -> Iterator[list[subprocess.Popen[bytes]]]:
+        started: list[subprocess.Popen[bytes]] = []
+        yield started
+        for process in started:
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+            process.kill()
+            process.wait()
+
+    def test_who_uses_the_machine_is_named(self, started: list[subprocess.Popen[bytes]]) -> None:
+        spin = "while True: pass"
+        below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
+        started.append(subprocess.Popen([sys.executable, "-c", spin]))
+        # Of Ray itself, and what a probe has started.
+        started.append(subprocess.Popen(["ray::DashboardAgent", "-c", spin], executable=sys.executable))
+        started.append(subprocess.Popen([sys.executable, "-c", below, "chaosrun.preflight.probe"]))
+        probe = psutil.Process(started[2].pid)
+        deadline = time.monotonic() + 60
+        while True:
+            found = busy.busy()
+            if probe.children() and started[0].pid in {process["pid"] for process in found["heavy"]}:
+                break
+            assert time.monotonic() < deadline, found
+        assert found["others"] >= busy.LEAST_CORES
+        foreign = {process["pid"] for process in found["heavy"] + found["large"]}
+        assert not foreign & {os.getpid(), started[1].pid, probe.pid, *(child.pid for child in probe.children())}
+
+    def test_what_has_lost_its_supervisor(
+        self, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(busy, "ENDING_S", 0.0)
+        monkeypatch.setattr(busy, "SHARED_MEMORY", tmp_path)
+        monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path)
+        (tmp_path / "torch_left").write_bytes(b"x" * 5000)
+        env = {**os.environ, "CHAOSRUN_SESSION": "chaosrun#test"}
+        sleep = "import time; time.sleep(300)"
+        forsaken = subprocess.Popen([sys.executable, "-c", sleep], env=env)
+        held = subprocess.Popen([sys.executable, "-c", sleep, "chaosrun.cluster.forkserver"], env=env)
+        started += [forsaken, held]
+        time.sleep(0.1)
+        found = busy.left_over()
+        left = {process["pid"]: process for process in found["processes"]}
+        assert forsaken.pid in left and held.pid not in left
+        assert abs(left[forsaken.pid]["created_s"] - time.time()) < 60
+        assert list(found["shared_memory"]) == ["torch_left"]
+
+
+class TestKernelLog:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", ("gpu", "0000:3b:00", 79)),
+            ("blk_update_request: I/O error, dev sda, sector 123 op 0x0:(READ)", ("disk", "sda", None)),
+            ("EXT4-fs error (device nvme0n1p1): ext4_find_entry:1455: inode #2: comm ls", ("disk", "nvme0n1p1", None)),
+            ("XFS (dm-0): Metadata I/O Error (0x1) detected at xfs_trans_read_buf", ("disk", "dm-0", None)),
+            ("BTRFS critical (device sdb1: state EA): corrupt leaf", ("disk", "sdb1", None)),
+            ("Buffer I/O error on dev sdc1, logical block 0", ("disk", "sdc1", None)),
+            ("nvme nvme1: controller is down; will reset: CSTS=0xffffffff", ("disk", "nvme1", None)),
+            ("nfs: server filer not responding, timed out", ("disk", "filer", None)),
+            ("Out of memory: Killed process 42 (python) total-vm:1kB", ("out of memory", "python", None)),
+            ("Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB", ("out of memory", "python", None)),
+            ("mce: [Hardware Error]: Machine check events logged", ("hardware", "", None)),
+            ("EXT4-fs (vda): mounted filesystem with ordered data mode", None),
+            ("hrtimer: interrupt took 42323 ns", None),
+        ],
+    )
+    def test_records(self, text: str, expected: tuple[str, str, int | None] | None) -> None:
+        told = told_by(f"3,100,2000000,-;{text}\n SUBSYSTEM=x\n", now_s=10.0)
+        assert (told and (told["kind"], told["device"], told["code"])) == expected
+        assert told is None or told["age_s"] == 8.0
+
+    def test_what_programs_write_there_is_not_the_kernels(self) -> None:
+        assert told_by("12,100,2000000,-;NVRM: Xid (PCI:0000:3b:00): 79\n", now_s=10.0) is None
+
+    def test_it_is_read_or_said_not_to_be(self, tmp_path: Path) -> None:
+        # Packets, as the kernel gives its records.
+        reading, writing = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)
+        try:
+            records = [f"3,{number},2000000,-;NVRM: Xid (PCI:0000:3b:00): {number}, pid=1\n" for number in range(5)]
+            path = f"/proc/self/fd/{reading}"
+            for record in records:
+                os.write(writing, record.encode())
+            assert kernel_log(path, 0) == {"messages": [], "truncated": True}
+            found = kernel_log(path)
+            assert [message["code"] for message in found["messages"]] == list(range(5)) and not found["truncated"]
+        finally:
+            os.close(reading)
+            os.close(writing)
+        assert kernel_log(str(tmp_path / "none")) == {"error": f"{tmp_path}/none: No such file or directory"}
+
+
+def test_room_of_control_groups(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("0::/jobs/mine\n")
+    stat = "anon 5\nactive_file 60\ninactive_file 30\nslab_reclaimable 10\nslab_unreclaimable 7"
+    for group, files in {
+        "jobs": {"memory.max": "1000", "memory.current": "400", "memory.stat": stat, "pids.max": "max"},
+        "jobs/mine": {"memory.max": "max", "memory.current": "300", "pids.max": "50", "pids.current": "20"},
+    }.items():
+        (tmp_path / group).mkdir()
+        for name, content in files.items():
+            (tmp_path / group / name).write_text(content)
+    assert (memory_room(tmp_path, membership), process_room(tmp_path, membership)) == (700, 30)
+    membership.write_text("4:memory:/\n")
+    older = "total_inactive_file 20\ntotal_active_file 30\nactive_file 9"
+    (tmp_path / "memory").mkdir()
+    for name, content in {
+        "limit_in_bytes": "500",
+        "usage_in_bytes": "450",
+        "stat": older,
+    }.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(content)
+    assert (memory_room(tmp_path, membership), process_room(tmp_path, membership)) == (100, None)
+
+
+def test_quantities() -> None:
+    assert [size(number) for number in (0, 1536, 64 * MIB, 3 << 40)] == ["0 B", "1.5 KiB", "64 MiB", "3 TiB"]
+    assert [ago(seconds) for seconds in (5, 120, 7300, 200000)] == ["5 s ago", "2 min ago", "2 h ago", "2 d ago"]

@@ -1,0 +1,72 @@
+"""What is made of a worker that was killed: gone with all it held, or what is left."""
+
+from pathlib import Path
+
+import pytest
+
+from chaosrun.preflight.assess.kill import assess_kill
+from chaosrun.preflight.checks.kill import KILL
+from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+
+SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
+GOOD: Facts = {
+    "alive": [],
+    "killed_s": 0.006,
+    "port": 4711,
+    "unreached": "",
+    "port_s": 0.0,
+    "port_error": "",
+    "held_by": None,
+    "shared_memory": "/dev/shm/torch_x",
+    "shared_memory_left": False,
+    "devices": {},
+    "device_error": "",
+}
+
+
+def node(gpus: int = 0) -> Node:
+    return Node(name="a", node_id="a", address="10.0.0.1", hostname="a", cpus=1, gpus=gpus)
+
+
+def judged(found: Facts, gpus: int = 0) -> dict[str, Finding]:
+    findings = assess_kill(SETTING, [node(gpus)], {"answered": {"a": found}, "unanswered": {}})
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "status", "says"),
+    [
+        (
+            {"alive": [{"what": "child", "pid": 7, "state": "D"}]},
+            "time until gone",
+            Status.FAIL,
+            "child (process 7, state D): alive 5 s",
+        ),
+        ({"port_error": "Address already in use"}, "port", Status.FAIL, "Address already in use, 5 s after"),
+        ({"unreached": "Connection refused"}, "port", Status.FAIL, "Connection refused, while a worker listened there"),
+        ({"shared_memory_left": True}, "shared memory", Status.FAIL, "left, and some process"),
+        (
+            {"devices": {"cuda:1": {"before": 10, "held": 300, "after": 290, "seconds": None}}},
+            "device memory",
+            Status.FAIL,
+            "290 MiB in use 5 s after the kill, 10 MiB before",
+        ),
+        (
+            {"devices": {"cuda:1": {"before": 10, "held": 300, "after": 12, "seconds": 0.4}}},
+            "device memory",
+            Status.PASS,
+            "288 MiB free again after 0.4 s",
+        ),
+        ({"device_error": "no CUDA"}, "device memory", Status.SKIP, ""),
+        ({}, "device memory", Status.SKIP, ""),
+    ],
+)
+def test_what_is_left_is_judged(changed: Facts, name: str, status: Status, says: str) -> None:
+    finding = judged({**GOOD, **changed}, gpus=1)[name]
+    assert finding.status is status and says in finding.measured
+
+
+def test_the_call_has_time_for_all_its_waiting() -> None:
+    assert KILL.call is not None
+    call = KILL.call(SETTING, node())
+    assert call.limit_s > 3 * call.parameters["limit_s"]

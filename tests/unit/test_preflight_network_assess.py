@@ -1,0 +1,505 @@
+"""What is made of network facts, good and bad: names and interfaces, connections, sums, and whom a failure is put down to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.preflight.assess import sums
+from chaosrun.preflight.assess.connections import assess_connections
+from chaosrun.preflight.assess.cover import fewest_to_blame
+from chaosrun.preflight.assess.names import assess_names
+from chaosrun.preflight.assess.network import assess_network
+from chaosrun.preflight.assess.sums import assess_sums, sound, suspects
+from chaosrun.preflight.checks import network
+from chaosrun.preflight.model import Call, Facts, Finding, Level, Node, Outcome, Setting, Status
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
+
+SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
+LO = {"addresses": ["127.0.0.1", "::1"], "up": True, "mbps": 0}
+
+
+def nodes(count: int = 3) -> list[Node]:
+    return [
+        Node(name=name, node_id=name, address=f"10.0.0.{at}", hostname=f"host-{name}", cpus=1, gpus=0, head=at == 1)
+        for at, name in enumerate("abcdefgh"[:count], start=1)
+    ]
+
+
+def job(gpu: Any) -> Job:
+    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": 2, "per_worker": {"gpu": gpu}})
+    here = Path("/nowhere")
+    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
+
+
+# Names and interfaces
+
+
+def named(node: Node, **changed: Any) -> dict[str, Any]:
+    """Facts of a node of its own machine where all is well."""
+    return {
+        "asked": 2,
+        "hostname": node.hostname,
+        "own": {"found": [node.address]},
+        "network": node.name,
+        "interfaces": {
+            "lo": LO,
+            "eth0": {"addresses": [node.address], "up": True, "mbps": 1000},
+            "eth1": {"addresses": [node.address.replace("10.", "192.")], "up": True, "mbps": 1000},
+        },
+        "environment": {},
+        "route": {"address": node.address},
+        "astray": {},
+        "nameless": [],
+        "renamed": {},
+        "slowest": "host-a",
+        "slowest_s": 0.001,
+        **changed,
+    }
+
+
+def judged_names(changed: Mapping[str, Any], backend: str = "gloo", count: int = 3) -> dict[str, Finding]:
+    """Findings of node b, where `changed` holds, by name."""
+    all_nodes = nodes(count)
+    answered = {node.name: named(node, **(changed if node.name == "b" or count == 1 else {})) for node in all_nodes}
+    facts = {
+        "backends": [[backend, [node.name for node in all_nodes]]],
+        "names": {"answered": answered, "unanswered": {}},
+    }
+    mine = "b" if count > 1 else "a"
+    return {found.name: found for found in assess_names(SETTING, all_nodes, facts) if found.node == mine}
+
+
+def test_names_that_lead_where_they_should_pass() -> None:
+    found = judged_names({})
+    assert {name: finding.status for name, finding in found.items()} == {
+        "interface": Status.PASS,
+        "names of the nodes": Status.PASS,
+        "names of addresses": Status.PASS,
+    }
+    assert found["interface"].measured == "gloo: eth0 10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("changed", "backend", "status", "says"),
+    [
+        ({"own": {"found": ["127.0.1.1"]}}, "gloo", Status.FAIL, "host-b resolves to 127.0.1.1: gloo would listen on the loop"),
+        ({"own": {"found": ["127.0.1.1"]}}, "nccl", Status.PASS, "eth0 10.0.0.2"),
+        ({"own": {"error": "Name or service not known"}}, "gloo", Status.FAIL, "resolves to nothing (Name or service not kn"),
+        ({"own": {"found": ["10.9.9.9"]}}, "gloo", Status.FAIL, "resolves to 10.9.9.9"),
+        ({"own": {"found": ["10.9.9.9", "10.0.0.2"]}}, "gloo", Status.PASS, "gloo: eth0 10.0.0.2"),
+        (
+            {"own": {"found": ["127.0.1.1"]}, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}},
+            "gloo",
+            Status.PASS,
+            "GLOO_SOCKET_IFNAME=eth0",
+        ),
+        ({"environment": {"GLOO_SOCKET_IFNAME": "ib0"}}, "gloo", Status.FAIL, "GLOO_SOCKET_IFNAME=ib0 names no interface"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "ib"}}, "gloo", Status.WARN, "NCCL_SOCKET_IFNAME=ib names no interface"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "ib,=x"}}, "nccl", Status.FAIL, "names no interface"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "eth"}}, "nccl", Status.PASS, "NCCL_SOCKET_IFNAME=eth"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "=eth"}}, "nccl", Status.FAIL, "names no interface"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "^lo,docker"}}, "nccl", Status.PASS, "^lo,docker"),
+        ({"environment": {"NCCL_SOCKET_IFNAME": "^lo,eth"}}, "nccl", Status.FAIL, "names no interface"),
+        ({"route": {"error": "no route to 10.0.0.1: Network is unreachable"}}, "nccl", Status.FAIL, "Network is unreachable"),
+    ],
+)
+def test_where_ranks_would_be_reached(changed: Facts, backend: str, status: Status, says: str) -> None:
+    finding = judged_names(changed, backend)["interface"]
+    assert finding.status is status and says in finding.measured
+
+
+def test_a_node_that_ray_knows_by_a_loopback_address_is_out_of_reach() -> None:
+    all_nodes = nodes()
+    all_nodes[1] = Node(name="b", node_id="b", address="127.0.0.1", hostname="b", cpus=1, gpus=0)
+    facts = {"backends": [], "names": {"answered": {node.name: named(node) for node in all_nodes}, "unanswered": {}}}
+    (finding,) = [found for found in assess_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
+    assert finding.node == "b" and "127.0.0.1" in finding.measured
+    # On one machine it is where everybody is.
+    together = {node.name: named(node, network="one") for node in all_nodes}
+    facts = {"backends": [], "names": {"answered": together, "unanswered": {}}}
+    assert not [found for found in assess_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
+
+
+def test_one_node_has_nobody_to_look_up() -> None:
+    found = judged_names({"own": {"found": ["127.0.1.1"]}}, count=1)
+    assert found["interface"].status is Status.PASS
+    assert found["names of the nodes"].status is found["names of addresses"].status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "says"),
+    [
+        ({"astray": {"a": {"error": "Name or service not known"}}}, Status.WARN, "host-a does not resolve"),
+        ({"astray": {"a": {"found": ["127.0.0.1"]}}}, Status.WARN, "host-a resolves to 127.0.0.1 instead of 10.0.0.1"),
+        ({"astray": {"a": {"found": ["10.0.0.77"]}}}, Status.WARN, "host-a resolves to 10.0.0.77 instead of 10.0.0.1"),
+        ({"astray": {"a": {"found": ["192.0.0.1"]}}}, Status.PASS, ""),  # its other interface
+        ({"slowest_s": 5.0}, Status.WARN, "looking up host-a took 5.0 s"),
+    ],
+)
+def test_what_names_lead_to(changed: Facts, status: Status, says: str) -> None:
+    finding = judged_names(changed)["names of the nodes"]
+    assert finding.status is status and says in finding.measured
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "says"),
+    [
+        ({"nameless": ["a", "c"]}, Status.SKIP, ""),
+        ({"nameless": ["a"]}, Status.PASS, "1 of 2 have one"),
+        ({"renamed": {"a": ["10-0-0-1.pod.cluster.local"]}}, Status.PASS, "2 of 2"),
+        ({"renamed": {"a": ["host-c.example.org"]}}, Status.WARN, "the address of a, is called host-c.example.org, like c"),
+    ],
+)
+def test_what_addresses_are_called(changed: Facts, status: Status, says: str) -> None:
+    finding = judged_names(changed)["names of addresses"]
+    assert finding.status is status and says in finding.measured
+
+
+def test_a_node_that_did_not_answer_is_an_error() -> None:
+    facts = {"backends": [], "names": {"answered": {}, "unanswered": {"a": {"ended": "died", "error": "it died"}}}}
+    (finding,) = assess_names(SETTING, nodes(1), facts)
+    assert finding.status is Status.ERROR and finding.reason == "it died" and finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "cpus", "groups"),
+    [
+        (0, (0, 4, 4), (8, 8, 8), [("gloo", "abc")]),
+        (0, (0, 4, 4), (0, 8, 8), [("gloo", "bc")]),  # no worker goes to a head without CPUs
+        (1, (0, 4, 4), (8, 8, 8), [("nccl", "bc")]),  # nor to one without GPUs
+        (1, (0, 0, 1), (8, 8, 8), []),
+        ("auto", (0, 0, 1), (8, 8, 8), [("gloo", "abc")]),
+        (None, (0, 4, 4), (8, 8, 8), [("nccl", "bc")]),
+        (None, (0, 0, 1), (8, 8, 8), [("gloo", "abc")]),
+        (None, (0, 0, 0), (0, 8, 8), [("gloo", "bc")]),
+    ],
+)
+def test_sums_are_made_as_workers_would_and_where_they_would_be(
+    gpu: Any, gpus: Sequence[int], cpus: Sequence[int], groups: list[tuple[str, str]]
+) -> None:
+    all_nodes = [replace(node, gpus=its, cpus=own) for node, its, own in zip(nodes(), gpus, cpus, strict=True)]
+    setting = SETTING if gpu is None else replace(SETTING, job=job(gpu))
+    made = [(backend, "".join(node.name for node in group)) for backend, group in network.backends(setting, all_nodes)]
+    assert made == groups
+
+
+def test_a_head_without_gpus_is_not_held_to_what_gloo_needs() -> None:
+    debian = {node.name: named(node, own={"found": ["127.0.1.1"]}) for node in nodes()}
+    setting, all_nodes = replace(SETTING, job=job(1)), [replace(node, gpus=0 if node.head else 4) for node in nodes()]
+    backends = [[backend, [node.name for node in group]] for backend, group in network.backends(setting, all_nodes)]
+    facts = {"backends": backends, "names": {"answered": debian, "unanswered": {}}, "sums": []}
+    assert not [found for found in assess_names(setting, all_nodes, facts) if found.status is Status.FAIL]
+    skipped = {found.node: found.reason for found in assess_sums(setting, all_nodes, facts)}
+    assert skipped["a"] == "no worker that sums with others is placed there"
+    assert skipped["b"].startswith("left out")
+
+
+# Connections
+
+
+def met(*failed: tuple[str, str, int, str], began: float = 0.0, **changed: Any) -> dict[str, Any]:
+    """Of a node that listened for 8 s, and tried as long."""
+    keys, span = ("peer", "purpose", "port", "error"), [began, began + 8]
+    return {
+        "listened": span,
+        "reached": 3 - len({each[0] for each in failed}),
+        "untried": 0,
+        "failed": [{**dict(zip(keys, each, strict=True)), "tried": span} for each in failed],
+        "round_trip_ms": {"median": 0.2, "worst": 0.4, "peer": "c"},
+        "streams": [],
+        **changed,
+    }
+
+
+def judged_connections(answered: Facts, unanswered: Facts | None = None) -> list[Finding]:
+    told = {"ports": {"a": 1001, "b": 1002, "c": 1003}, "answered": answered, "unanswered": unanswered or {}}
+    return assess_connections(SETTING, nodes(), {"connections": told})
+
+
+def by_status(findings: Sequence[Finding], status: Status, name: str = "TCP connections") -> list[Finding]:
+    return [finding for finding in findings if finding.name == name and finding.status is status]
+
+
+def test_who_is_not_reached_is_named_with_its_port() -> None:
+    refused = ("b", "rendezvous", 1002, "refused")
+    findings = judged_connections({"a": met(refused), "b": met(), "c": met(refused)})
+    (finding,) = by_status(findings, Status.FAIL)
+    assert (finding.node, finding.device) == ("b", "port 1002 (rendezvous)")
+    assert finding.measured == "not reached by a, c of 3 nodes: refused"
+    assert [each.node for each in by_status(findings, Status.PASS)] == ["a", "c"]
+
+
+def test_who_reaches_nobody_is_named() -> None:
+    silent = [(peer, "rendezvous", port, "no answer within 2 s") for peer, port in (("a", 1001), ("c", 1003))]
+    findings = judged_connections({"a": met(), "b": met(*silent), "c": met()})
+    (finding,) = by_status(findings, Status.FAIL)
+    assert (finding.node, finding.device) == ("b", None) and "a port 1001, c port 1003" in finding.measured
+
+
+def test_whose_probe_could_not_run_is_an_error_and_nobody_is_blamed_for_it() -> None:
+    refused = ("b", "rendezvous", 1002, "refused")
+    for answered, unanswered in (
+        ({"a": met(refused), "c": met(refused)}, {"b": {"ended": "died", "error": "it died"}}),
+        ({"a": met(refused), "b": {"taken": "Address already in use"}, "c": met(refused)}, {}),
+    ):
+        findings = judged_connections(answered, unanswered)
+        assert not by_status(findings, Status.FAIL)
+        assert [finding.node for finding in by_status(findings, Status.ERROR) if finding.remedy] == ["b"]
+        passed = by_status(findings, Status.PASS)
+        assert [finding.node for finding in passed] == ["a", "c"]
+        assert all(finding.reason == f"ports rendezvous {port}" for finding, port in zip(passed, (1001, 1003), strict=True))
+
+
+def test_who_was_not_tried_in_time_is_not_passed_over() -> None:
+    findings = judged_connections({"a": met(reached=1, untried=2), "b": met(), "c": met()})
+    (finding,) = by_status(findings, Status.ERROR)
+    assert (finding.node, finding.reason) == ("a", "2 of 2 others were not tried in time") and finding.remedy
+    assert [finding.node for finding in by_status(findings, Status.PASS)] == ["b", "c"]
+
+
+def test_who_starts_late_is_no_closed_port() -> None:
+    refused = ("b", "rendezvous", 1002, "refused")
+    tried = [(peer, "rendezvous", port, "refused") for peer, port in (("a", 1001), ("c", 1003))]
+    findings = judged_connections({"a": met(refused), "b": met(*tried, began=9.0), "c": met(refused)})
+    assert not by_status(findings, Status.FAIL)
+    (finding,) = by_status(findings, Status.ERROR)
+    assert finding.node == "b" and "9.0 s after the first node" in finding.reason and finding.remedy
+    assert [finding.node for finding in by_status(findings, Status.PASS)] == ["a", "c"]
+
+
+def test_with_nobody_else_in_time_nothing_is_known() -> None:
+    refused, tried = ("b", "rendezvous", 1002, "refused"), ("a", "rendezvous", 1001, "refused")
+    told = {"ports": {"a": 1001, "b": 1002}, "answered": {"a": met(refused), "b": met(tried, began=9.0)}, "unanswered": {}}
+    findings = assess_connections(SETTING, nodes(2), {"connections": told})
+    assert {finding.node: finding.status for finding in findings if finding.name == "TCP connections"} == {
+        "a": Status.SKIP,
+        "b": Status.ERROR,
+    }
+
+
+def test_who_came_when_the_other_had_ended_did_not_try_it() -> None:
+    # Held up by others that do not answer, say; b listened until 8.
+    late_try = {"peer": "b", "purpose": "rendezvous", "port": 1002, "error": "refused", "tried": [11.0, 11.0]}
+    findings = judged_connections({"a": met(reached=2) | {"failed": [late_try]}, "b": met(), "c": met()})
+    assert not by_status(findings, Status.FAIL)
+    (finding,) = by_status(findings, Status.ERROR)
+    assert (finding.node, finding.reason) == ("a", "1 of 2 others were not tried in time")
+
+
+def test_a_slow_end_does_not_make_its_neighbours_slow() -> None:
+    def sent(peer: str, speed: float) -> dict[str, Any]:
+        return {"peer": peer, "bytes": int(speed * 1e9), "seconds": 1.0}
+
+    findings = judged_connections(
+        {
+            "a": met(streams=[sent("b", 0.1), sent("c", 1.0)]),
+            "b": met(streams=[sent("c", 0.1), sent("a", 0.1)]),
+            "c": met(streams=[sent("a", 1.0), sent("b", 0.1)]),
+        }
+    )
+    measures = {each.node: each.measure for each in by_status(findings, Status.PASS, "TCP bandwidth") if each.measure}
+    assert {node: measure.number for node, measure in measures.items()} == {"a": 1.0, "b": 0.1, "c": 1.0}
+    assert all(measure.fail is None for measure in measures.values())
+
+
+def test_one_node_has_nobody_to_connect_to() -> None:
+    findings = assess_connections(SETTING, nodes(1), {"connections": None})
+    assert findings and {finding.status for finding in findings} == {Status.SKIP}
+
+
+@pytest.mark.parametrize(
+    ("failed", "blamed"),
+    [
+        ([], []),
+        ([("a", "b"), ("c", "b")], ["b"]),
+        ([("b", "a"), ("b", "c")], ["b"]),
+        ([("a", "b")], ["b"]),
+        ([("b", "a")], ["a"]),
+        ([("a", "b"), ("b", "a")], ["b"]),  # a is the head
+        ([("c", "b"), ("b", "c")], ["c"]),
+        ([("b", "b"), ("a", "b")], ["b"]),
+        ([(one, other) for one in "abc" for other in "abc" if one != other], ["c", "b"]),
+    ],
+)
+def test_the_fewest_are_blamed(failed: list[tuple[str, str]], blamed: list[str]) -> None:
+    assert fewest_to_blame("abc", failed, "a") == blamed
+
+
+# Sums
+
+CASES = [[1, "uint8"], [1 << 20, "float32"]]
+
+
+def rank(**changed: Any) -> dict[str, Any]:
+    right = {"hash": "abc", "wrong": None}
+    return {
+        "place": "done",
+        "ended": "done",
+        "error": "",
+        "results": [right, right],
+        "addresses": ["10.0.0.1"],
+        "seconds": [0.002, 0.001, 0.003],
+        **changed,
+    }
+
+
+def run(*ranks: dict[str, Any] | str, names: str = "abcdef", **changed: Any) -> dict[str, Any]:
+    """One rank a node; a str is why the node did not answer."""
+    placed = dict(zip(names, ranks, strict=False))
+    return {
+        "nodes": list(placed),
+        "answered": {name: {"ranks": {str(at): one}} for at, (name, one) in enumerate(placed.items()) if isinstance(one, dict)},
+        "unanswered": {name: {"ended": "died", "error": one} for name, one in placed.items() if isinstance(one, str)},
+        "alone": [],
+        "pairs": [],
+        **changed,
+    }
+
+
+WRONG = rank(results=[{"hash": "bad", "wrong": {"count": 1, "index": 0, "got": "4", "expected": 3}}, rank()["results"][1]])
+GAVE_UP = rank(place=[1, "entered"], ended="raised", error="RuntimeError: Timed out", results=rank()["results"][:1], seconds=[])
+STUCK = {**GAVE_UP, "ended": "stuck", "error": ""}
+BEHIND = {**GAVE_UP, "place": [0, "finished"]}
+DIED = {**GAVE_UP, "ended": "died", "error": "killed by SIGSEGV"}
+OTHER_HASH = rank(results=[{"hash": "xyz", "wrong": None}, rank()["results"][1]])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blamed", "says"),
+    [
+        ((GAVE_UP, STUCK, GAVE_UP), {"b"}, "rank 1 hung and did not finish sum 2"),
+        ((GAVE_UP, BEHIND, GAVE_UP), {"b"}, "rank 1 did not come to sum 2"),
+        ((GAVE_UP, DIED, GAVE_UP), {"b"}, "rank 1 died: killed by SIGSEGV"),
+        # Where it shows need not be where it was made.
+        ((rank(), WRONG, rank()), set(), ""),
+        ((rank(), OTHER_HASH, rank()), set(), ""),
+        ((rank(), WRONG), set(), ""),
+        ((GAVE_UP, "no answer within 5 s", "it died"), {"b", "c"}, "no answer within 5 s"),
+        ((GAVE_UP, {**GAVE_UP, "place": "start"}), {"b"}, "rank 1 did not join the others"),
+        # What all have in common is nobody's own.
+        ((GAVE_UP, GAVE_UP, GAVE_UP), set(), ""),
+        ((WRONG, WRONG, WRONG), set(), ""),
+        ((STUCK, STUCK, GAVE_UP), set(), ""),
+        ((WRONG,), {"a"}, "sum 1 is wrong at 1 places, first 0: 4, not 3"),
+    ],
+)
+def test_who_is_behind_a_sum_that_fails(ranks: Sequence[Any], blamed: set[str], says: str) -> None:
+    round = run(*ranks)
+    assert not sound(round)
+    found = suspects(round)
+    assert found.keys() == blamed
+    assert not blamed or any(says in suspicion.why for suspicion in found.values())
+
+
+def test_a_sum_that_is_wrong_everywhere_is_repeated_alone_and_in_pairs() -> None:
+    well, ill = rank(), WRONG
+    alone = [run(well, names="a"), run(ill, names="b"), run(well, names="c")]
+    assert suspects(run(ill, ill, ill, alone=alone)).keys() == {"b"}
+    pairs = [run(ill, ill, names="ab"), run(ill, ill, names="bc"), run(well, well, names="ca")]
+    found = suspects(run(ill, ill, ill, pairs=pairs))
+    assert found.keys() == {"b"} and "right alone, not together with a" in found["b"].why
+    # b fails with a only, and a with b: it may be either.
+    pairs = [run(well, ill, names="ab"), run(well, well, names="bc"), run(well, well, names="ca")]
+    assert suspects(run(well, ill, well, pairs=pairs)).keys() == {"a", "b"}
+
+
+def test_of_two_nodes_the_one_that_received_the_damage_is_not_blamed_for_it() -> None:
+    alone = [run(WRONG, names="a"), run(rank(), names="b")]
+    findings = judged_sums(run(rank(), WRONG, alone=alone), run(rank(), names="b"), count=2)
+    assert {finding.node: finding.status for finding in findings if finding.name == "all-reduce"} == {
+        "a": Status.FAIL,
+        "b": Status.PASS,
+    }
+    (finding,) = judged_sums(run(rank(), WRONG, alone=[run(rank(), names="a"), run(rank(), names="b")]), count=2)
+    assert (finding.status, finding.node, finding.blames) == (Status.FAIL, None, ("a", "b"))
+    assert "sum 1 is wrong" in finding.measured and finding.reason == "over 2 nodes together; each was right alone"
+
+
+def test_judging_many_nodes_asks_once_for_the_suspects(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Facts] = []
+    monkeypatch.setattr(sums, "suspects", lambda round: asked.append(round) or suspects(round))
+    judged_sums(run(GAVE_UP, STUCK, GAVE_UP))
+    assert len(asked) == 1
+
+
+def judged_sums(*rounds: Facts, count: int = 3) -> list[Finding]:
+    group = {"backend": "gloo", "cases": CASES, "timed": [1 << 20, 3], "rounds": list(rounds)}
+    names = [node.name for node in nodes(count)]
+    return assess_sums(SETTING, nodes(count), {"backends": [["gloo", names]], "sums": [group]})
+
+
+def test_sums_that_are_exact_everywhere_pass_with_their_bandwidth() -> None:
+    findings = judged_sums(run(rank(), rank(), rank()))
+    assert [finding.node for finding in by_status(findings, Status.PASS, "all-reduce")] == ["a", "b", "c"]
+    assert (findings[0].device, findings[0].measured) == ("gloo", "2 sums exact, 1 B to 1 MiB, over 3 ranks on 3 nodes")
+    (bus,) = [finding.measure for finding in findings if "bus bandwidth" in finding.name]
+    # nccl-tests: bytes / seconds × 2(n-1)/n; the median of three is 2 ms.
+    assert bus and bus.number == pytest.approx((1 << 20) / 0.002 * 4 / 3 / 1e9)
+
+
+def test_without_the_culprit_the_others_are_shown_to_be_right() -> None:
+    findings = judged_sums(run(GAVE_UP, STUCK, GAVE_UP), run(rank(), rank(), names="ac"))
+    assert [finding.node for finding in by_status(findings, Status.FAIL, "all-reduce")] == ["b"]
+    assert [finding.node for finding in by_status(findings, Status.PASS, "all-reduce")] == ["a", "c"]
+
+
+def test_a_failure_that_cannot_be_put_down_to_anybody_speaks_against_all() -> None:
+    (finding,) = judged_sums(run(GAVE_UP, GAVE_UP, GAVE_UP))
+    assert (finding.status, finding.node, finding.blames) == (Status.FAIL, None, ("a", "b", "c"))
+    assert "Timed out" in finding.measured
+
+
+def test_who_did_not_answer_is_an_error_and_who_was_left_out_a_skip() -> None:
+    findings = judged_sums(run(GAVE_UP, "the agent is gone"), run(rank(), names="a"))
+    assert {finding.node: finding.status for finding in findings if finding.name == "all-reduce"} == {
+        "a": Status.PASS,
+        "b": Status.ERROR,
+        "c": Status.SKIP,
+    }
+
+
+def test_a_sum_that_this_torch_does_not_know_is_told_and_not_blamed() -> None:
+    unknown = rank(results=[{"unsupported": "Invalid scalar type"}, rank()["results"][1]])
+    findings = judged_sums(run(unknown, unknown, unknown))
+    assert findings[0].status is Status.PASS and findings[0].measured.startswith("1 sums exact")
+    assert "no sums of uint8" in findings[0].reason
+
+
+class Answers:
+    """A crew of known answers: a's numbers are wrong alone, and with others it is b that gets them."""
+
+    def __init__(self) -> None:
+        self.nodes = nodes(2)
+        self.sums: list[list[str]] = []
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        (probe,) = {call.probe for call in calls.values()}
+        if probe == "allreduce":
+            self.sums.append(sorted(calls))
+        return {name: Outcome(facts=getattr(self, probe)(name, call.parameters)) for name, call in calls.items()}
+
+    def names(self, name: str, asked: Facts) -> Facts:
+        (node,) = [node for node in self.nodes if node.name == name]
+        return named(node, free_ports=[4001, 4002, 4003])
+
+    def mesh(self, name: str, asked: Facts) -> Facts:
+        return met(reached=2)
+
+    def allreduce(self, name: str, asked: Facts) -> Facts:
+        alone = asked["world"] == asked["local"]
+        return {"ranks": {str(asked["first"]): WRONG if name == ("a" if alone else "b") else rank()}}
+
+
+def test_wrong_sums_are_repeated_alone_before_anybody_is_blamed() -> None:
+    crew = Answers()
+    findings = assess_network(SETTING, crew.nodes, network.gather(SETTING, crew))
+    # Together, each alone, and b once more to be shown right.
+    assert crew.sums == [["a", "b"], ["a", "b"], ["b"]]
+    assert {finding.node: finding.status for finding in findings if finding.name == "all-reduce"} == {
+        "a": Status.FAIL,
+        "b": Status.PASS,
+    }

@@ -1,0 +1,97 @@
+"""What a script needs is read from its source; nothing of it runs."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from chaosrun.preflight.probes.script import imports_of, loader_workers
+
+
+def facts(script: Path) -> dict[str, Any]:
+    """In a process of its own: it changes the path."""
+    program = (
+        "import json, sys; from chaosrun.preflight.probes.script import script_facts\n"
+        "print(json.dumps(script_facts(sys.argv[1], [])))"
+    )
+    return json.loads(subprocess.run([sys.executable, "-c", program, str(script)], capture_output=True, check=True).stdout)
+
+
+def test_imports_are_followed_through_what_lies_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    (folder / "parts" / "deep").mkdir(parents=True)
+    (tmp_path / "outside.py").touch()
+    (folder / "train.py").write_text(
+        dedent("""
+        import json, torch, not_installed.at_all
+        from parts.model import Model
+        import settings
+        raise SystemExit("it was run")
+        """)
+    )
+    (folder / "settings.py").write_text("try:\n    import fast_json\nexcept ImportError:\n    fast_json = None\n")
+    (folder / "parts" / "__init__.py").touch()
+    (folder / "parts" / "model.py").write_text("from .deep import layers\nfrom . import other\nfrom ... import outside\n")
+    (folder / "parts" / "other.py").write_text("import needed_by_other\n")
+    (folder / "parts" / "deep" / "__init__.py").touch()
+    (folder / "parts" / "deep" / "layers.py").write_text("def late():\n    import only_when_called\n")
+    found = facts(folder / "train.py")
+    assert sorted(found["files"]) == [
+        "parts/__init__.py",
+        "parts/deep/__init__.py",
+        "parts/deep/layers.py",
+        "parts/model.py",
+        "parts/other.py",
+        "settings.py",
+        "train.py",
+    ]
+    there = {name: (about["found"], about["optional"]) for name, about in found["imports"].items()}
+    assert there == {
+        "torch": (True, False),
+        "not_installed": (False, False),
+        "fast_json": (False, True),
+        "needed_by_other": (False, False),
+    }
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("def broken(", "Python cannot read it")])
+def test_a_script_that_cannot_be_read(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "train.py").write_text(content)
+    assert said in facts(tmp_path / "train.py")["error"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import a.b", [("a.b", False)]),
+        ("from a import b", [("a", False)]),
+        ("if __name__ == '__main__':\n    import a", [("a", False)]),
+        ("if old:\n    import a\nelse:\n    import b", [("a", True), ("b", True)]),
+        ("if TYPE_CHECKING:\n    import a", []),
+        ("try:\n    import a\nexcept ImportError:\n    import b", [("a", True), ("b", True)]),
+        ("try:\n    import a\nfinally:\n    pass", [("a", False)]),
+        ("with x:\n    import a\nclass C:\n    import b", [("a", False), ("b", False)]),
+        ("def f():\n    import a", []),
+    ],
+)
+def test_which_imports_are_executed(source: str, expected: list[tuple[str, bool]]) -> None:
+    assert [(found.names[0], found.optional) for found in imports_of(ast.parse(source))] == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "workers"),
+    [
+        ("DataLoader(data)", 0),
+        ("DataLoader(data, num_workers=0); DataLoader(data, num_workers=4)", 4),
+        ("DataLoader(data, num_workers=args.workers)", None),
+        ("TrainingArguments(dataloader_num_workers=2)", 2),
+    ],
+)
+def test_loader_workers(source: str, workers: int | None) -> None:
+    assert loader_workers([ast.parse(source)]) == workers

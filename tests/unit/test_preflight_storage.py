@@ -1,0 +1,316 @@
+"""What the check of storage says of good and of bad facts; what a probe reads of mounts and of earlier runs."""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.preflight import conduct
+from chaosrun.preflight.assess.peers import against_peers
+from chaosrun.preflight.assess.quantities import duration, size
+from chaosrun.preflight.assess.saves import ROOM, SAVE
+from chaosrun.preflight.assess.storage import assess
+from chaosrun.preflight.disk.kills import number_in, payload
+from chaosrun.preflight.disk.watched import watched
+from chaosrun.preflight.earlier_run import last_run, saves_of
+from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
+
+MIB, GIB = 1 << 20, 1 << 30
+PLACE = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB, "preload": []}
+SPEED = {
+    "bytes": 64 * MIB,
+    "write_s": 0.5,
+    "fsync_s": 0.2,
+    "dirty_before": 16384,
+    "dirty_after": 0,
+    "small_s": 0.001,
+    "read_bytes": 64 * MIB,
+    "read_s": 0.1,
+    "past_cache": True,
+    "changed": 0,
+}
+GOOD: Mapping[str, Any] = {
+    "place": PLACE,
+    "sequence": {"wrong": [], "off_s": 0.001, "links": True},
+    "exclusive": {"names": 20, "processes": 4, "twice": [], "nobody": []},
+    "lock": {"refused": True, "free_s": 0.002},
+    "kills": {"kills": 8, "saves": 30, "wrong": [], "wrong_count": 0},
+    "speed": SPEED,
+}
+FORMER = {"run": "probe-1", "folder": "/runs/probe-1", "bytes": 4 * GIB, "files": 3, "step_s": 1.0, "save_s": 30.0}
+
+
+def setting_of(
+    job: Job | None = None,
+    *,
+    storage: str = "/data",
+    root: str = "/data",
+    former: dict[str, Any] | None = None,
+    level: Level = Level.QUICK,
+) -> Setting:
+    return Setting(level=level, root=Path(root), storage=Path(storage), job=job, former=former)
+
+
+def job_of(workers: int = 2, **parts: Any) -> Job:
+    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": workers, **parts})
+    here = Path("/nowhere")
+    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
+
+
+def nodes_of(*names: str, cpus: float = 2.0) -> list[Node]:
+    return [
+        Node(name=name, node_id=name, address="127.0.0.1", hostname=name, cpus=cpus, gpus=0, head=name == names[0])
+        for name in names
+    ]
+
+
+def facts_of(
+    *, hung: str | None = None, slow: str | None = None, without: tuple[str, ...] = (), **found: Any
+) -> dict[str, Any]:
+    """Good facts, but for what is given: changes of a step's facts, or an OSError's number."""
+    steps: dict[str, Any] = {}
+    for step, good in GOOD.items():
+        change = found.get(step, {})
+        if step in without:
+            continue
+        if isinstance(change, int):
+            steps[step] = {"failed": {"errno": change, "error": "it failed", "path": "/data/.chaosrun-preflight-1/x"}}
+        else:
+            steps[step] = {"found": {**good, **change}}
+    return {"steps": steps, "hung": hung, "slow": slow, "patience_s": 8.0, "limit_s": 20.0}
+
+
+def rows_of(facts: dict[str, Any], setting: Setting | None = None) -> dict[str, Finding]:
+    findings = assess(setting or setting_of(), nodes_of("a"), {"answered": {"a": facts}, "unanswered": {}})
+    return {finding.name: finding for finding in findings}
+
+
+def test_good_facts_pass() -> None:
+    rows = rows_of(facts_of(), setting_of(job_of(checkpoint={"every_steps": 1000}), former=FORMER))
+    assert {row.status for row in rows.values()} == {Status.PASS}
+    assert all(row.node == "a" and row.device == "/data" for row in rows.values())
+    assert "cannot be seen from here" in rows["killed writer"].reason, "a PASS says no more than it can"
+    assert "cannot be seen from here" in rows["fsync"].reason
+
+
+@pytest.mark.parametrize(
+    ("row", "status", "words", "changes"),
+    [
+        ("file system", Status.WARN, "tmpfs", {"place": {"type": "tmpfs"}}),
+        ("fsync", Status.SKIP, "in memory", {"place": {"type": "tmpfs"}}),
+        ("file system", Status.WARN, "with the container", {"place": {"type": "overlay"}}),
+        ("file system", Status.WARN, "nobarrier", {"place": {"options": "rw,nobarrier"}}),
+        ("file system", Status.PASS, "nfs4 of server:/x", {"place": {"type": "nfs4", "source": "server:/x"}}),
+        ("write, fsync, rename", Status.FAIL, "a directory", {"sequence": {"wrong": ["a directory that was renamed"]}}),
+        ("write, fsync, rename", Status.FAIL, "/data: it failed", {"sequence": 28}),
+        ("file times", Status.WARN, "60 s behind the", {"sequence": {"off_s": -60.0}}),
+        ("exclusive create", Status.FAIL, "2 created twice", {"exclusive": {"twice": [1, 2]}}),
+        ("exclusive create", Status.FAIL, "1 by nobody", {"exclusive": {"nobody": [3]}}),
+        ("lock", Status.FAIL, "two processes at once", {"lock": {"refused": False}}),
+        ("lock", Status.FAIL, "still held", {"lock": {"free_s": None}}),
+        ("lock", Status.FAIL, "it failed", {"lock": 95}),
+        ("killed writer", Status.FAIL, "torn (and 2 more)", {"kills": {"wrong": ["latest: torn"], "wrong_count": 3}}),
+        ("fsync", Status.FAIL, "8 of 16384 pages", {"speed": {"dirty_after": 8}}),
+        ("fsync", Status.SKIP, "keeps its word", {"speed": {"dirty_after": 8}, "place": {"options": "rw,data=journal"}}),
+        ("fsync", Status.FAIL, "libeatmydata.so", {"place": {"preload": ["/usr/lib/libeatmydata.so"]}}),
+        ("fsync", Status.FAIL, "not what was written", {"speed": {"changed": MIB}}),
+        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6}}),
+        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6, "dirty_before": None, "dirty_after": None}}),
+        ("fsync", Status.SKIP, "holds nothing back", {"speed": {"fsync_s": 2e-6, "dirty_before": 0}}),
+        ("fsync", Status.SKIP, "does not tell", {"speed": {"dirty_before": None, "dirty_after": None}}),
+        ("write speed", Status.FAIL, "it failed", {"speed": 28}),
+    ],
+)
+def test_a_fact_and_its_finding(row: str, status: Status, words: str, changes: dict[str, Any]) -> None:
+    finding = rows_of(facts_of(**changes))[row]
+    assert finding.status is status and words in f"{finding.measured} {finding.reason}", finding
+
+
+def test_locks_matter_less_where_no_run_keeps_its_own() -> None:
+    elsewhere = setting_of(storage="/data", root="/home/me/.chaosrun")
+    for lock in ({"refused": False}, 37):
+        assert rows_of(facts_of(lock=lock), elsewhere)["lock"].status is Status.WARN
+
+
+def test_what_was_not_tried_is_never_a_pass() -> None:
+    after = ("exclusive", "lock", "kills", "speed")
+    hung = rows_of(facts_of(hung="sequence", without=("sequence", *after)))
+    assert (
+        hung["write, fsync, rename"].status is Status.FAIL and "no answer within 8 s" in hung["write, fsync, rename"].measured
+    )
+    full = rows_of(facts_of(sequence=28, without=after))
+    for rows in (hung, full):
+        others = {row.status for name, row in rows.items() if name not in ("file system", "write, fsync, rename")}
+        assert others == {Status.SKIP}
+
+
+def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
+    def slow(level: Level, **speed: Any) -> Status:
+        answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"write_s": 50.0, **speed})}
+        findings = assess(setting_of(level=level), nodes_of(*answered), {"answered": answered, "unanswered": {}})
+        (odd,) = [row for row in against_peers(findings, nodes_of(*answered)) if row.status in (Status.WARN, Status.FAIL)]
+        assert (odd.node, odd.name) == ("c", "write speed")
+        return odd.status
+
+    assert slow(Level.STANDARD) is Status.FAIL
+    assert slow(Level.QUICK) is slow(Level.STANDARD, bytes=16 * MIB) is Status.WARN, "what little was written says little"
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "job", "former"),
+    [
+        (Status.WARN, "32 s to write 4 GiB: 64% of the interval of 50 s", {}, {}),
+        (Status.WARN, "40 s as in probe-1, 32 s to write 4 GiB: 80% of the interval", {}, {"save_s": 40.0}),
+        (Status.PASS, "3% of the interval", {"checkpoint": {"every_steps": 1000}}, {}),
+        (Status.PASS, "32 s to write 4 GiB", {}, {"step_s": None, "save_s": None}),
+        (Status.PASS, "156% of the interval", {}, {"bytes": 100 * MIB, "step_s": 0.01, "files": 0, "save_s": None}),
+        (Status.FAIL, "32 s to write 4 GiB", {"recovery": {"hang_timeout": 20.0}}, {}),
+    ],
+)
+def test_a_save_beside_the_interval(status: Status, words: str, job: dict[str, Any], former: dict[str, Any]) -> None:
+    save = rows_of(facts_of(), setting_of(job_of(**job), former={**FORMER, **former}))[SAVE]
+    assert save.status is status and words in save.measured, save
+    assert save.threshold.startswith("at most ")
+
+
+def test_a_small_sample_is_not_enough_to_fail_a_save() -> None:
+    setting = setting_of(job_of(recovery={"hang_timeout": 20.0}), former=FORMER)
+    save = rows_of(facts_of(speed={"bytes": MIB, "write_s": 0.3}), setting)[SAVE]
+    assert save.status is Status.WARN and "only 1 MiB were written" in save.reason
+
+
+def test_room_for_what_is_kept_and_two_more() -> None:
+    setting = setting_of(job_of(checkpoint={"keep": 3}), former=FORMER)
+    enough, short = (rows_of(facts_of(place={"free_bytes": free}), setting)[ROOM] for free in (20 * GIB, 20 * GIB - 1))
+    assert enough.status is Status.PASS and short.status is Status.FAIL
+    assert short.threshold.startswith("at least 20 GiB: 3 that are kept and 2 more")
+
+
+def test_without_an_earlier_run_nothing_is_guessed() -> None:
+    gone = {**FORMER, "bytes": None}
+    for setting in (setting_of(), setting_of(job_of()), setting_of(job_of(), former=gone)):
+        rows = rows_of(facts_of(), setting)
+        assert rows[SAVE].status is rows[ROOM].status is Status.SKIP
+
+
+def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
+    answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(place={"base": "/"})}
+
+    def statuses(job: Job | None) -> list[Status]:
+        findings = assess(setting_of(job), nodes_of(*answered), {"answered": answered, "unanswered": {}})
+        return [row.status for row in findings if row.name == "file system"]
+
+    assert statuses(job_of(checkpoint={"storage": "/data"})) == [Status.PASS, Status.PASS, Status.FAIL]
+    # What nobody named is made where a run wants it.
+    assert statuses(job_of()) == statuses(None) == [Status.PASS] * 3
+
+
+def test_who_is_slow_is_not_dead() -> None:
+    rows = rows_of(facts_of(slow="kills", without=("kills", "speed")))
+    assert rows["killed writer"].status is Status.WARN and "though it goes on" in rows["killed writer"].measured
+    assert rows["write speed"].status is Status.SKIP and "too slow" in rows["write speed"].reason
+
+
+# What probes are made of
+
+
+def test_payloads_tell_whether_they_are_whole() -> None:
+    data = payload(7, 100)
+    assert number_in(data) == 7
+    torn = [data[:-1], data[:50], b"", data + b"x", data[:60] + bytes(10) + data[70:], bytes(len(data))]
+    assert [number_in(part) for part in torn] == [None] * len(torn)
+
+
+def test_a_child_that_breaks_is_no_answer() -> None:
+    def broken(report: Any) -> None:
+        assert report("first", lambda: 1)
+        assert not report("second", lambda: Path("/nowhere/at/all").stat())
+        raise ValueError("a bug")
+
+    with pytest.raises(RuntimeError, match="ValueError: a bug"):
+        watched(broken, patience_s=10.0, limit_s=10.0)
+
+
+def test_who_goes_on_is_slow_and_who_does_not_is_dead() -> None:
+    def goes_on(report: Any) -> None:
+        for number in range(6):
+            report(f"step {number}", lambda: time.sleep(0.06))
+
+    def signs(report: Any) -> None:
+        def act() -> None:
+            for _ in range(6):
+                time.sleep(0.06)
+                report.goes_on()
+
+        report("step", act)
+
+    # Each takes longer in all than the patience with one sign of life.
+    for steps in (goes_on, signs):
+        found = watched(steps, patience_s=0.3, limit_s=60.0)
+        assert found["hung"] is found["slow"] is None and found["steps"], found
+    slow = watched(signs, patience_s=0.3, limit_s=0.2)
+    assert (slow["hung"], slow["slow"]) == (None, "step")
+
+    def hangs(report: Any) -> None:
+        report("step", lambda: time.sleep(60.0))
+
+    dead = watched(hangs, patience_s=0.1, limit_s=60.0)
+    assert (dead["hung"], dead["slow"]) == ("step", None)
+
+
+def test_the_last_run_and_what_it_tells(tmp_path: Path) -> None:
+    job = job_of()
+
+    def run(name: str, created_s: float, steps: list[dict[str, Any]], **changes: Any) -> None:
+        folder = tmp_path / "runs" / name
+        (folder / "chaos" / "checkpoints" / "step-00000010" / "rng").mkdir(parents=True)
+        (folder / "chaos" / "checkpoints" / "step-00000010" / "model.bin").write_bytes(bytes(1000))
+        (folder / "chaos" / "checkpoints" / "step-00000010" / "rng" / "0").write_bytes(bytes(24))
+        (folder / "chaos" / "attempts" / "001").mkdir(parents=True)
+        lines = "".join(json.dumps(step) + "\n" for step in steps)
+        (folder / "chaos" / "attempts" / "001" / "rank-0.trace.jsonl").write_text(lines + '{"torn')
+        about: dict[str, Any] = {"run_id": name, "created_s": created_s, "job": str(job.path), "directory": "", "script": ""}
+        about |= {"spec": {"name": "probe", "workers": 2}, "reference": {"mode": "run"}, "storage": {}, "irreproducible": None}
+        (folder / "run.json").write_text(json.dumps({**about, "overrides": [], **changes}))
+        (folder / "verdict.json").write_text(json.dumps({"outcome": changes.get("outcome", "completed")}))
+
+    assert last_run(tmp_path, job) is None
+    run("probe-4", 4.0, [], outcome="interrupted")
+    run("probe-5", 5.0, [], job="/elsewhere/job.yaml")
+    run("probe-6", 6.0, [], spec={"name": "probe", "workers": 3})
+    assert last_run(tmp_path, job) is None
+    save = {"kind": "checkpoint", "time_s": 3.9, "duration_s": 1.5}
+    times = [1.0, 1.5, 2.0, 4.0, 4.5]
+    steps: list[dict[str, Any]] = [{"kind": "step", "time_s": time_s} for time_s in times]
+    run("probe-1", 1.0, [])
+    run("probe-2", 2.0, [*steps[:3], save, *steps[3:]])
+    last = last_run(tmp_path, job)
+    assert last is not None
+    former = conduct._setting(conduct.Wish(), job, tmp_path).former  # pyright: ignore[reportPrivateUsage]
+    assert former == saves_of(last), "all checks are told of the same run"
+    assert saves_of(last) == {
+        "run": "probe-2", "folder": str(last.path), "bytes": 1024, "files": 2, "step_s": 0.5, "save_s": 1.5
+    }  # fmt: skip
+    shutil.rmtree(last.path / "chaos" / "checkpoints")
+    assert saves_of(last)["bytes"] is None
+    (last.path / "run.json").write_text("[]")
+    last = last_run(tmp_path, job)
+    assert last is not None and last.run_id == "probe-1"
+
+
+def test_numbers_for_people() -> None:
+    assert [size(number) for number in (512, 1536, 5 * GIB, 2000 * GIB)] == ["512 B", "1.5 KiB", "5 GiB", "1.95 TiB"]
+    assert [duration(seconds) for seconds in (2e-6, 0.0123, 75.0, 600.0, 7200.0)] == [
+        "2 µs",
+        "12.3 ms",
+        "75 s",
+        "10 min",
+        "2 h",
+    ]
+    assert duration(-0.002) == "-2 ms"

@@ -1,0 +1,414 @@
+"""The account of a preflight: what is wrong comes first, 512 nodes are as readable as three, nothing hostile gets through."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chaosrun.preflight.assess.peers import BASELINE
+from chaosrun.preflight.model import Finding, Measure, Status
+from chaosrun.preflight.result import ANSWERS, CheckRun, Result
+from chaosrun.report.preflight.account import commands, groups, headline, problems, skips_by_reason
+from chaosrun.report.preflight.html import render_html
+from chaosrun.report.preflight.junit import render_junit
+from chaosrun.report.preflight.numbers import measures
+from chaosrun.report.preflight.text import render_text
+from chaosrun.report.preflight.ticker import PreflightTicker
+from tests.unit.preflight_results import left_out, lost, node, odd_bits, result, small_shm, sound, swap, three_bad_of_512
+
+NODES = [node(number) for number in (1, 2, 3)]
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+
+
+def text(value: Result, **how: Any) -> str:
+    return render_text(value, **{"width": 80, "colour": False, **how})
+
+
+def sections(value: Result, **how: Any) -> list[str]:
+    return [line for line in text(value, **how).splitlines() if line and not line.startswith(" ")]
+
+
+def skip(check: str, reason: str, **where: Any) -> Finding:
+    return Finding(check=check, name="x", status=Status.SKIP, reason=reason, **where)
+
+
+class TestText:
+    def test_three_bad_of_512_are_read_on_one_screen_and_a_half(self) -> None:
+        whole = three_bad_of_512()
+        without_warnings = replace(whole, findings=tuple(each for each in whole.findings if each.status is not Status.WARN))
+        lines = text(without_warnings).splitlines()
+        assert len(lines) <= 60, len(lines)
+        before, _, _ = text(whole).partition("\nNext\n")
+        assert max(map(len, before.splitlines())) <= 80
+        assert lines[0] == "NOT FIT  509 of 512 nodes can be used" and "left out: gpu-[017,300,400]" in lines[:6]
+        assert "the other 509 nodes" in text(without_warnings)
+
+    @pytest.mark.parametrize("width", [40, 80, 120])
+    def test_it_fits_its_width(self, width: int) -> None:
+        for value in (three_bad_of_512(), result(NODES, sound(NODES)), result([], [], checks=())):
+            before, _, _ = text(value, width=width).partition("\nNext\n")
+            assert max(map(len, before.splitlines())) <= width
+
+    def test_its_order(self) -> None:
+        told = sections(three_bad_of_512(), width=120)
+        titles = [line for line in told if line in ("What is wrong", "Warnings", "Nodes", "Not looked at", "Measured", "Next")]
+        assert told[0].startswith("NOT FIT")
+        assert titles == ["What is wrong", "Warnings", "Nodes", "Not looked at", "Measured", "Next"]
+
+    def test_a_failure_says_everything(self) -> None:
+        told = text(result(NODES, [*sound(NODES), odd_bits("gpu-002")]), width=120)
+        block = told.partition("What is wrong\n")[2].partition("\n\n")[0]
+        assert [line.strip() for line in block.splitlines()] == [
+            "FAIL   bits: repeats",
+            "found     gpu-002 cuda:3: 2 different fingerprints in 3 repeats",
+            "must be   1",
+            "why       the device disagrees with itself: the same computation gave different bits",
+            "do        take gpu-002 out of the cluster and have cuda:3 tested (dcgmi diag -r 3)",
+        ]
+
+    def test_an_error_says_what_to_do(self) -> None:
+        told = text(result(NODES, [*sound(NODES), *lost("gpu-003")]), width=120)
+        assert re.search(r"do +look at gpu-003's raylet.err, start Ray there again\n", told)
+
+    def test_the_table_where_there_is_room(self) -> None:
+        rows = text(three_bad_of_512(), width=120).partition("Nodes\n")[2].partition("\n\n")[0].splitlines()
+        assert rows[0].split() == [
+            "cluster",
+            "host",
+            "devices",
+            "bits",
+            "storage",
+            "network",
+            "kill",
+            "shared",
+            "storage",
+            "drill",
+            "forecast",
+        ]
+        assert rows[1].split() == ["gpu-017", *["PASS", "PASS", "PASS", "FAIL", "PASS", "SKIP", "SKIP", "SKIP", "SKIP", "SKIP"]]
+        assert rows[-2].split()[:4] == ["the", "other", "505", "nodes"]
+        assert rows[-1].split() == [*["the", "whole", "cluster", "PASS", "-", "-", "-", "-", "PASS", "-", "PASS", "-", "SKIP"]]
+
+    def test_many_ways_of_going_wrong_are_cut_short(self) -> None:
+        nodes = [node(number) for number in range(1, 65)]
+        bad = [replace(small_shm(each.name, f"{place} MiB"), name=f"limit {place}") for place, each in enumerate(nodes)]
+        told = text(result(nodes, [*sound(nodes), *bad]))
+        assert "and 52 more things that are wrong (-o json has all)" in told
+        assert "all 64 nodes" in told and len(told.splitlines()) < 120
+        different = [replace(odd_bits(each.name), check=f"c{place}") for place, each in enumerate(nodes)]
+        checks = tuple(CheckRun(name=f"c{place}", about="") for place in range(64))
+        told = text(result(nodes, different, checks=checks), width=120)
+        assert "and 52 nodes that came out in 52 other ways" in told
+
+    def test_no_control_reaches_the_terminal(self) -> None:
+        bad = Finding(
+            check="host",
+            name=f"name{ESCAPE}",
+            status=Status.FAIL,
+            node=f"gpu-001{ESCAPE}",
+            device=ESCAPE,
+            measured=ESCAPE,
+            threshold=ESCAPE,
+            reason=ESCAPE,
+            remedy=ESCAPE,
+            measure=Measure(number=1.0, unit=ESCAPE, better="lower"),
+        )
+        hostile = result(
+            [node(1, name=f"gpu-{{:03}}{ESCAPE}")], [bad, skip("bits", ESCAPE)], address=ESCAPE, job=ESCAPE, baseline=ESCAPE
+        )
+        for width in (60, 120):
+            assert "\x1b" not in text(hostile, width=width, good_file=ESCAPE)
+            colours = re.sub(r"\x1b\[[0-9;]*m", "", text(hostile, width=width, colour=True))
+            assert "\x1b" not in colours and "\x07" not in colours
+
+    def test_colour_only_where_it_is_wanted(self) -> None:
+        plain = text(three_bad_of_512())
+        assert "\x1b" not in plain
+        assert "\x1b[1;31mNOT FIT" in text(three_bad_of_512(), colour=True)
+
+    def test_what_to_type_next(self) -> None:
+        value = three_bad_of_512()
+        assert "--write-good-nodes good-nodes.txt" in text(value)
+        with_file = text(value, good_file="here/good")
+        assert "good nodes: here/good" in with_file and "--write-good-nodes" not in with_file
+        assert "Next" not in text(value, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("findings", "how", "says"),
+    [
+        (sound(NODES), {}, "all 3 nodes can be used"),
+        (sound(NODES[:1]), {"nodes": NODES[:1]}, "the node can be used"),
+        ([*sound(NODES), odd_bits("gpu-002")], {}, "2 of 3 nodes can be used"),
+        ([*sound(NODES), swap("gpu-002")], {}, "all 3 nodes can be used"),
+        ([*sound(NODES), swap("gpu-002")], {"strict": True}, "2 of 3 nodes can be used, and a warning counts (--strict)"),
+        ([skip("host", "no")], {}, "nothing was shown to be right"),
+        ([], {"nodes": (), "checks": ()}, "nothing was shown to be right"),
+        (
+            [*sound(NODES), replace(odd_bits("gpu-002"), node=None)],
+            {},
+            "all 3 nodes without a fault of their own, but not the cluster",
+        ),
+    ],
+)
+def test_headlines(findings: Sequence[Finding], how: dict[str, Any], says: str) -> None:
+    value = replace(result(NODES, findings), **{key: tuple(part) if key == "nodes" else part for key, part in how.items()})
+    assert headline(value) == says
+    assert ("FIT" if value.fit else "NOT FIT") == text(value).partition("  ")[0]
+
+
+class TestFolding:
+    def test_what_says_the_same_is_told_once(self) -> None:
+        bad = [
+            *(small_shm(each.name) for each in NODES),
+            *(odd_bits("gpu-001", device) for device in ("cuda:0", "cuda:1")),
+            odd_bits("gpu-002", "cuda:0"),
+        ]
+        shm, bits = problems(result(NODES, bad), Status.FAIL)
+        assert [place.nodes for place in shm.where] == [("gpu-001", "gpu-002", "gpu-003")]
+        assert shm.where[0].measured == ("64 MiB",) and shm.remedy == "start the container with --shm-size=8g"
+        assert [(place.nodes, place.devices) for place in bits.where] == [
+            (("gpu-001",), ("cuda:0", "cuda:1")),
+            (("gpu-002",), ("cuda:0",)),
+        ]
+
+    def test_the_own_name_in_the_words_is_no_difference(self) -> None:
+        def remedy(*findings: Finding) -> str:
+            (one,) = problems(result(NODES, findings), Status.FAIL)
+            return one.remedy
+
+        one, two, three = odd_bits("gpu-001", "cuda:0"), odd_bits("gpu-002", "cuda:0"), odd_bits("gpu-001", "cuda:1")
+        assert remedy(one).startswith("take gpu-001 out of the cluster and have cuda:0 tested")
+        assert remedy(one, two).startswith("take NODE out of the cluster and have cuda:0 tested")
+        assert remedy(one, three).startswith("take gpu-001 out of the cluster and have DEVICE tested")
+        assert remedy(one, two, three).startswith("take NODE out of the cluster and have DEVICE tested")
+        longer = [replace(odd_bits(name), remedy="see gpu-001-old, gpu-0010 and x.gpu-001") for name in ("gpu-001", "gpu-002")]
+        assert remedy(*longer) == "see gpu-001-old, gpu-0010 and x.gpu-001"
+
+    def test_different_values_stand_with_their_nodes(self) -> None:
+        bad = [small_shm("gpu-001", "1 MiB"), small_shm("gpu-002", "2 MiB"), small_shm("gpu-003", "1 MiB")]
+        (shm,) = problems(result(NODES, bad), Status.FAIL)
+        assert {place.nodes: place.measured for place in shm.where} == {
+            ("gpu-001", "gpu-003"): ("1 MiB",),
+            ("gpu-002",): ("2 MiB",),
+        }
+        nodes = [node(number) for number in range(1, 10)]
+        (many,) = problems(result(nodes, [small_shm(each.name, f"{each.name} MiB") for each in nodes]), Status.FAIL)
+        assert len(many.where) == 1 and len(many.where[0].measured) == 9
+        assert "and 7 other values" in text(
+            result(nodes, [small_shm(each.name, f"{each.name} MiB") for each in nodes]), width=120
+        )
+
+    def test_an_agent_that_died_is_one_thing(self) -> None:
+        (gone,) = problems(result(NODES, [*lost("gpu-001"), *lost("gpu-002")]), Status.FAIL, Status.ERROR)
+        assert gone.title == "devices, bits, storage" and gone.nodes == ("gpu-001", "gpu-002")
+
+    def test_what_speaks_against_nodes_without_being_theirs(self) -> None:
+        blaming = replace(odd_bits("x"), node=None, device=None, blames=("gpu-002", "gpu-001"))
+        value = result(NODES, [*sound(NODES), blaming])
+        (problem,) = problems(value, Status.FAIL)
+        assert problem.nodes == ("gpu-001", "gpu-002")
+        assert [(group.nodes, group.standing) for group in groups(value)] == [
+            (("gpu-001", "gpu-002"), "bad"),
+            (("gpu-003",), "good"),
+        ]
+
+    def test_numbers(self) -> None:
+        rows = {row.title: row for row in measures(three_bad_of_512())}
+        assert (rows["host: free memory"].number, rows["host: free memory"].worst_at) == (512, "gpu-001")
+        assert rows["storage: fsync"].worst == "4.24 ms" and rows["storage: fsync"].worst_at == "gpu-007"
+        same = [
+            Finding(
+                check="host",
+                name="CPUs",
+                status=Status.PASS,
+                node=each.name,
+                measure=Measure(number=number, unit="CPUs", better="higher"),
+            )
+            for each, number in zip(NODES, (4.0, 4.0, float("nan")), strict=True)
+        ]
+        (row,) = measures(result(NODES, same))
+        assert (row.number, row.median, row.worst_at) == (2, "4 CPUs", "")
+
+    def test_numbers_are_told_apart_as_they_are_compared(self) -> None:
+        def speed(node: str, device: str, number: float) -> Finding:
+            measure = Measure(number=number, unit="GB/s", better="higher")
+            return Finding(check="bits", name="speed", status=Status.PASS, node=node, device=device, measure=measure)
+
+        named = [
+            ("alpha", "cpu"),
+            ("alpha", "gloo"),
+            ("alpha", "beta"),
+            ("beta", "alpha"),
+            ("alpha", "cuda:0"),
+            ("alpha", "cuda:1"),
+        ]
+        nodes = [node(1, "alpha"), node(2, "beta")]
+        rows = measures(result(nodes, [speed(*where, place) for place, where in enumerate(named)]))
+        assert {row.title: row.number for row in rows} == {"bits: speed (cpu)": 1, "bits: speed": 3, "bits: speed (cuda)": 2}
+        rows = measures(result([nodes[0], node(2, "beta", gpus=0)], [speed("alpha", "cpu", 1.0), speed("beta", "cpu", 2.0)]))
+        assert [row.title for row in rows] == ["bits: speed (nodes with GPUs)", "bits: speed (nodes without GPUs)"]
+
+    def test_commands_are_those_of_the_preflight_that_was_made(self) -> None:
+        arguments = ("a job.yaml", "workers=4", "--root", "/shared/runs", "--address", "10.0.0.1:6379")
+        said = {"arguments": arguments, "options": ("--level", "quick", "--mtbf", "720h"), "choice": ("--skip", "kill")}
+        fit = result(NODES, sound(NODES), job="a job.yaml", **said)
+        same = "'a job.yaml' workers=4 --root /shared/runs --address 10.0.0.1:6379"
+        assert commands(fit, None) == [
+            ("keep", f"chaosrun preflight {same} --level quick --mtbf 720h --skip kill -o json --to baseline.json"),
+            ("go", f"chaosrun submit {same}"),
+        ]
+        assert [label for label, _ in commands(replace(fit, baseline="old.json", job=None), None)] == []
+        unfit = replace(fit, findings=(*sound(NODES), odd_bits("gpu-002")), baseline="old.json", strict=True)
+        again = f"chaosrun preflight {same} --level quick --mtbf 720h --baseline old.json --strict"
+        assert commands(unfit, None) == [
+            ("again", f"{again} --only bits"),
+            ("good nodes", f"{again} --skip kill --write-good-nodes good-nodes.txt"),
+        ]
+        for check in (ANSWERS, BASELINE):
+            silent = Finding(check=check, name="no check of its own", status=Status.ERROR, reason="gone")
+            assert "--only" not in str(commands(result(NODES, [*sound(NODES), silent]), None))
+
+    def test_reasons_that_begin_in_the_same_way_are_one(self) -> None:
+        found = [
+            skip("host", "one node: nothing to compare with", node="gpu-001"),
+            skip("bits", "one node: it takes two"),
+            skip("kill", "no GPU: Ray counts none", node="gpu-001"),
+            skip("kill", "no GPU: Ray counts none", node="gpu-002"),
+        ]
+        one = result(NODES[:2], found)
+        assert [reason for reason, _ in skips_by_reason(one)] == ["no GPU: Ray counts none", "one node"]
+        lines = [line.strip() for line in text(one).partition("Not looked at\n")[2].partition("\n\n")[0].splitlines()]
+        assert lines == ["no GPU: Ray counts none  kill: x", "one node                 host: x (gpu-001); bits: x"]
+
+    def test_nodes_with_nothing_to_look_at_are_neither_good_nor_bad(self) -> None:
+        head = node(9, "head")
+        value = result([head, *NODES], [*sound(NODES), skip("host", "no worker is placed there", node="head")])
+        assert headline(value) == "3 of 4 nodes can be used, 1 not checked" and value.fit
+        assert next((group.nodes, group.standing) for group in groups(value)) == (("head",), "unchecked")
+        told = text(value, width=120)
+        assert "not checked, with nothing to look at: head\n" in told and "\n  head, not checked " in told
+        assert "left out:" not in told
+        page = render_html(value)
+        assert "head, not checked" in page and 'class="apart"' not in page
+        assert "not checked: head" in (ET.fromstring(render_junit(value)).findtext(".//system-out") or "")
+        bad = replace(value, findings=(*value.findings, odd_bits("gpu-002")))
+        assert headline(bad) == "2 of 4 nodes can be used, 1 not checked" and not bad.fit
+        whole = replace(value, findings=(*value.findings, replace(odd_bits("x"), node=None)))
+        assert headline(whole) == "3 of 4 nodes without a fault of their own, but not the cluster"
+
+    def test_what_is_found_of_the_whole_cluster_is_told(self) -> None:
+        def of_all(name: str, status: Status, **about: Any) -> Finding:
+            return Finding(check="forecast", name=name, status=status, **about)
+
+        found = [
+            of_all("goodput here", Status.PASS, measured="99.9%, saving every 94 s", reason="a save takes 27 ms"),
+            of_all("goodput of the job", Status.SKIP, measured="a restart takes 2 s", reason="give --mtbf 720h"),
+            of_all("interval", Status.SKIP, reason="no run of it is known"),
+            of_all("other sizes", Status.WARN, measured="12%", threshold="at least 50%", remedy="use fewer"),
+        ]
+        value = result(NODES, [*sound(NODES), *found])
+        _, _, measured = text(value, width=120).partition("Measured\n")
+        assert re.search(r"forecast: goodput here +99.9%, saving every 94 s\n +a save takes 27 ms\n", measured)
+        assert re.search(r"forecast: goodput of the job +a restart takes 2 s\n +give --mtbf 720h\n", measured)
+        assert "interval" not in measured and "12%" not in measured
+        page = render_html(value)
+        for words in ("99.9%, saving every 94 s", "a save takes 27 ms", "give --mtbf 720h", "no run of it is known"):
+            assert page.count(words) == 1 and text(value).count(words) == 1
+
+
+class TestJunit:
+    def test_statuses_and_counts(self) -> None:
+        bad = [odd_bits("gpu-002"), *lost("gpu-003"), swap("gpu-001"), *left_out("gpu-002", "why", "network")]
+        whole = [each for each in sound(NODES) if each.node != "gpu-003" and (each.node, each.check) != ("gpu-002", "network")]
+        root = ET.fromstring(render_junit(result(NODES, [*whole, *bad])))
+        suites = {suite.get("name"): suite for suite in root}
+        assert [*suites][:3] == ["preflight", "cluster", "host"]
+        kinds = {
+            (name, case.get("name")): [part.tag for part in case if part.tag != "system-out"]
+            for name, suite in suites.items()
+            for case in suite
+        }
+        assert kinds["preflight", "verdict"] == ["failure"]
+        assert kinds["bits", "gpu-001"] == [] and kinds["bits", "gpu-002"] == ["failure"]
+        assert kinds["bits", "gpu-003"] == kinds["devices", "gpu-003"] == ["error"]
+        assert kinds["network", "gpu-002"] == kinds["forecast", "the whole cluster"] == ["skipped"]
+        assert kinds["host", "gpu-001"] == []
+        (case,) = [case for case in suites["host"] if case.get("name") == "gpu-001"]
+        assert "WARN: swap: 1.2 GiB in use, must be none" in (case.findtext("system-out") or "")
+        failure = next(case.find("failure") for case in suites["bits"] if case.get("name") == "gpu-002")
+        assert failure is not None and "do: take gpu-002 out" in (failure.text or "")
+        found = [int(root.get(name) or 0) for name in ("tests", "failures", "errors", "skipped")]
+        assert found == [len(kinds), 2, 3, 2]
+
+    def test_a_warning_counts_when_it_is_strict(self) -> None:
+        for strict, failures in ((False, "0"), (True, "2")):
+            root = ET.fromstring(render_junit(result(NODES, [*sound(NODES), swap("gpu-001")], strict=strict)))
+            assert root.get("failures") == failures
+
+    def test_a_check_that_found_nothing_is_skipped_and_hostile_text_is_xml(self) -> None:
+        hostile = replace(odd_bits("<&>"), measured=f"{ESCAPE}\0\ud800", remedy="]]>")
+        root = ET.fromstring(render_junit(result([node(1, name="<&>")], [hostile])))
+        cases = {(suite.get("name"), case.get("name")): case for suite in root for case in suite}
+        assert cases["host", "the whole cluster"].find("skipped") is not None
+        assert cases["bits", "<&>"].find("failure") is not None
+
+
+class TestHtml:
+    def test_512_nodes_are_a_small_page(self) -> None:
+        page = render_html(three_bad_of_512())
+        assert len(page) < 80_000
+        assert "509 of 512 nodes can be used" in page and "gpu-017 cuda:3: 2 different fingerprints" in page
+
+    def test_nothing_in_it_is_obeyed(self) -> None:
+        script = "<script>alert(1)</script>"
+        hostile = replace(odd_bits(script), name=script, device=script, measured=script, remedy=script)
+        page = render_html(result([node(1, name=script)], [hostile, skip("host", script)], job=script, address=script))
+        assert script not in page and "&lt;script&gt;" in page
+
+
+class TestTicker:
+    EVENTS = (
+        {"event": "cluster.joined", "nodes": 3, "address": None},
+        {"event": "check.began", "check": "bits", "about": "the same bits", "nodes": 3},
+        {"event": "node.done", "check": "bits", "node": "gpu-001", "done": 1, "of": 3},
+        {"event": "check.began", "check": "host", "about": "memory", "nodes": 3},
+        {"event": "check.ended", "check": "bits", "seconds": 3.42, "statuses": {"PASS": 5, "FAIL": 1}},
+        {"event": "node.out", "node": f"gpu-002{ESCAPE}", "check": "bits", "why": "FAIL of bits: repeats"},
+        {"event": "check.ended", "check": "host", "seconds": 0.5, "statuses": {"WARN": 1, "PASS": 2}},
+    )
+
+    def told(self, *, terminal: bool) -> str:
+        stream = io.StringIO()
+        ticks = iter(range(100))
+        ticker = PreflightTicker(stream, terminal=terminal, now_s=lambda: float(next(ticks)))
+        for event in self.EVENTS:
+            ticker.on_event(event)
+        ticker.close()
+        return stream.getvalue()
+
+    def test_lines(self) -> None:
+        assert [line.partition("] ")[2] for line in self.told(terminal=False).splitlines()] == [
+            "3 nodes in the cluster",
+            "bits: 1 FAIL, 5 PASS, 3.42 s",
+            "gpu-002 ]0;owned  is left out from now on: FAIL of bits: repeats (bits)",
+            "host: 1 WARN, 2 PASS, 0.50 s",
+        ]
+
+    def test_a_line_that_changes_and_lines_that_stay(self) -> None:
+        told = self.told(terminal=True)
+        assert "bits 1/3 · host: memory" in told and told.endswith("\r\x1b[2K")
+        stay = [line.rpartition("\x1b[2K")[2].partition("] ")[2] for line in told.split("\n")[:-1]]
+        assert [line.partition(" ")[0] for line in stay] == ["bits:", "gpu-002"]
+
+    def test_nobody_reads_any_more(self) -> None:
+        stream = io.StringIO()
+        stream.close()
+        ticker = PreflightTicker(stream, terminal=True)
+        for event in self.EVENTS:
+            ticker.on_event(event)
+        ticker.close()
