@@ -4,8 +4,8 @@ Shared by the live line and `chaosrun status`. It reads what workers and supervi
 """
 
 import json
-import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 TAIL_BYTES = 1 << 16
+LARGEST = sys.float_info.max
 ENDED_BY_DEATH = ("user_error", "recovery_failed")
 """Outcomes of a leg whose last attempt's unplanned death says why. Of an inexact restore the verdict says more than it."""
 _TYPES: dict[str, Any] = {
@@ -177,10 +178,10 @@ def read_progress(leg: str, layout: LegLayout) -> LegProgress:
 
 
 def sound(record: dict[str, Any]) -> dict[str, Any]:
-    """Raises TypeError for a record whose values are not of the types that are made something of."""
+    """Raises TypeError for a record whose values are not of the types that are made something of, or no finite floats."""
     for key, kind in _TYPES.items():
         value = record.get(key)
-        if key in record and (not isinstance(value, kind) or (isinstance(value, float) and not math.isfinite(value))):
+        if key in record and (not isinstance(value, kind) or (isinstance(value, int | float) and not abs(value) <= LARGEST)):
             raise TypeError(f"{key} is {value!r:.60}")
     return record
 

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 
 from chaosrun import api
 from chaosrun.cluster import crew
-from chaosrun.cluster.processes import children, identify, is_alive, kill_marked, marked
+from chaosrun.cluster.processes import children, identify, is_alive, kill_marked, marked, wait_gone
 from chaosrun.preflight import conduct
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Node, Setting, Status
 from chaosrun.preflight.result import Result
@@ -118,7 +118,13 @@ def silent_nodes(root: Path, cluster: Cluster, hanging: Any, dying: Any, late: A
         if event["event"] == "check.began" and event["check"] == "waiting":
             striking.start()
 
-    several = all_together("together", lambda: os.kill(raylet_pid(late), signal.SIGKILL))
+    def kill_late() -> None:
+        """Its agent leaves with the raylet, which takes a moment."""
+        agent = identify(agent_of(late))
+        os.kill(raylet_pid(late), signal.SIGKILL)
+        assert agent is not None and not wait_gone([agent], timeout_s=30)
+
+    several = all_together("together", kill_late)
     conduct.CHECKS, crew.ANSWER_S = (waiting(root, SLEEP_S, LIMIT_S), several, all_together("last")), ANSWER_S
     result = api.preflight(conduct.Wish(good_nodes=root / "good"), root=root, address=cluster.address, on_event=on_event)
     assert not ray.is_initialized()

@@ -231,6 +231,7 @@ def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster
     assert until(placed, "stopped")[-1]["killed"] == []
 
 
+@pytest.mark.nightly
 def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
     cluster: RayCluster, tmp_path: Path, record_property: Any
 ) -> None:
@@ -321,7 +322,7 @@ def run_driver(leg: Path, then: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
 
 
-@pytest.mark.parametrize("then", ["close", "raise", "wait"])
+@pytest.mark.parametrize("then", ["raise", *(pytest.param(then, marks=pytest.mark.nightly) for then in ("close", "wait"))])
 def test_nothing_is_left_after_the_driver(tmp_path: Path, then: str) -> None:
     """An orderly end, an interrupt, and a SIGKILL of the driver: no process, no folder, no entry in /dev/shm or at home."""
     token = Path.home() / ".ray" / "auth_token"

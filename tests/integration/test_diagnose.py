@@ -150,6 +150,7 @@ def test_gradients_that_were_reduced_in_another_layout(runs: Runs, sound: RunLay
     assert 0 < abs(float.fromhex(difference.expected) - float.fromhex(difference.seen)) < 1e-6
 
 
+@pytest.mark.nightly
 def test_a_skipped_batch_from_an_older_common_checkpoint(runs: Runs) -> None:
     # The checkpoint of step 4 is at the end of an epoch, where nothing is skipped: its restore is exact, that of step 6 is not.
     run = runs("--mutant", "skip-one-more", "--blind", every=2, keep=KEPT, storage="elsewhere")
@@ -212,6 +213,7 @@ def test_a_run_that_passed_has_nothing_to_show(runs: Runs, sound: RunLayout) -> 
     assert not sound.diagnosis.exists()
 
 
+@pytest.mark.nightly
 def test_an_interrupted_diagnosis_leaves_the_run_alone(runs: Runs, sound: RunLayout) -> None:
     from chaosrun.cluster.workers import ClusterWorkers
     from chaosrun.supervise.diagnosis import diagnose, open_case

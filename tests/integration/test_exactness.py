@@ -85,6 +85,7 @@ def test_kills_everywhere_leave_no_trace_with_the_other_loader(
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_cached_reference_is_used_and_gives_the_same_verdict(warm_drills: WarmDrills, tmp_path: Path) -> None:
     path = job_file(job("digits", 1, 0), tmp_path)
     assert warm_drills(path, root=tmp_path / "root").verdict.status == "PASS"

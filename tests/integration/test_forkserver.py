@@ -345,6 +345,7 @@ def test_a_preload_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
     server.channel.close()
 
 
+@pytest.mark.nightly
 def test_restart_with_everything_preloaded_takes_milliseconds(tmp_path: Path, record_property: Any) -> None:
     server = Server(preload=PRELOAD, OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="1")
     try:

@@ -34,6 +34,7 @@ def test_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TEST", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     told = run(do="answer", leave=str(tmp_path / "pid"), bytes=1 << 20, variable="CHAOSRUN_SESSION")
     assert (told["ended"], told["error"]) == ("done", "") and told["seconds"] > 0
     assert len(told["facts"]["filler"]) == 1 << 20

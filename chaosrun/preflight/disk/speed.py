@@ -8,7 +8,6 @@ import ctypes
 import errno
 import mmap
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -107,8 +106,6 @@ class _Cached(ctypes.Structure):
 
 def _dirty_pages(descriptor: int) -> int | None:
     """Pages of a file that the kernel has yet to write; None where it does not tell."""
-    if platform.system() != "Linux":
-        return None
     cached = _Cached()
     libc = ctypes.CDLL(None, use_errno=True)
     # A length of 0 is to the file's end.
