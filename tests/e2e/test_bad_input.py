@@ -137,6 +137,7 @@ def test_the_timeout_ends_a_run(submit: Submit, tmp_path: Path) -> None:
 # Resources
 
 
+@pytest.mark.nightly
 def test_more_workers_than_the_joined_cluster_holds_are_told_in_time(shell: Shell) -> None:
     code = (
         "import logging, os, sys, ray\n"

@@ -88,6 +88,7 @@ def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Sh
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_killed_agent_is_replaced_and_the_drill_passes(submit: Submit, tmp_path: Path) -> None:
     victims: list[ProcessIdentity] = []
 

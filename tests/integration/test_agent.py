@@ -165,7 +165,9 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
     loaders = notes_of(tmp_path, 2, attempt=4)["workers"]
     ranks = identities([*started.pids.values()])
     eventually(lambda: all(state_of(rank) == "S" for rank in ranks))
-    os.kill(started.pids[1], signal.SIGSTOP)
+    (stopped,) = identities([started.pids[1]])
+    os.kill(stopped.pid, signal.SIGSTOP)
+    eventually(lambda: state_of(stopped) == "T")
     found = placed.stacks(4, wait_s=30.0)
     assert {rank: (told["pid"], told["state"]) for rank, told in found.items()} == {
         rank: (pid, "T" if rank == 1 else "S") for rank, pid in started.pids.items()

@@ -188,6 +188,7 @@ def test_a_sampler_without_set_epoch_resumes_exactly_and_is_warned_of(drills: Dr
 STATIC = ["--static-graph", "--no-broadcast-buffers"]
 
 
+@pytest.mark.nightly
 def test_a_static_graph_is_primed(drills: Drills) -> None:
     # A shared block under reentrant checkpoints, unused parameters, tied weights, batch statistics of each rank's own.
     primed = drills(SCRIPT, *STATIC, faults=EVERYWHERE)

@@ -21,11 +21,12 @@ VARIANTS = [
     "validate",
     "break",
     "stream",
-    "hook",
     "unlucky",
     "seeding-dispatched",
-    "own-pass",
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("numpy-sampler", "userdict", "sparse", "seeding")),
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("hook", "own-pass", "numpy-sampler", "userdict", "sparse", "seeding")
+    ),
 ]
 
 

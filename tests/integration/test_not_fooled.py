@@ -152,6 +152,7 @@ def sound_at_three(drills: Drills) -> RunLayout:
     return result.run
 
 
+@pytest.mark.nightly
 def test_bucket_priming_off_in_all_attempts_at_three_workers(drills: Drills, sound_at_three: RunLayout) -> None:
     # The layouts on record agree, only the bits do not. Off after the restart alone, it is a mutant of tests/oracle.
     verdict = drills("--mutant", "never-primed", workers=3).verdict

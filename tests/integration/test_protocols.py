@@ -145,6 +145,7 @@ def test_a_stateful_loaders_state_is_in_the_checkpoint_once(drill: Drills) -> No
         assert ("dl_state_dict.bin" in manifest.files) == held
 
 
+@pytest.mark.nightly
 def test_alone_the_script_has_the_seedable_order() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
     done = subprocess.run([*command, "--cpu"], capture_output=True, text=True, timeout=100)

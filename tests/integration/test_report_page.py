@@ -257,6 +257,7 @@ def test_headings_are_in_order_and_landmarks_are_there(passing_page: Opened) -> 
 
 
 @pytest.mark.ray
+@pytest.mark.nightly
 def test_a_real_drill(browser: "Browser", warm_drills: Any, tmp_path: Path) -> None:
     job = Path(__file__).parents[2] / "jobs" / "probe" / "job.yaml"
     result = warm_drills(job, root=tmp_path / "root")

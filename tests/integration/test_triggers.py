@@ -78,6 +78,7 @@ def test_faults_at_any_point_of_the_recovery_strike_as_planned(warm_drills: Warm
     assert sorted(record["fault"] for record in observed) == sorted(record["fault"] for record in requested)
 
 
+@pytest.mark.nightly
 def test_a_recorded_trace_is_played_without_its_file(warm_drills: WarmDrills, tmp_path: Path) -> None:
     trace = tmp_path / "recorded.csv"
     trace.write_text(RECORDED)
@@ -111,6 +112,7 @@ faults: {schedule: [{rank: all, at_step: 13}]}
 """
 
 
+@pytest.mark.nightly
 def test_a_group_that_something_else_keeps_apart_strikes_together_later(warm_drills: WarmDrills, tmp_path: Path) -> None:
     """Rank 1 fails of itself where it should be struck, once: nothing is counted for a fault, and the failure is told."""
     script = tmp_path / "train.py"
