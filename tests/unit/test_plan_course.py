@@ -114,6 +114,18 @@ def test_a_refused_plan_can_fail(job: dict[str, Any]) -> None:
     can_fail(job)
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="refused although every fault would happen: not mended yet")
+def test_a_plan_that_is_refused_for_nothing() -> None:
+    """Found by drawing plans at random."""
+    schedule = [
+        {"kind": "kill", "phase": "checkpoint.begin", "rank": "all"},
+        {"kind": "preempt", "phase": "fetch", "rank": "all", "occurrence": 4},
+        {"kind": "flip_bit", "phase": "step", "rank": "all", "at_step": 5},
+    ]
+    job = {"name": "model", "script": "train.py", "workers": 2, "max_steps": 5}
+    can_fail({**job, "checkpoint": {"every_steps": 1, "keep": 2}, "faults": {"schedule": schedule}})
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
 @settings(OFTEN, max_examples=4_000)
