@@ -53,7 +53,8 @@ def waits_for_an_end(watcher: "subprocess.Popen[bytes]") -> bool:
 def test_a_pause_is_seen_from_both_sides(process: subprocess.Popen[bytes]) -> None:
     seen = pause(known(process), 0.1)
     assert (seen["state_stopped"], seen["state_before"]) == ("T", "T")
-    assert seen["state_after"] in ("S", "R")
+    # It goes on: asleep, running, or waiting for a page of its own image.
+    assert seen["state_after"] in ("S", "R", "D")
     assert seen["stopped_s"] >= 0.1
     assert "problem" not in seen
 
@@ -81,7 +82,7 @@ def test_somebody_else_of_the_same_pid_is_left_alone(process: subprocess.Popen[b
     assert "gone before" in pause(other, 0.1)["problem"]
     with later(other, 0.0, "kill") as killer:
         assert killer.wait(timeout=60) == 0
-    assert state_of(known(process)) == "S"
+    assert state_of(known(process)) in ("S", "R", "D")
 
 
 def test_sigkill_comes_when_the_time_has_passed_and_not_before(process: subprocess.Popen[bytes]) -> None:
