@@ -6,38 +6,23 @@ any of them may be the first, or several, so a plan may have many courses. Fault
 not in it: nobody knows at which step they come.
 """
 
-import signal
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, permutations
 from typing import Literal, TypeVar
 
+from chaosrun.plan.effects import damages, is_notice, outlives
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import AFTER_THE_STEP, LEAVING, Place, Track
 
-__all__ = ["MOST_COURSES", "Attempt", "Course", "Obstacle", "courses", "damages", "is_notice", "outlives"]
+__all__ = ["MOST_COURSES", "Attempt", "Course", "Obstacle", "courses"]
 
 MOST_COURSES = 500
 """Branches of one plan that are followed."""
 MOST_RACING = 3
 """So many faults are tried in every combination; of more none, each alone, and all."""
-
-
-def outlives(fault: Fault) -> bool:
-    """Whether it is seen to happen even where its process is killed with the attempt right after the fault was claimed."""
-    return not fault.facts.ends_attempt or int(signal.SIGKILL) in fault.facts.signals
-
-
-def is_notice(fault: Fault) -> bool:
-    """The job is told to go and leaves some moments later, with a checkpoint of its own."""
-    return fault.kind in ("preempt", "drain")
-
-
-def damages(fault: Fault) -> bool:
-    """It spoils the newest checkpoint, or leaves a folder behind, which only a later start looks at."""
-    return fault.facts.family == "storage" and fault.facts.evidence == "note" and fault.kind != "slow_storage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +40,14 @@ class Attempt:
 class Obstacle:
     """Why a fault could not be shown to have happened, though the job comes by its point. Faults by their place in the plan."""
 
-    how: Literal["cut_short", "parted", "bare", "too_late"]
-    """Another fault ends the attempt meanwhile; another strikes a rank before it can meet the others of its group; there is
-    no checkpoint to damage; the training is complete before it is over."""
+    how: Literal["cut_short", "unheeded", "told", "parted", "bare", "too_late"]
+    """Another fault ends the attempt meanwhile, or before the ranks have left on the notice; another has told the rank to
+    leave; another hangs a rank that the others of its group wait for; there is no checkpoint to damage; the training is
+    complete before it is over."""
     fault: int
     by: int
+    leave: int | None = None
+    """The step after which the ranks leave on a notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +88,6 @@ class _Strike:
 
     faults: tuple[int, ...]
     place: Place
-    """Of several the last."""
     epoch: tuple[int, int]
     leaving: bool = False
 
@@ -152,7 +139,7 @@ def _in_plan_order(course: Course, order: Sequence[int]) -> Course:
         fired[order[index]] = value
     attempts = tuple(replace(each, ended_by=tuple(order[index] for index in each.ended_by)) for each in course.attempts)
     met = course.obstacle
-    obstacle = Obstacle(how=met.how, fault=order[met.fault], by=order[met.by]) if met else None
+    obstacle = replace(met, fault=order[met.fault], by=order[met.by]) if met else None
     return Course(attempts=attempts, fired=bytes(fired), obstacle=obstacle)
 
 
@@ -185,12 +172,8 @@ class _Reckoner:
         if obstacle is not None:
             return [Course(attempts=state.past, fired=state.fired, obstacle=obstacle)]
         if not strikes:
-            return [self._ended(state, passed)]
-        # One rank alone comes by everything in its order.
-        alone = [min(strikes, key=lambda strike: strike.place)] if self._track.workers == 1 else strikes
-        racing = [
-            strike for strike in alone if all(strike.epoch[0] <= other.epoch[1] for other in alone if other is not strike)
-        ]
+            return self._struck(state, [leaving], passed, extra) if leaving else [self._ended(state, passed)]
+        racing = [strike for strike in strikes if all(strike.epoch[0] <= other.epoch[1] for other in strikes)]
         outcomes: list[_Outcome] = []
         for struck in _subsets(racing)[1:]:
             if self._only_hangs(struck):
@@ -201,7 +184,10 @@ class _Reckoner:
         return list(dict.fromkeys(outcomes))
 
     def _leaving(self, state: _State) -> _Strike | None:
-        """When the ranks leave, that the first notice tells to: after the step that follows it; one rank alone at once."""
+        """When the ranks leave, that the first notice tells to: after the step that follows it; one rank alone at once.
+
+        All together, so that each has come by everything before it: where anything ends the attempt sooner, nobody leaves.
+        """
         due = [
             (place, index)
             for index in self._notices
@@ -219,34 +205,38 @@ class _Reckoner:
         self, state: _State, extra: int | None, leaving: _Strike | None
     ) -> tuple[list[_Passed], list[_Strike], Obstacle | None]:
         """Faults that the job lives through and those that end the attempt, as far as any rank may come."""
-        bound = leaving.epoch[1] if leaving else None
+        bound: int | None = None
         passed: list[_Passed] = []
-        first: dict[int, int] = {}
-        places: dict[int, Place] = {}
+        strikes: dict[tuple[int, ...], _Strike] = {}
+        # By rank what keeps it: the fault that ends it, or the one that ends a rank which it waits for.
+        kept: dict[int, int] = {}
+        told: dict[int, int] = {}
         for place, index in self._due(state, extra):
             fault, epoch = self._faults[index], self._track.epoch(place, state.resume)
             if (bound is not None and epoch[0] > bound) or (leaving and place > leaving.place):
                 break
-            if fault.rank in first:
-                continue  # this rank is gone
-            if fault.facts.ends_attempt and not is_notice(fault):
-                first[fault.rank], places[index] = index, place
+            if fault.rank in kept:
+                continue  # this rank goes no further
+            members = self._members(index)
+            keeping = [kept[rank] for member in members if (rank := self._faults[member].rank) in kept]
+            missed = next((by for by in keeping if self._faults[by].group != fault.group), None)
+            if missed is not None and self._faults[missed].facts.evidence == "hang":
+                return [], [], Obstacle(how="parted", fault=index, by=missed)
+            if missed is not None:
+                kept[fault.rank] = missed  # its group is let off, and meets in a later attempt
+            elif fault.facts.ends_attempt and not is_notice(fault):
+                kept[fault.rank] = index
+                strikes[members] = _Strike(faults=members, place=place, epoch=epoch)
                 bound = epoch[1] if bound is None else min(bound, epoch[1])
             elif damages(fault) and fault.kind != "stale_staging" and not self._track.newest(place, state.resume, extra):
                 return [], [], Obstacle(how="bare", fault=index, by=index)
+            elif fault.kind == "preempt" and fault.rank in told:
+                return [], [], Obstacle(how="told", fault=index, by=told[fault.rank], leave=extra)
             else:
                 passed.append(_Passed(fault=index, place=place, epoch=epoch))
-        strikes = [leaving] if leaving else []
-        for members in {self._members(index): None for index in first.values()}:
-            for member in members:
-                blocker = first.get(self._faults[member].rank)
-                if blocker != member:
-                    by = next(iter(first.values())) if blocker is None else blocker
-                    return [], [], Obstacle(how="parted", fault=member, by=by)
-            epochs = [self._track.epoch(places[member], state.resume) for member in members]
-            together = max(low for low, _ in epochs), min(high for _, high in epochs)
-            strikes.append(_Strike(faults=members, place=max(places[member] for member in members), epoch=together))
-        return passed, strikes, None
+                if fault.kind == "preempt":
+                    told[fault.rank] = index
+        return passed, list(strikes.values()), None
 
     def _members(self, index: int) -> tuple[int, ...]:
         group = self._faults[index].group
@@ -254,22 +244,23 @@ class _Reckoner:
 
     def _struck(self, state: _State, struck: Sequence[_Strike], passed: Sequence[_Passed], extra: int | None) -> list[_Outcome]:
         """The beginnings of the attempt after this one."""
+        stopped = all(self._faults[index].kind == "stop" for strike in struck for index in strike.faults)
         for strike, other in permutations(struck, 2):
-            if not strike.leaving and not all(outlives(self._faults[index]) for index in strike.faults):
+            # Of several processes that are stopped, all are found so.
+            if not stopped and not all(outlives(self._faults[index]) for index in strike.faults):
                 return [self._blocked(state, "cut_short", strike.faults[0], other.faults[0])]
         places = {each.fault: each.place for each in passed}
         sure = {each.fault for each in passed if self._is_past(each.place, each.fault, state, struck)}
-        sure.update(strike.faults[0] for strike in struck if strike.leaving)
         lucky = [each.fault for each in passed if each.fault not in sure]
         place, by = max((strike.place, strike.faults) for strike in struck)
         for each in passed:
             fault = self._faults[each.fault]
+            if is_notice(fault) and not struck[0].leaving:
+                return [self._blocked(state, "unheeded" if extra else "too_late", each.fault, by[0], leave=extra)]
             over = (each.place[0] + fault.option("steps"), AFTER_THE_STEP) if fault.kind == "slow" else each.place
             takes_time = fault.kind in ("slow", "pause") or fault.group is not None
             if takes_time and not self._is_past(over, each.fault, state, struck):
                 return [self._blocked(state, "cut_short", each.fault, by[0])]
-            if not {*self._members(each.fault)} <= places.keys():
-                return [self._blocked(state, "parted", each.fault, by[0])]
         ended_by = tuple(index for strike in struck for index in strike.faults)
         lucky.sort(key=lambda index: places[index])
         return [
@@ -288,9 +279,9 @@ class _Reckoner:
 
     def _is_past(self, place: Place, index: int, state: _State, struck: Sequence[_Strike]) -> bool:
         """Whether the rank of a fault is certain to have been at `place` when the attempt ends by these."""
-        rank, alone = self._faults[index].rank, self._track.workers == 1
+        rank = self._faults[index].rank
         for strike in struck:
-            if alone or any(self._faults[other].rank == rank and not strike.leaving for other in strike.faults):
+            if strike.leaving or any(self._faults[other].rank == rank for other in strike.faults):
                 return place <= strike.place
         low, high = self._track.epoch(place, state.resume)
         reached = max(strike.epoch[0] for strike in struck)
@@ -299,10 +290,19 @@ class _Reckoner:
         return low <= reached if self._only_hangs(struck) else high < reached
 
     def _only_hangs(self, struck: Sequence[_Strike]) -> bool:
-        return all(not strike.leaving and self._faults[strike.faults[0]].facts.evidence == "hang" for strike in struck)
+        return all(self._faults[strike.faults[0]].facts.evidence == "hang" for strike in struck)
 
-    def _blocked(self, state: _State, how: Literal["cut_short", "parted"], fault: int, by: int) -> Course:
-        return Course(attempts=state.past, fired=state.fired, obstacle=Obstacle(how=how, fault=fault, by=by))
+    def _blocked(
+        self,
+        state: _State,
+        how: Literal["cut_short", "unheeded", "too_late"],
+        fault: int,
+        by: int,
+        *,
+        leave: int | None = None,
+    ) -> Course:
+        obstacle = Obstacle(how=how, fault=fault, by=by, leave=leave)
+        return Course(attempts=state.past, fired=state.fired, obstacle=obstacle)
 
     def _restarted(
         self,

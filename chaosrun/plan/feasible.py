@@ -8,7 +8,8 @@ that has no `max_steps`, and whereto a fault from outside leads that comes after
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from chaosrun.plan.course import Course, courses, damages, is_notice
+from chaosrun.plan.course import Course, courses
+from chaosrun.plan.effects import damages, is_notice
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import Track
@@ -114,7 +115,7 @@ def _together(track: Track, faults: Sequence[Fault]) -> list[str]:
     # Where these lead to, and when, is not known beforehand.
     vague = any(fault.phase is None or _is_vague(fault) for fault in faults)
     for course in courses(track, inside):
-        found = _obstacle(inside, course) if course.obstacle else list(_unmet(inside, course, vague=vague))
+        found = _obstacle(track, inside, course) if course.obstacle else list(_unmet(inside, course, vague=vague))
         if found:
             return found
     return []
@@ -124,20 +125,30 @@ def _is_vague(fault: Fault) -> bool:
     return fault.kind == "drain" or (bool(fault.phase and fault.phase.startswith("checkpoint.fsync")) and fault.occurrence > 1)
 
 
-def _obstacle(faults: Sequence[Fault], course: Course) -> list[str]:
+def _obstacle(track: Track, faults: Sequence[Fault], course: Course) -> list[str]:
     assert course.obstacle
     fault, other = faults[course.obstacle.fault], faults[course.obstacle.by]
+    leave = course.obstacle.leave or 0
     match course.obstacle.how:
         case "bare":
             reason = "there is no checkpoint yet that it could strike"
         case "parted":
-            reason = f"its ranks may not meet, since {other.source} strikes one of them first"
+            hung = f"{other.source} hangs one of them: who is then found to hang, nobody knows"
+            reason = f"its ranks wait for one another, and {hung}"
         case "too_late":
             reason = "the training may be complete before it is over"
             if is_notice(fault):
                 reason = "ranks leave after the step that follows the notice, and none may follow"
         case "cut_short":
             reason = f"it may be cut short, since {other.source} ends the attempt meanwhile"
+        case "unheeded":
+            then = f"let it strike at step {leave + 1} or later, in the next attempt"
+            if not track.reaches(leave + 1):
+                then = "let the notice come earlier"
+            by = f"{other.source} ({other.describe()})"
+            reason = f"the ranks leave after step {leave}, and {by} may end the attempt before; {then}"
+        case "told":
+            reason = f"{other.source} may have told this rank before, which leaves once, after step {leave}"
     return [f"{fault.source}: {fault.describe()}: {reason}"]
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 from chaosrun.plan.chance import distinct
-from chaosrun.plan.course import outlives
+from chaosrun.plan.effects import outlives
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.feasible import only_rank
 from chaosrun.plan.kinds import Phase
@@ -45,7 +45,7 @@ def at_one_moment(
             attempt=attempt,
             target=entry.target,
             after_s=after_s,
-            group=f"{source} {at_step or after_s}" if together else None,
+            group=f"{source} {at_step or after_s}/{len(ranks)}" if together else None,
             required=required,
             options=entry.options,
             source=source,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from chaosrun.errors import UsageError
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
-from chaosrun.plan.course import is_notice
+from chaosrun.plan.effects import is_notice
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.feasible import first_checkpoint, objections
 from chaosrun.plan.moment import RefusedError, at_one_moment
@@ -58,7 +58,7 @@ def make_plan(
         except RefusedError as error:
             refused.append(str(error))
     if spec.faults.random is not None:
-        taken = {fault.at_step or first_checkpoint(spec) for fault in faults if fault.phase is not None}
+        taken = _taken(spec, faults, spec.faults.random)
         try:
             faults += _random_faults(spec, spec.faults.random, taken, chance)
         except RefusedError as error:
@@ -140,6 +140,21 @@ def _random_faults(spec: JobSpec, entry: RandomFaults, taken: set[int], chance: 
         for step in _random_steps(spec, entry, source, taken, chance)
         for fault in at_one_moment(spec, entry, source, chance, phase=entry.moment, at_step=step)
     ]
+
+
+def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[int]:
+    """Steps at which a drawn fault would meet one of these: each one's own, and the one that the ranks make on a notice."""
+    drawn = Fault(id="", kind=entry.kind, rank=0, source="")
+    taken: set[int] = set()
+    for fault in faults:
+        if fault.phase is None:
+            continue
+        step = fault.at_step or first_checkpoint(spec)
+        taken.add(step)
+        if fault.facts.ends_attempt and drawn.facts.ends_attempt:
+            taken |= {step + 1} if is_notice(fault) else set()
+            taken |= {step - 1} if is_notice(drawn) else set()
+    return taken
 
 
 def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]:

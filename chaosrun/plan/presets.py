@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from chaosrun.plan.chance import bernoulli, distinct
-from chaosrun.plan.course import is_notice
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.feasible import objections, only_rank
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
@@ -44,8 +43,6 @@ def drawn(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Faul
             for _ in range(TRIES):
                 more = [*faults, *_of_entry(spec, _aimed(entry, one), source, chance)]
                 more.sort(key=lambda fault: fault.at_step or 0)
-                if _crowded(more):
-                    continue
                 against = objections(spec, more)
                 if not against:
                     faults = more
@@ -54,24 +51,6 @@ def drawn(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Faul
         if faults:
             return faults
     raise RefusedError(f"preset {preset.name} does not fit {spec.max_steps} steps: {reason}")
-
-
-def _crowded(faults: Sequence[Fault]) -> bool:
-    """After a notice the job makes one step more, then leaves: what ends the attempt before leaves it unseen."""
-    ending = [fault for fault in faults if fault.facts.ends_attempt and fault.at_step is not None]
-    return any(
-        is_notice(told)
-        and other is not told
-        and (other.group is None or other.group != told.group)
-        and 0 <= _after(told, other) < 2
-        for told in ending
-        for other in ending
-    )
-
-
-def _after(fault: Fault, other: Fault) -> int:
-    """How many steps the other comes later."""
-    return (other.at_step or 0) - (fault.at_step or 0)
 
 
 def _aimed(entry: PresetFault, one: int | None) -> PresetFault:

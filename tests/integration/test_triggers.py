@@ -17,7 +17,7 @@ workers: 2
 seed: 1
 checkpoint: {{every_steps: 5}}
 recovery: {{hang_timeout: 30s}}
-timeout: 90s
+timeout: 300s
 """
 DURING_RECOVERY = """\
 args: [--steps, "20", --seed, "1"]
@@ -29,6 +29,8 @@ faults:
     - {rank: all, phase: rendezvous, attempt: 3}
     - {rank: 0, phase: restore.begin, attempt: 4}
     - {rank: 1, phase: forward, attempt: 5}          # of its first step
+    - {kind: pause, rank: 1, phase: fetch, at_step: 8, duration: 300ms}
+    - {rank: 1, phase: fetch, at_step: 8}            # rank 0 waits for it in vain, at the point of the next entry
     - {at_once: 2, phase: reduce, at_step: 8}
     - {rank: 0, phase: fetch, at_step: 9}
     - {rank: 1, phase: optimizer, at_step: 12}
@@ -41,10 +43,11 @@ EXPECTED = [
     (3, "step-00000005", {0, 1}, "rendezvous", 0),
     (4, "step-00000005", {0}, "restore.begin", 5),
     (5, "step-00000005", {1}, "forward", 6),
-    (6, "step-00000005", {0, 1}, "reduce", 8),
-    (7, "step-00000005", {0}, "fetch", 9),
-    (8, "step-00000005", {1}, "optimizer", 12),
-    (9, "step-00000010", {1}, "checkpoint.file", 20),
+    (6, "step-00000005", {1}, "fetch", 8),
+    (7, "step-00000005", {0, 1}, "reduce", 8),
+    (8, "step-00000005", {0}, "fetch", 9),
+    (9, "step-00000005", {1}, "optimizer", 12),
+    (10, "step-00000010", {1}, "checkpoint.file", 20),
 ]
 REPLAY = """\
 args: [--steps, "44", --seed, "1", --step-seconds, "0.04"]
@@ -71,8 +74,9 @@ def test_faults_at_any_point_of_the_recovery_strike_as_planned(warm_drills: Warm
         for attempt, phase, step in [(record["attempt"], record["phase"], record["step"]) for record in requested]
     }
     assert struck == {(attempt, resume, phase, step): ranks for attempt, resume, ranks, phase, step in EXPECTED}
-    assert sorted(resumed) == list(range(1, 11)) and resumed[10] == "step-00000015"
+    assert sorted(resumed) == list(range(1, 12)) and resumed[11] == "step-00000015"
     assert not any(record["event"] == "death.unplanned" for record in journal)
+    assert [path.name.partition(".")[2] for path in result.run.leg("chaos").faults.glob("*.unseen-*")] == ["json.unseen-1"]
     # Of ranks that are struck at once each has its own proof.
     observed = [record for record in journal if record["event"] == "fault.observed"]
     assert sorted(record["fault"] for record in observed) == sorted(record["fault"] for record in requested)

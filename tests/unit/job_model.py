@@ -1,5 +1,9 @@
 """A job under a plan, one point of one rank after another, in any order that its collectives allow: what `plan.course` reckons
-without running it. Whether a fault is due is asked of the worker's own code."""
+without running it. Whether a fault is due is asked of the worker's own code.
+
+What nobody can know beforehand is drawn: which rank is ahead, how soon the others are stopped after a death, and whether a rank
+that waits in vain for one that hangs is taken for it. A plan that hangs on one of these is refused.
+"""
 
 import random
 from collections import Counter
@@ -76,13 +80,16 @@ class _Attempt:
         """Ranks that do nothing any more."""
         self.ended_by: str | None = None
         self.parked: dict[str, set[int]] = {}
+        """Of each group the ranks that wait for the others."""
+        self.met: dict[int, Fault] = {}
+        """By rank what it does next, that all of its group have come."""
         self.paused: dict[int, str] = {}
         self.stopped: list[str] = []
         self.due: list[list[Fault]] = [[] for _ in ranks]
         """Of each rank what strikes before it goes on."""
         self.slowed: dict[str, tuple[int, int]] = {}
-        self.told: set[int] = set()
-        self.notices: set[str] = set()
+        self.told: dict[int, str] = {}
+        """By rank the notice that its leaving is the proof of."""
         self.at = [0] * job.workers
         self.leave_after: int | None = None
         # How soon the others are stopped after a death, and which rank is ahead: extremes find what is rare.
@@ -137,6 +144,7 @@ class _Attempt:
             if self.leave_after == step:
                 if step % self.job.every:
                     yield from self.save(rank, step)
+                yield from self.together("leave", step)
                 yield "leave", "", step
         if self.job.last % self.job.every and self.resume != self.job.last:
             yield from self.save(rank, self.job.last)
@@ -167,7 +175,7 @@ class _Attempt:
         while True:
             able = [rank for rank in range(self.job.workers) if rank not in self.gone and self.is_able(rank)]
             if self.ended_by and (not able or chance.random() < self.stop):
-                self.job.out.landed |= self.notices  # who was told leaves or is killed: both are seen
+                self.end()
                 return
             if not able:
                 self.resolve()
@@ -177,7 +185,9 @@ class _Attempt:
             rank = self.ahead if self.ahead in able and chance.random() < 0.9 else chance.choice(able)
             if rank in self.paused:
                 self.job.out.landed.add(self.paused.pop(rank))
-            if self.due[rank]:
+            if rank in self.met:
+                self.do(self.met.pop(rank))
+            elif self.due[rank]:
                 self.strike(self.due[rank].pop(0), rank)
             else:
                 self.act(rank)
@@ -187,15 +197,23 @@ class _Attempt:
         if not self.gone and all(event and event[0] == "end" for event in self.next):
             self.job.out.completed = True
             return
-        # A hang is declared; who stopped first is found stopped.
-        self.job.out.landed.add(self.stopped[0])
+        # A hang is declared; all that are stopped are found so, unless one is found instead that waits for them in vain.
+        if not self.parked or self.job.chance.random() < 0.5:
+            self.job.out.landed.update(self.stopped)
         self.ended_by = "hang"
+
+    def end(self) -> None:
+        """Every rank is killed. What had all met is seen to die of it; what waited for others is let off."""
+        self.job.out.landed |= {fault.id for fault in self.met.values() if fault.kind == "kill"}
+        for fault in self.job.plan.faults:
+            if fault.rank in self.parked.get(fault.group or "", ()):
+                self.job.claimed.discard(fault.id)
 
     def is_able(self, rank: int) -> bool:
         event = self.next[rank]
         if any(rank in members for members in self.parked.values()):
             return False
-        if self.due[rank]:
+        if rank in self.met or self.due[rank]:
             return True
         if event is None or event[0] == "end":
             return False
@@ -212,8 +230,10 @@ class _Attempt:
         elif kind == "settled":
             self.settle(rank, step)
         elif kind == "leave":
-            self.ended_by = self.ended_by or "leaving"
-            self.gone.add(rank)
+            # All have come here, and nobody stops them any more.
+            self.job.out.landed.update(self.told.values())
+            self.ended_by = "leaving"
+            self.gone.update(range(self.job.workers))
         elif kind == "point":
             self.count_slow_steps(rank, name, step)
             self.due[rank] = self.points[rank].due(name, step)  # type: ignore[arg-type]
@@ -246,14 +266,12 @@ class _Attempt:
         if fault.group is None:
             self.do(fault)
             return
-        members = [other for other in self.job.plan.faults if other.group == fault.group]
+        members = {other.rank: other for other in self.job.plan.faults if other.group == fault.group}
         arrived = self.parked.setdefault(fault.group, set())
         arrived.add(rank)
-        if len(arrived) == len(members):
-            for member in members:
-                self.do(member)
-        if {member.id for member in members} <= self.job.claimed:
-            del self.parked[fault.group]  # some of them in an earlier attempt: they did not strike at once
+        if arrived == members.keys():
+            self.met |= members
+            del self.parked[fault.group]
 
     def do(self, fault: Fault) -> None:
         landed, store, rank, step = self.job.out.landed, self.job.store, fault.rank, self.at[fault.rank]
@@ -274,8 +292,8 @@ class _Attempt:
             case "slow":
                 self.slowed[fault.id] = (step + fault.option("steps"), rank)
             case "preempt":
-                self.told.add(rank)
-                self.notices.add(fault.id)
+                # A process ends once: of two notices only one is seen to have been heeded.
+                self.told.setdefault(rank, fault.id)
             case "truncate":
                 if store:
                     store[max(store)] = fault.id

@@ -174,6 +174,14 @@ def test_random_faults_keep_clear_of_scheduled_ones():
     assert steps == list(range(1, 61))
 
 
+def test_random_faults_keep_clear_of_notices():
+    notices = [{"kind": "preempt", "at_step": step, "rank": 0} for step in range(2, 60, 4)]
+    steps = {step for *_, step in planned(*notices, random={"count": 30})}
+    assert steps == {step for step in range(1, 61) if step % 4 in (0, 1)} | {step for step in range(2, 60, 4)}
+    kills = [{"at_step": step, "rank": 0} for step in range(3, 60, 4)]
+    assert all(planned(*kills, random={"kind": "preempt", "count": 10}, seed=seed) for seed in range(20))
+
+
 seeds = st.integers(min_value=0, max_value=2**63)
 
 

@@ -99,36 +99,37 @@ def can_fail(job: dict[str, Any]) -> None:
     raise AssertionError(f"{WAYS_TO_FAIL} ways, and every fault happened in each, though: {message}")
 
 
-OFTEN = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+OFTEN = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
-@settings(OFTEN, max_examples=120, derandomize=True)
+@settings(OFTEN, max_examples=120)
 @given(job=jobs())
 def test_in_an_accepted_plan_every_fault_happens_whichever_rank_is_ahead(job: dict[str, Any]) -> None:
     is_kept(job)
 
 
-@settings(OFTEN, max_examples=80, derandomize=True)
+@settings(OFTEN, max_examples=80)
 @given(job=jobs())
 def test_a_refused_plan_can_fail(job: dict[str, Any]) -> None:
     can_fail(job)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="refused although every fault would happen: not mended yet")
-def test_a_plan_that_is_refused_for_nothing() -> None:
-    """Found by drawing plans at random."""
+def test_a_fault_of_all_ranks_right_before_they_leave_on_notice_is_not_cut_short() -> None:
+    """Found by drawing plans at random: it was refused for nothing."""
     schedule = [
         {"kind": "kill", "phase": "checkpoint.begin", "rank": "all"},
         {"kind": "preempt", "phase": "fetch", "rank": "all", "occurrence": 4},
         {"kind": "flip_bit", "phase": "step", "rank": "all", "at_step": 5},
     ]
     job = {"name": "model", "script": "train.py", "workers": 2, "max_steps": 5}
-    can_fail({**job, "checkpoint": {"every_steps": 1, "keep": 2}, "faults": {"schedule": schedule}})
+    job |= {"checkpoint": {"every_steps": 1, "keep": 2}, "faults": {"schedule": schedule}}
+    assert len(make_plan(JobSpec.model_validate(job)).faults) == 6
+    is_kept(job)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
-@settings(OFTEN, max_examples=4_000)
+@settings(OFTEN, max_examples=4_000, derandomize=False)
 @given(job=jobs())
 def test_many_accepted_plans(job: dict[str, Any]) -> None:
     is_kept(job)
@@ -136,7 +137,7 @@ def test_many_accepted_plans(job: dict[str, Any]) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(0)
-@settings(OFTEN, max_examples=2_000)
+@settings(OFTEN, max_examples=2_000, derandomize=False)
 @given(job=jobs())
 def test_many_refused_plans(job: dict[str, Any]) -> None:
     can_fail(job)

@@ -211,25 +211,71 @@ class TestTogether:
         restored = {"phase": "restore.end", "rank": 1}
         assert len(faults(notice, {**restored, "at_step": 13})) == 2
         assert "never restored" in refusal(notice, {**restored, "at_step": 10})
-        assert len(faults(notice, {"phase": "checkpoint.file", "at_step": 13, "rank": 1})) == 2
-        assert "no checkpoint is saved at step 14" in refusal(notice, {"phase": "checkpoint.file", "at_step": 14, "rank": 1})
+        slow = {"kind": "slow_storage", "rank": 1}
+        assert len(faults(notice, {**slow, "at_step": 13})) == 2
+        assert "no checkpoint is saved at step 14" in refusal(notice, {**slow, "at_step": 14})
         assert len(faults({**notice, "at_step": 9}, {**restored, "at_step": 10})) == 2
         assert len(faults({**notice, "rank": 0}, {**restored, "at_step": 12, "rank": 0}, workers=1)) == 2
+
+    @pytest.mark.parametrize(
+        ("workers", "told", "other"),
+        [
+            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 1}),
+            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 0}),
+            (2, {"at_step": 43, "rank": 1}, {"at_step": 44, "rank": 0, "phase": "checkpoint.file"}),
+            (2, {"at_step": 43, "rank": 1}, {"at_step": 43, "rank": 0, "phase": "reduce"}),
+            (2, {"at_step": 49, "rank": 1}, {"at_step": 50, "rank": 0}),
+            (2, {"at_step": 43, "rank": "all"}, {"kind": "stop", "at_step": 44, "rank": 1}),
+            (1, {"at_step": 44, "rank": 0, "phase": "fetch"}, {"at_step": 44, "rank": 0}),
+        ],
+    )
+    def test_what_ends_the_attempt_before_the_ranks_have_left_on_a_notice(self, workers, told, other):
+        leave = told["at_step"] + (workers > 1)
+        message = refusal({"kind": "preempt", **told}, other, workers=workers)
+        assert f"the ranks leave after step {leave}, and faults.schedule[1] (SIG" in message
+        assert f"may end the attempt before; let it strike at step {leave + 1} or later, in the next attempt" in message
+        there = {key: value for key, value in other.items() if key != "phase"} | {"at_step": leave + 1}
+        assert faults({"kind": "preempt", **told}, there, workers=workers)
+
+    def test_what_ends_the_attempt_before_a_notice_can_come_leaves_it_for_the_next(self):
+        notice = {"kind": "preempt", "at_step": 43, "rank": 1}
+        assert len(faults(notice, {"at_step": 43, "rank": 0, "phase": "fetch"})) == 2
+        assert len(faults({"at_step": 43, "rank": 1}, notice)) == 2
+
+    def test_after_a_notice_at_the_end_there_is_no_next_attempt(self):
+        message = refusal({"kind": "preempt", "at_step": 59, "rank": 1}, {"at_step": 60, "rank": 1})
+        assert "let the notice come earlier" in message
+
+    def test_a_rank_leaves_once(self):
+        notice = {"kind": "preempt", "at_step": 43, "rank": 1}
+        message = refusal(notice, {**notice, "at_step": 44})
+        assert "faults.schedule[0] may have told this rank before, which leaves once, after step 44" in message
+        assert len(faults(notice, {**notice, "at_step": 45})) == len(faults(notice, {**notice, "at_step": 44, "rank": 0})) == 2
 
     def test_a_hang_is_cut_short_by_a_death_beside_it(self):
         stop = {"kind": "stop", "at_step": 7, "rank": 0}
         assert "may be cut short" in refusal(stop, {"at_step": 7, "rank": 1})
         assert len(faults(stop, {"at_step": 8, "rank": 1})) == 2
 
+    def test_of_several_processes_that_are_stopped_each_is_found_so(self):
+        stop = {"kind": "stop", "at_step": 7, "rank": 0}
+        assert len(faults(stop, {**stop, "rank": 1})) == 2
+        assert "may be cut short" in refusal(stop, {"kind": "hang", "at_step": 7, "rank": 1})
+
     def test_slow_steps_are_cut_short_by_a_death(self):
         slow = {"kind": "slow", "at_step": 7, "rank": 0, "steps": 5}
         assert "may be cut short" in refusal(slow, {"at_step": 11, "rank": 1})
         assert len(faults(slow, {"at_step": 13, "rank": 1})) == 2
 
-    def test_a_group_that_cannot_meet(self):
+    def test_a_group_that_something_else_keeps_apart_meets_in_a_later_attempt(self):
         together = {"rank": "all", "phase": "reduce", "at_step": 8}
-        assert "its ranks may not meet" in refusal({"at_step": 7, "rank": 0}, together)
-        assert len(faults({"at_step": 6, "rank": 0}, together)) == 4
+        assert len(faults({"at_step": 7, "rank": 0}, together)) == 4
+        attempts = [{"phase": "rendezvous", "attempt": 3}, {"phase": "restore.end", "occurrence": 1}]
+        assert len(faults({"at_step": 17, "rank": 0}, {**together, "at_step": 18}, *attempts)) == 6
+        # Whoever waits in vain may be taken for the one that hangs.
+        message = refusal({"kind": "hang", "at_step": 7, "rank": 0}, together)
+        assert "inside the gradient all-reduce of step 8, 3 ranks at once: its ranks wait for one another" in message
+        assert "faults.schedule[0] hangs one of them: who is then found to hang, nobody knows" in message
 
     def test_what_comes_from_outside_may_lead_anywhere(self):
         outside = {"after": "3s", "rank": 0}
