@@ -45,8 +45,21 @@ def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
 def outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
     """The verdict on a run that nobody supervises any more, and its supervisor's warnings.
 
-    Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed.
+    Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed,
+    UsageError when it is not there any more.
     """
+    try:
+        return _outcome(run)
+    finally:
+        # Asked last: what was read while it was being removed is worth nothing.
+        if not run.run_json.is_file():
+            raise UsageError(
+                f"run {run.run_id} has ended and is not there any more",
+                hint="`chaosrun sweep` removes its drills that pass, without --keep, and `chaosrun shrink` all of its own",
+            )
+
+
+def _outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
     from chaosrun.supervise.drill import has_ended
     from chaosrun.verify.verdict import judge
 
@@ -84,7 +97,7 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
         raise RunTimeoutError(
             f"run {run.run_id} was told to end, and is still being supervised after {timeout_s:g} s",
             hint=f"`chaosrun status {run_argument(run)}` shows what it does"
-            + (f"; `kill -9 {seen.pid}` ends it at once" if seen else ""),
+            + (f"; `kill -9 {seen.pid}` ends its process at once" if seen else ""),
         )
 
 
@@ -103,7 +116,8 @@ def speak(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
                 raise UsageError(
                     f"the supervisor of run {run.run_id} cannot be spoken to: nobody listens on {socket}",
-                    hint="its file system may have no sockets" + (f"; `kill -INT {seen.pid}` ends it in order" if seen else ""),
+                    hint="its file system may have no sockets"
+                    + (f"; `kill -INT {seen.pid}` ends its process in order" if seen else ""),
                 ) from error
         time.sleep(LOOK_EVERY_S)
     if has_ended(run):

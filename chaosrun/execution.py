@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,13 @@ from chaosrun.records.layout import RunLayout
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
-    from chaosrun.supervise.injections import Injections
     from chaosrun.supervise.supervisor import Supervisor
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["Listener", "execute", "placed"]
+__all__ = ["Listener", "execute", "placed", "reachable"]
 
 Listener = Callable[[dict[str, Any]], None]
+Watch = Callable[["Supervisor | None"], None]
 
 
 def expected_ray(address: str | None) -> str | None:
@@ -34,20 +34,12 @@ def execute(
 ) -> "Verdict":
     """Do what is left to do of a run, whose lock is held. `kept`: another process goes on with it when this one is killed."""
     from chaosrun.supervise.drill import Drill
-    from chaosrun.supervise.injections import Injections
 
     interrupts.check(run)
-    injections = Injections(run, kept=kept)
-
-    def on_record(record: dict[str, Any]) -> None:
-        injections.hear(record)
-        listener(record)
-
-    def on_supervisor(supervisor: "Supervisor | None") -> None:
-        injections.watch(supervisor)
-        interrupts.watch(supervisor)
-
-    with _commands(run, injections, listener, interrupts), placed(run, address, listener, interrupts) as workers:
+    with (
+        reachable(run, listener, interrupts, kept=kept) as (on_record, on_supervisor),
+        placed(run, address, listener, interrupts) as workers,
+    ):
         drill = Drill(
             run=run,
             root=root,
@@ -60,11 +52,24 @@ def execute(
         return drill.execute()
 
 
-def _commands(
-    run: RunLayout, injections: "Injections", listener: Listener, interrupts: Interrupts
-) -> AbstractContextManager[None]:
-    """Take commands from other processes of this user for as long as the run is supervised."""
+@contextmanager
+def reachable(
+    run: RunLayout, listener: Listener, interrupts: Interrupts, *, kept: bool = False
+) -> Iterator[tuple[Listener, Watch]]:
+    """Take commands about a run, whose lock is held, from other processes of this user; yields who is to be told the records
+    of its drill, and its supervisors."""
     from chaosrun.supervise.control import serve
+    from chaosrun.supervise.injections import Injections
+
+    injections = Injections(run, kept=kept)
+
+    def on_record(record: dict[str, Any]) -> None:
+        injections.hear(record)
+        listener(record)
+
+    def on_supervisor(supervisor: "Supervisor | None") -> None:
+        injections.watch(supervisor)
+        interrupts.watch(supervisor)
 
     def pinged(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"run": run.run_id, "pid": os.getpid()}
@@ -74,7 +79,8 @@ def _commands(
         return {}
 
     commands = {"ping": pinged, "cancel": cancelled, "inject": injections.ask}
-    return serve(run, commands, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why}))
+    with serve(run, commands, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why})):
+        yield on_record, on_supervisor
 
 
 @contextmanager

@@ -2,16 +2,16 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from chaosrun.errors import InterruptedRunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 
-__all__ = ["Interruptible", "Interrupts"]
+__all__ = ["Interruptible", "Interrupts", "OneOfMany"]
 
 
 class Interruptible(Protocol):
@@ -36,7 +36,7 @@ class Interrupts:
         self._wished = False
         self._postponed = False
 
-    def __enter__(self) -> "Interrupts":
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             hangup = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else ()
             for number in (signal.SIGINT, signal.SIGTERM, *hangup):
@@ -89,3 +89,19 @@ class Interrupts:
         if self._supervisor is None or self._supervisor.is_waiting_for_places:
             raise KeyboardInterrupt
         self._supervisor.interrupt()
+
+
+class OneOfMany(Interrupts):
+    """Of one drill among those of this process, in whichever thread: signals are meant for all of them, and whoever takes those
+    is told by `watch` whom to interrupt; a wish ends this drill alone."""
+
+    def __init__(self, watch: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._tell = watch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def watch(self, supervisor: Interruptible | None) -> None:
+        self._tell(supervisor)
+        super().watch(supervisor)

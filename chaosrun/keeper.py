@@ -12,24 +12,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import ChaosrunError, RecoveryError
 from chaosrun.execution import Listener, execute
 from chaosrun.interrupts import Interrupts
+from chaosrun.package_path import with_package
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.supervision import described, raised_again, supervision
+from chaosrun.records.supervision import described, raised_again
 
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
 __all__ = ["carry_out"]
-
-PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 
 def carry_out(
@@ -46,12 +45,10 @@ def carry_out(
     With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
     `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
     """
-    from chaosrun.supervise.drill import lock_run, run_files
+    from chaosrun.supervise.drill import supervised
 
     interrupts.check(run)
-    with lock_run(run) as lock, ExitStack() as stack:
-        with run_files(run, "resume"):
-            warnings = stack.enter_context(supervision(run))
+    with supervised(run) as (lock, warnings):
         if _deadly(run):
             verdict = _keep(run, root, address, listener, interrupts, lock)
         else:
@@ -104,12 +101,11 @@ class _Child:
     def __init__(self, run: RunLayout, root: Path, address: str | None, interrupts: Interrupts, lock: int) -> None:
         """`lock`: of the run, held by this process and, for as long as it lives, by the child."""
         self._interrupts = interrupts
-        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "chaosrun.keeper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env=with_package(os.environ),
             # Its own session: a Ctrl-C is passed on, once, and not also sent by the terminal.
             start_new_session=True,
             pass_fds=(lock,),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from chaosrun.errors import UsageError
+from chaosrun.records.folders import called
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import root_arguments
 from chaosrun.records.runs import RunSummary, default_root
@@ -82,17 +83,11 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
         return RunLayout(Path(ref))
     if not ref:
         raise UsageError("the name of a run is empty", hint="`chaosrun list` shows the runs")
-    runs = list_runs(root)
-    if ref == "latest" and runs:
-        return RunLayout(runs[0].path)
-    exact = [summary for summary in runs if summary.run_id == ref]
-    matches = exact or [summary for summary in runs if summary.run_id.startswith(ref)]
-    if len(matches) == 1:
-        return RunLayout(matches[0].path)
-    place = default_root() if root is None else root
-    if not matches:
-        listed = shlex.join(["chaosrun", "list", *root_arguments(place)])
-        hint = f"`{listed}` shows the runs; --root names another place"
-        raise UsageError(f"no run {_shortened(ref)!r} under {place}", hint=hint)
-    some = ", ".join(summary.run_id for summary in matches[:5])
-    raise UsageError(f"{ref!r} could be any of {len(matches)} runs: {some}", hint="write more of the name")
+    found = called(ref, {summary.path: summary.created_s for summary in list_runs(root)})
+    if found is None:
+        place = default_root() if root is None else root
+        listing = shlex.join(["chaosrun", "list", *root_arguments(place)])
+        raise UsageError(
+            f"no run {_shortened(ref)!r} under {place}", hint=f"`{listing}` shows the runs; --root names another place"
+        )
+    return RunLayout(found)

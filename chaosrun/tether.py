@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import InterruptedRunError, RecoveryError
+from chaosrun.package_path import with_package
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.own_files import open_own_file
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tether"]
 
-PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-
 
 class Tether:
     """Use as a context manager: at its end the process is detached, or gone."""
@@ -34,7 +32,6 @@ class Tether:
         """Start the process and wait until it supervises the run: its lock is held then. Raises what kept it from that."""
         self.run = run
         self._detached = False
-        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
         with os.fdopen(open_own_file(run.supervisor_log, os.O_WRONLY | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "chaosrun.detached"],
@@ -42,7 +39,7 @@ class Tether:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env={**os.environ, "PYTHONPATH": path},
+                env=with_package(os.environ),
                 # No terminal's Ctrl-C, and no closing of it, reaches a session of its own.
                 start_new_session=True,
             )

@@ -9,11 +9,13 @@ from typing import Any
 
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
+from chaosrun.execution import reachable
+from chaosrun.interrupts import OneOfMany
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import Drill, create_run, lock_run, read_run
+from chaosrun.supervise.drill import Drill, create_run, read_run, supervised
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.verdict import Verdict
 
@@ -40,20 +42,30 @@ class WarmPlace:
         self.workers = ClusterWorkers(self.cluster, self.job.spec)
 
     def drill(
-        self, run: RunLayout, *, watch: Watch, on_record: Listener = lambda record: None, survey: bool = False
+        self,
+        run: RunLayout,
+        *,
+        watch: Watch,
+        on_record: Listener = lambda record: None,
+        survey: bool = False,
+        report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
     ) -> Verdict:
-        """Carry a run out. Raises as `Drill.execute` does."""
-        drill = Drill(
-            run=run,
-            root=self.root,
-            workers=lambda: self.workers,
-            devices=self.workers.devices,
-            on_record=on_record,
-            on_supervisor=watch,
-            survey=survey,
-        )
-        with lock_run(run):
-            return drill.execute()
+        """Carry a run out, where other processes reach it, and `report` its verdict, whose warnings that returns. Raises as
+        `Drill.execute` does."""
+        with OneOfMany(watch) as interrupts, supervised(run) as (_, warnings):
+            with reachable(run, on_record, interrupts) as (hear, on_supervisor):
+                drill = Drill(
+                    run=run,
+                    root=self.root,
+                    workers=lambda: self.workers,
+                    devices=self.workers.devices,
+                    on_record=hear,
+                    on_supervisor=on_supervisor,
+                    survey=survey,
+                )
+                verdict = drill.execute()
+            warnings += report(verdict)
+            return verdict
 
 
 def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str) -> RunLayout:
@@ -79,6 +91,7 @@ def remove_run(run: RunLayout) -> None:
     storage = own_leg(run, info, "chaos").storage
     if storage is not None and is_owner(storage.parent, run.path, info):
         shutil.rmtree(storage.parent)
+    run.run_json.unlink()  # first: nobody takes for a run what is half gone
     shutil.rmtree(run.path)
 
 

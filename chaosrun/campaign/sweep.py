@@ -149,7 +149,8 @@ def try_points(
     keep: bool,
     on_record: Listener,
 ) -> Sweep:
-    """Try every point that is left, as many at a time as there are places. `keep` the runs that pass.
+    """Try every point that is left, as many at a time as there are places. `keep` the runs that pass. A point whose drill is
+    cancelled stays left.
 
     Raises InterruptedRunError on a KeyboardInterrupt, and whatever a drill raises: what is done then is in the folder.
     """
@@ -158,10 +159,14 @@ def try_points(
     for place in places:
         free.put((place, working.watch()))
 
-    def try_at_a_free_place(point: Point) -> Tried:
+    def try_at_a_free_place(point: Point) -> Tried | None:
         place, watch = free.get()
         try:
             return _try(point, sweep, folder, place, watch=watch, keep=keep)
+        except InterruptedRunError:
+            if working.interrupted:
+                raise
+            return None  # by a wish that was for this drill alone
         finally:
             free.put((place, watch))
 
@@ -169,15 +174,19 @@ def try_points(
         drills = {pool.submit(try_at_a_free_place, point): point for point in sweep.left}
         try:
             for done in as_completed(drills):
-                sweep = _with(sweep, drills[done], done.result())
+                point, tried = drills[done], done.result()
+                if tried is None:
+                    on_record({"leg": None, "event": "sweep.cancelled", "point": point.id})
+                    continue
+                sweep = _with(sweep, point, tried)
                 folder.save(sweep)
-                on_record(_record(sweep, drills[done]))
+                on_record(_record(sweep, point))
         except BaseException as error:
             working.interrupt()
             pool.shutdown(cancel_futures=True)
             for done, point in drills.items():
-                if _ended_well(done):
-                    sweep = _with(sweep, point, done.result())
+                if _ended_well(done) and (tried := done.result()) is not None:
+                    sweep = _with(sweep, point, tried)
             folder.save(sweep)
             if isinstance(error, KeyboardInterrupt):
                 tried = f"{len(sweep.tried)} of {len(sweep.points)} points tried"
@@ -202,7 +211,7 @@ def _with(sweep: Sweep, point: Point, tried: Tried) -> Sweep:
     return replace(sweep, tried={**sweep.tried, point.id: tried})
 
 
-def _ended_well(drill: Future[Tried]) -> bool:
+def _ended_well(drill: Future[Tried | None]) -> bool:
     return drill.done() and not drill.cancelled() and drill.exception() is None
 
 

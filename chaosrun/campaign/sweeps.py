@@ -13,7 +13,7 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.points import Point
-from chaosrun.records.folders import named_folder, new_folder
+from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.locks import locked
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
@@ -142,16 +142,10 @@ def new_sweep(root: Path, name: str) -> SweepFolder:
 
 def find_sweep(root: Path, ref: str, job: Path) -> SweepFolder:
     """The sweep of this job file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
-    began: dict[Path, float] = {}
-    for path in (root / "sweeps").glob("*/sweep.json"):
-        folder = SweepFolder(path.parent)
-        try:
-            sweep = folder.load()
-        except UsageError:
-            if folder.path.name == ref:
-                raise
-            continue  # of another version, or damaged: no reason why another one could not be gone on with
-        if sweep.job == str(job.resolve()):
-            began[folder.path] = sweep.created_s
+
+    def began(path: Path) -> tuple[str, float]:
+        sweep = SweepFolder(path).load()
+        return sweep.job, sweep.created_s
+
     otherwise = "without --resume a new one begins"
-    return SweepFolder(named_folder(root / "sweeps", ref, began, of=job, otherwise=otherwise))
+    return SweepFolder(find_folder(root / "sweeps", ref, began, of=job, otherwise=otherwise))

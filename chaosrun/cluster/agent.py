@@ -41,13 +41,13 @@ from chaosrun.cluster.raylet import leave_with_the_raylet
 from chaosrun.cluster.stacks import collect_stacks
 from chaosrun.cluster.strikes import Blow, NodeProcesses, deliver
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.package_path import with_package
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 
 __all__ = ["NodeAgent"]
 
 MARK_VARIABLE = "CHAOSRUN_SESSION"
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_LIMIT = 1 << 24
 # One thread each while modules are imported: a thread would not survive a fork, and it would not be safe to fork beside it.
 IMPORT_ENVIRONMENT = {
@@ -146,9 +146,7 @@ class NodeAgent:
 
     async def _launch(self, key: str, env: Mapping[str, str], temporary: Path) -> Server:
         mark = f"{self._mark}#{uuid.uuid4().hex}"
-        # The package must be found even when the job's environment has its own PYTHONPATH.
-        path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), env.get("PYTHONPATH"))))
-        environment = {**env, **IMPORT_ENVIRONMENT, "PYTHONPATH": path, MARK_VARIABLE: mark}
+        environment = {**with_package(env), **IMPORT_ENVIRONMENT, MARK_VARIABLE: mark}
         ours, theirs = socket.socketpair()
         output = os.memfd_create("forkserver", os.MFD_CLOEXEC)
         try:

@@ -16,10 +16,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from chaosrun.cluster.agent import MARK_VARIABLE, PACKAGE_ROOT, RAY_SETTINGS
+from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS
 from chaosrun.cluster.leash import KILL_S
 from chaosrun.cluster.processes import kill_marked
 from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
+from chaosrun.package_path import with_package
 
 __all__ = ["ProbeAgent"]
 
@@ -117,9 +118,7 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     # Ray hides every GPU from an actor that asked for none; which of them the node has been given, its raylet knows.
     given = environment_of_the_raylet().get("CUDA_VISIBLE_DEVICES")
     visible = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
-    wanted = {**inherited, **visible, **env}
-    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), wanted.get("PYTHONPATH"))))
-    return {**wanted, "PYTHONPATH": path}
+    return with_package({**inherited, **visible, **env})
 
 
 def _end_of(descriptor: int, size: int) -> str:

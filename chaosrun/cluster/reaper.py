@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, kill_marked, remove_shared_memory_leftovers
+from chaosrun.package_path import with_package
 
 __all__ = ["Reaper", "clean_up"]
 
 GOODBYE = b"goodbye\n"
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 RAY_TITLES = (b"ray::",)
 
 
@@ -36,7 +36,7 @@ class Reaper:
             stderr=subprocess.DEVNULL,
             # Its own session: a Ctrl-C or a hang-up of the driver's terminal must not take the cleaner along.
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))},
+            env=with_package(os.environ),
         )
         watch = {
             "pid": driver.pid,

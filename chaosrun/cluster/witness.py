@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, marked, send_signal
+from chaosrun.package_path import with_package
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 
 __all__ = ["Seen", "call_witness", "seen_as"]
 
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
 POLL_S = 0.02
 Seen = Mapping[str, Any]
@@ -39,7 +39,7 @@ def call_witness(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))},
+        env=with_package(os.environ),
         start_new_session=True,
     )
     process.communicate(json.dumps({**order, "limit_s": LIMIT_S}).encode())

@@ -47,7 +47,7 @@ def suite(
     output: Format = "text",
 ) -> int:
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
-    not, 6 when all that are not are inconclusive or could not be run."""
+    not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
     from chaosrun import api
     from chaosrun.report.suite import render_agenda, render_suite
     from chaosrun.report.suite_pages import expect_writable, hand_out

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Format, Quiet, Root, Run, duration_s
 from chaosrun.commands.terminal import show_verdict
-from chaosrun.errors import InterruptedRunError, RunTimeoutError
+from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.beside import warn
 from chaosrun.report.escapes import harmless
@@ -34,7 +34,12 @@ def cancel(
 
     layout, timeout_s = api.find_run(run, root), duration_s("--timeout", timeout)
     api.cancel(layout, timeout_s=timeout_s)
-    ended, seen = has_ended(layout), read_supervision(layout)
+    try:
+        ended, seen = has_ended(layout), read_supervision(layout)
+    except UsageError:
+        if layout.run_json.is_file():
+            raise
+        ended, seen = False, None  # removed meanwhile, by the command that had begun it
     error = None if seen is None or isinstance(seen.error, InterruptedRunError) else seen.error
     if output == "json":
         cancelled = not ended and error is None
@@ -47,7 +52,7 @@ def cancel(
         write_out("" if quiet else _line("look", "verify", layout))
     else:
         write_out(f"run {layout.run_id} is cancelled: none of its processes trains any more\n")
-        write_out("" if quiet else _line("go on", "resume", layout))
+        write_out("" if quiet or not layout.run_json.is_file() else _line("go on", "resume", layout))
     return 0
 
 

@@ -5,6 +5,7 @@ import math
 from chaosrun.errors import UsageError
 from chaosrun.export.rendering import render
 from chaosrun.export.subject import Subject
+from chaosrun.wording import count
 
 __all__ = ["script"]
 
@@ -16,8 +17,10 @@ SETUP_TIME_S = 15 * 60
 def script(subject: Subject, *, nodes: int = 1) -> str:
     """The script's text. Raises UsageError for a number of nodes that cannot be."""
     if not 1 <= nodes <= subject.workers:
-        most = f"{subject.workers} worker{'s' if subject.workers != 1 else ''}"
-        raise UsageError(f"{nodes} nodes are not for {most}", hint=f"give --nodes a number from 1 to {subject.workers}")
+        raise UsageError(
+            f"{nodes} nodes are not for {count(subject.workers, 'worker')}",
+            hint=f"give --nodes a number from 1 to {subject.workers}",
+        )
     a_node = math.ceil(subject.workers / nodes)
     limit_s = DEFAULT_TIME_S if subject.timeout_s is None else subject.timeout_s + SETUP_TIME_S
     return render(

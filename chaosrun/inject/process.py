@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-import chaosrun
 from chaosrun.inject.strike import Strike
+from chaosrun.package_path import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
 
 __all__ = [
@@ -133,7 +133,7 @@ def _signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = 
     """A tiny process that signals this one later (`cluster.delayed_signal`); in our process group, so it dies with the rank."""
     command = [sys.executable, "-P", "-S", "-m", "chaosrun.cluster.delayed_signal"]
     # The script's own directory, or its PYTHONPATH, must not stand in the way.
-    environment = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}
     return subprocess.Popen(
         [*command, str(strike.pid), str(start_ticks(strike.pid)), str(seconds), do],
         stdin=subprocess.DEVNULL,

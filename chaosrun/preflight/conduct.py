@@ -99,7 +99,7 @@ def _crew(address: str | None, job: "Job | None", interrupts: Interrupts) -> "It
 
 
 def _setting(wish: Wish, job: "Job | None", root: Path) -> Setting:
-    from chaosrun.preflight.drilling import RayDrills
+    from chaosrun.preflight.drills.on_ray import RayDrills
     from chaosrun.preflight.earlier_run import last_run, saves_of
 
     run = None if job is None else last_run(root, job)

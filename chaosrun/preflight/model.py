@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from chaosrun.preflight.drills import Drills
+    from chaosrun.preflight.drills.wanted import Drills
     from chaosrun.spec.source import Job
 
 __all__ = [

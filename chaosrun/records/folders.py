@@ -1,12 +1,13 @@
 """Folders named by a name and the time, one for each run, sweep or suite: a new one, and the one that a person means."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chaosrun.errors import UsageError
+from chaosrun.wording import listed
 
-__all__ = ["named_folder", "new_folder"]
+__all__ = ["called", "find_folder", "new_folder"]
 
 MOST_AT_ONCE = 100
 """Folders of one name in one second."""
@@ -29,22 +30,42 @@ def new_folder(parent: Path, name: str) -> Path:
     raise UsageError(f"could not find a free name under {parent}", hint=f"remove old {parent.name}")
 
 
-def named_folder(parent: Path, ref: str, created_s: Mapping[Path, float], *, of: Path, otherwise: str) -> Path:
-    """The folder in `parent` called `ref`: its name, a unique prefix of it, or "latest".
+def find_folder(parent: Path, ref: str, began: Callable[[Path], tuple[str, float]], *, of: Path, otherwise: str) -> Path:
+    """The folder in `parent` called `ref` that is of the file `of`: see `called`.
 
-    `created_s` has all that are of the file `of`, and when they were made. Raises UsageError, with the
-    hint `otherwise` where there is none at all.
+    `began` says of which file a folder is, and when it was made; what raises UsageError there is passed over, unless `ref` is
+    its very name. Raises UsageError, with the hint `otherwise` where there is none at all.
     """
-    matches = [path for path in created_s if path.name == ref] or [path for path in created_s if path.name.startswith(ref)]
-    if ref == "latest":
-        matches = sorted(created_s, key=lambda path: (created_s[path], path.name))[-1:]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        some = ", ".join(sorted(path.name for path in matches)[:5])
-        raise UsageError(f"{ref!r} could be any of {len(matches)} {parent.name}: {some}", hint="write more of the name")
+    created_s: dict[Path, float] = {}
+    for path in parent.glob("*"):
+        try:
+            file, made_s = began(path)
+        except UsageError:
+            if path.name == ref:
+                raise
+            continue  # of another version, or damaged: no reason why another one could not be gone on with
+        if file == str(of.resolve()):
+            created_s[path] = made_s
+    found = called(ref, created_s)
+    if found is not None:
+        return found
     names = ", ".join(sorted(path.name for path in created_s)[-5:])
     raise UsageError(
         f"no {parent.name.removesuffix('s')} {ref!r} of {of} under {parent.parent}",
         hint=f"there are {names}" if names else otherwise,
     )
+
+
+def called(ref: str, created_s: Mapping[Path, float]) -> Path | None:
+    """The folder called `ref`: its name, a unique prefix of it, or "latest".
+
+    `created_s` has all that there are, and when they were made. Raises UsageError when it could be several.
+    """
+    if ref == "latest":
+        return max(created_s, key=lambda path: (created_s[path], path.name), default=None)
+    matches = [path for path in created_s if path.name == ref] or [path for path in created_s if path.name.startswith(ref)]
+    if len(matches) > 1:
+        some = listed(sorted(path.name for path in matches))
+        of_all = f"any of {len(matches)} {matches[0].parent.name}"
+        raise UsageError(f"{ref!r} could be {of_all}: {some}", hint="write more of the name")
+    return matches[0] if matches else None

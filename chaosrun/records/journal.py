@@ -35,12 +35,14 @@ from typing import Any, Literal, get_args
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.trace import TornRecordError, read_lines
 
-__all__ = ["JOURNAL_VERSION", "OUTCOMES", "Journal", "Outcome", "fsync_directory", "write_durably"]
+__all__ = ["CONCLUSIVE", "JOURNAL_VERSION", "OUTCOMES", "Journal", "Outcome", "fsync_directory", "write_durably"]
 
 JOURNAL_VERSION = 1
 
 Outcome = Literal["completed", "user_error", "recovery_failed", "inexact_restore", "resources", "timeout", "interrupted"]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
+"""How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
 
 
 class Journal:

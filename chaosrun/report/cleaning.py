@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chaosrun.report.page import columns, unwrapped
-from chaosrun.report.progress import span
-from chaosrun.report.sizes import size
+from chaosrun.wording import count, size, span
 
 if TYPE_CHECKING:
     from chaosrun.housekeeping.cleaning import Cleaning
@@ -30,7 +29,7 @@ def render_cleaning(cleaning: "Cleaning", *, short: bool = False) -> RenderableT
         parts += [table, ""]
     if not short:
         for (kind, why), number in Counter((kept.found.kind, kept.why) for kept in choice.kept).items():
-            parts.append(Text(f"kept      {number} {kind}{'s' * (number != 1)}: {why}"))
+            parts.append(Text(f"kept      {count(number, kind)}: {why}"))
         parts += [
             unwrapped(f"kept      {place}: nothing shows that these checkpoints are no other run's")
             for place in cleaning.spared
@@ -42,7 +41,7 @@ def render_cleaning(cleaning: "Cleaning", *, short: bool = False) -> RenderableT
 def cleaning_sentence(cleaning: "Cleaning") -> str:
     """What was removed, or would be, and how much room that makes."""
     counts = Counter(found.kind for found in cleaning.choice.removed)
-    what = [f"{number} {kind}{'s' * (number != 1)}" for kind, number in counts.items()]
+    what = [count(number, kind) for kind, number in counts.items()]
     if cleaning.leftovers:
         what.append("what an earlier cleaning left")
     if not what:

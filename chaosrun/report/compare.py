@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaosrun.report.page import columns, section, unwrapped
-from chaosrun.report.progress import count
+from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference

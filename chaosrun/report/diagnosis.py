@@ -9,7 +9,7 @@ from rich.text import Text
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
-from chaosrun.report.progress import count
+from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis, Replay

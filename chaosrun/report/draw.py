@@ -15,7 +15,7 @@ from rich.text import Text
 from chaosrun.plan.faults import Fault
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.picture import FaultSeen, Lane, LegPicture, RunPicture
-from chaosrun.report.progress import count, span
+from chaosrun.wording import count, span
 
 __all__ = ["ASCII", "UNICODE", "Signs", "draw", "sparkline"]
 

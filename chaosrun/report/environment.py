@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chaosrun.report.sizes import size
+from chaosrun.wording import size
 
 __all__ = ["environment_lines"]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from chaosrun.records.journal import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import without_escapes
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
@@ -34,7 +35,6 @@ LONGEST_EVIDENCE = 4000
 """Characters of a check's evidence; verdict.json holds the whole."""
 _ILLEGAL = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, not even escaped (https://www.w3.org/TR/xml/#charsets)."""
-COMPLETED = ("completed", "inexact_restore")
 
 
 def render_junit(run: RunLayout, verdict: "Verdict") -> str:
@@ -65,16 +65,17 @@ def drill_suite(
     *,
     surprises: Sequence[str] | None = None,
     error: str | None = None,
+    instead: str = "not carried out",
 ) -> TestSuite:
     """One drill, called `name`: the same from night to night.
 
     `surprises`: in which ways it is not what a suite expected of it. With none of them every case passes, whatever the verdict
-    is; None: a PASS is expected. `error`: why there is no verdict.
+    is; None: a PASS is expected. `error`: why there is no verdict, `instead`: what there is.
     """
     suite = TestSuite(xml_text(name))
     if run is None or verdict is None:
         case = _case(name, "verdict")
-        case.result = [_result(Error, error or "the drill could not be carried out", "not carried out")]
+        case.result = [_result(Error, error or "the drill could not be carried out", instead)]
         suite.add_testcases([case])
         return suite
     facts = read_facts(run)
@@ -184,7 +185,7 @@ def _of_fault(name: str, fault: "FaultOutcome", verdict: "Verdict", again: str |
     shown = fault.evidence or "landed" if fault.landed else f"not shown: {fault.problem}"
     about = _said(f"{fault.id}: {fault.description}", where, shown, recovered)
     if not fault.landed:
-        if verdict.outcome not in COMPLETED:
+        if verdict.outcome not in CONCLUSIVE:
             case.result = [_result(Skipped, f"the run did not complete: {fault.problem}", "not reached")]
         elif expected or fault.id in _outrun(verdict):
             case.result = [_result(Skipped, f"{fault.problem}", "not reached")]
@@ -205,7 +206,7 @@ def _of_check(name: str, check: "Check", verdict: "Verdict", again: str | None, 
         case.system_out = xml_text(check.summary)
     elif check.status == "skip":
         case.result = [_result(Skipped, check.summary, "nothing to look at")]
-    elif check.status == "inconclusive" and verdict.outcome not in COMPLETED:
+    elif check.status == "inconclusive" and verdict.outcome not in CONCLUSIVE:
         case.result = [_result(Skipped, f"the run did not complete: {check.summary}", "not decided")]
     elif expected:
         case.system_out = _said(f"{check.status}, as expected: {check.summary}")

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from chaosrun.records.journal import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
 from chaosrun.report.facts import read_facts, read_versions
@@ -14,9 +15,9 @@ from chaosrun.report.markdown_parts import LONGEST, ROWS, fence, fitting, paragr
 from chaosrun.report.next_commands import next_commands, repeat_note
 from chaosrun.report.outcomes import undecided_by
 from chaosrun.report.page import shown
-from chaosrun.report.progress import count, span
 from chaosrun.report.text import ended_by, fatal_death
 from chaosrun.verify.blame import blame
+from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
     from chaosrun.verify.account import FaultOutcome
@@ -92,7 +93,7 @@ def _divergence(found: "Divergence | None", hint: str | None) -> Iterable[str]:
 
 
 def _checks(verdict: "Verdict") -> Iterable[str]:
-    if verdict.outcome not in ("completed", "inexact_restore"):
+    if verdict.outcome not in CONCLUSIVE:
         return
     order = ("fail", "inconclusive")
     rows = [
@@ -107,7 +108,7 @@ def _checks(verdict: "Verdict") -> Iterable[str]:
 
 def _passed(verdict: "Verdict") -> Iterable[str]:
     rows = [(check.status, check.name, check.summary) for check in verdict.checks if check.status in ("pass", "skip")]
-    if rows and verdict.outcome in ("completed", "inexact_restore"):
+    if rows and verdict.outcome in CONCLUSIVE:
         summary = f"<details><summary>{count(len(rows), 'check')} passed or had nothing to look at</summary>"
         yield f"{summary}\n\n{table(('', 'check', 'what it found'), rows)}\n\n</details>"
 

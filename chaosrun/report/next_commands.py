@@ -4,6 +4,7 @@ import codecs
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaosrun.records.journal import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts
@@ -28,7 +29,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, facts: RunFacts) -> list[t
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
         inspect = ["chaosrun", "logs", named[0], "--leg", "chaos", *place, *named[1:]]
-    elif verdict.outcome not in (None, "completed", "inexact_restore"):
+    elif verdict.outcome not in (None, *CONCLUSIVE):
         inspect = ["chaosrun", "logs", *named]
     commands = [("inspect", inspect)]
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"

@@ -94,7 +94,6 @@ class LegPicture:
         self.losses: dict[int, float] = {}
         """By step, over all ranks; that of the newest attempt that did it."""
         self.damage: str | None = None
-        self.is_placed = False
         self._attempts: dict[int, _Attempt] = {}
         self._shares: dict[tuple[int, int], dict[int, float]] = {}
         self._step_s: float | None = None
@@ -153,8 +152,6 @@ class LegPicture:
 
     def _take(self, record: Mapping[str, Any]) -> None:
         match record.get("event"):
-            case "placement.acquired":
-                self.is_placed = True
             case "attempt.starting":
                 resume_step = record["resume_step"]
                 self._step_s = self.step_s

@@ -14,6 +14,7 @@ from typing import Any
 from chaosrun.plan.evidence import signal_name
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import TornRecordError, read_lines
+from chaosrun.wording import count
 
 __all__ = [
     "ENDED_BY_DEATH",
@@ -22,12 +23,10 @@ __all__ = [
     "StepSeen",
     "UnplannedDeath",
     "advance",
-    "count",
     "last_step",
     "read_progress",
     "sentence",
     "sound",
-    "span",
 ]
 
 TAIL_BYTES = 1 << 16
@@ -266,24 +265,6 @@ def last_step(trace: Path) -> StepSeen | None:
         if record.get("kind") == "step":
             return StepSeen(step=int(record["step"]), time_s=float(record["time_s"]))
     return None
-
-
-def span(seconds: float) -> str:
-    """A duration in at most six characters: 0.18 s, 4.2 s, 37 s, 2m05s, 3h07m."""
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
-
-
-def count(number: int | None, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _where(record: dict[str, Any]) -> str:

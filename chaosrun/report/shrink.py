@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 
 from chaosrun.records.naming import run_arguments
 from chaosrun.report.page import labelled, unwrapped
-from chaosrun.report.progress import count
+from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.campaign.shrink import Shrunk

@@ -14,7 +14,8 @@ from chaosrun.report.escapes import harmless
 from chaosrun.report.facts import RunFacts, read_facts, read_object
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import LegPicture, RunPicture
-from chaosrun.report.progress import LegProgress, StepSeen, count, last_step, read_progress, span
+from chaosrun.report.progress import LegProgress, StepSeen, last_step, read_progress
+from chaosrun.wording import count, span
 
 __all__ = ["LegStatus", "RunState", "RunStatus", "read_status", "status_lines"]
 

@@ -10,27 +10,19 @@ from rich.text import Text
 
 from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.report.page import columns, indented, unwrapped
-from chaosrun.report.progress import count
 from chaosrun.report.text import STYLES
+from chaosrun.wording import clock, count
 
 if TYPE_CHECKING:
     from chaosrun.suites.folder import Agenda
     from chaosrun.suites.results import DrillResult, SuiteResult
 
-__all__ = ["clock", "headline", "render_agenda", "render_suite"]
+__all__ = ["headline", "render_agenda", "render_suite"]
 
 WIDEST_NAME = 40
 WIDTH_BESIDE = 90
 """Columns that a table needs beside the drills' names to have a place for the differences."""
 LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"}
-
-
-def clock(seconds: float) -> str:
-    """`0.31 s`, `12.3 s`, `4:07`."""
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def headline(result: "SuiteResult") -> str:
@@ -41,6 +33,8 @@ def headline(result: "SuiteResult") -> str:
     parts = [count(len(result.drills), "drill")]
     if odd:
         parts.append(f"{len(odd)} not as expected")
+    if cancelled := sum(drill.cancelled for drill in odd):
+        parts.append(f"{cancelled} cancelled")
     if apart := sum(not entry.as_expected for entry in result.compared):
         parts.append(f"{apart} with losses not as expected")
     if result.not_compared is not None:
@@ -112,10 +106,9 @@ class _Drills:
                 expected.append(" (again)", style="dim")
             if drill.label is not None:
                 expected.append(f" ({drill.label})", style=LABELS[drill.label])
-            status = drill.status or "not run"
             table.add_row(
                 drill.name,
-                Text(status, style=STYLES.get(status, "bold red")),
+                Text(drill.word, style=STYLES.get(drill.word, "bold red")),
                 expected,
                 *([told(drill)] if wide else []),
                 f"{drill.landed}/{drill.faults}",

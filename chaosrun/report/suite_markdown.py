@@ -8,7 +8,8 @@ from chaosrun.report.facts import read_facts
 from chaosrun.report.markdown import SIGNS
 from chaosrun.report.markdown_parts import fence, fitting, table, text
 from chaosrun.report.next_commands import repeat_command
-from chaosrun.report.suite import clock, headline, told, unexpected
+from chaosrun.report.suite import headline, told, unexpected
+from chaosrun.wording import clock
 
 if TYPE_CHECKING:
     from chaosrun.suites.results import DrillResult, SuiteResult
@@ -40,10 +41,9 @@ def render_markdown(result: "SuiteResult") -> str:
 
 
 def _row(drill: "DrillResult") -> tuple[str, ...]:
-    status = drill.status or "not run"
     return (
         drill.name,
-        f"{SIGNS.get(status, '🚫')} {status}",
+        f"{SIGNS.get(drill.word, '🚫')} {drill.word}",
         ("yes" if drill.ok else f"no, {drill.expected}") + (f" ({drill.label})" if drill.label else ""),
         told(drill),
         f"{drill.landed}/{drill.faults}",

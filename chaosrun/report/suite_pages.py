@@ -57,6 +57,7 @@ def junit_text(result: "SuiteResult") -> str:
             judge(drill.run) if drill.run is not None and drill.status is not None else None,
             surprises=drill.surprises,
             error=drill.error,
+            instead="cancelled" if drill.cancelled else "not carried out",
         )
         for drill in result.drills
     ]

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from chaosrun.records.naming import root_arguments
 from chaosrun.report.page import columns, indented, labelled, section, unwrapped
-from chaosrun.report.progress import count
 from chaosrun.report.text import STYLES
+from chaosrun.wording import count
 
 if TYPE_CHECKING:
     from chaosrun.campaign.sweeps import Sweep, Tried

@@ -13,13 +13,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chaosrun.errors import InterruptedRunError
+from chaosrun.records.journal import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
 from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.report.next_commands import next_commands, repeat_note
 from chaosrun.report.outcomes import OUTCOME_WORDS, undecided_by
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
-from chaosrun.report.progress import ENDED_BY_DEATH, UnplannedDeath, count, read_progress, span
+from chaosrun.report.progress import ENDED_BY_DEATH, UnplannedDeath, read_progress
+from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
     from chaosrun.plan.faults import FaultPlan
@@ -47,7 +49,7 @@ def render_verdict(verdict: "Verdict", run: RunLayout) -> RenderableType:
     if verdict.attempts:
         parts += section(f"Faults: {_faults_sentence(verdict, facts)}", _faults(verdict))
         parts += section(f"Attempts: {_attempts_sentence(verdict)}", _attempts(verdict))
-    if verdict.outcome in ("completed", "inexact_restore"):
+    if verdict.outcome in CONCLUSIVE:
         parts += section(f"Checks: {_checks_sentence(verdict.checks)}", _checks(verdict.checks))
     if verdict.divergence is not None:
         parts += section("First divergence", _divergence(verdict.divergence))

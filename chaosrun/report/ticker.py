@@ -21,6 +21,8 @@ def tick(record: Mapping[str, Any]) -> str:
         case "sweep.tried":
             cause = "" if record["status"] == "PASS" else f": {record['cause']}"
             return f"{record['number']}/{record['of']} {record['point']}: {record['status']}{cause}"
+        case "sweep.cancelled":
+            return f"{record['point']}: cancelled, and left to be gone on with"
         case "shrink.tried":
             faults = f"{record['faults']} of {record['of']} faults"
             return f"drill {record['number']}, {faults}: {record['symptom'] or 'does not fail'}"
@@ -33,7 +35,8 @@ def tick(record: Mapping[str, Any]) -> str:
             return f"{record['name']} begins anew: its run of before was not whole"
         case "suite.ended":
             surprise = "" if record["ok"] else f", not as expected: {record['cause']}"
-            return f"{record['number']}/{record['of']} {record['name']}: {record['status'] or 'not run'}{surprise}"
+            status = record["status"] or ("cancelled" if record.get("cancelled") else "not run")
+            return f"{record['number']}/{record['of']} {record['name']}: {status}{surprise}"
     return str(record["event"])
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from chaosrun.campaign.sweep import Interruptible, Watch
+from chaosrun.campaign.sweep import Interruptible
 from chaosrun.suites.places import Place, Places
 from chaosrun.suites.planned import PlannedDrill
 from chaosrun.suites.results import DrillResult
@@ -14,8 +14,9 @@ from chaosrun.suites.results import DrillResult
 __all__ = ["Carry", "Listener", "carry_out_all"]
 
 Listener = Callable[[Mapping[str, Any]], None]
-Carry = Callable[[PlannedDrill, Place | None, Watch, Listener], tuple[DrillResult, bool]]
-"""Carry a drill out, at a place or (None) with all to itself; tells its result, and whether the place is still sound."""
+Carry = Callable[[PlannedDrill, Place | None, Interruptible, Listener], tuple[DrillResult, bool]]
+"""Carry a drill out, at a place or (None) with all to itself; tells its result, and whether the place is still sound. What
+works now can be interrupted, all of it at once."""
 
 
 def carry_out_all(
@@ -52,11 +53,12 @@ def carry_out_all(
 
         def work(drill: PlannedDrill, place: Place | None) -> None:
             def listen(record: Mapping[str, Any]) -> None:
-                if record.get("event") == "leg.started" and record.get("leg") == "chaos":
+                # Begun here, or gone on with.
+                if record.get("event") in ("leg.started", "supervisor.resumed") and record.get("leg") == "chaos":
                     events.put(lambda: reference_is_there(drill))
 
             try:
-                result, sound = carry(drill, place, working.watch(), listen)
+                result, sound = carry(drill, place, working, listen)
             except BaseException as error:
                 failure = error  # the name that `except` binds is gone when the function runs
                 events.put(lambda: failed(drill, place, failure))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.records.folders import named_folder, new_folder
+from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import Journal, write_durably
 from chaosrun.records.locks import locked
 from chaosrun.records.trace import TornRecordError, read_lines
@@ -72,6 +72,7 @@ class Done:
     started: dict[str, str] = field(default_factory=dict)
     """Run directory by drill, of the latest start."""
     results: dict[str, DrillResult] = field(default_factory=dict)
+    """Without those that were cancelled: they are still to be carried out."""
     took_s: float = 0.0
     """While a process carried the suite out, all of them together."""
 
@@ -128,7 +129,9 @@ class SuiteFolder:
                 if record["event"] == "drill.started":
                     done.started[record["name"]] = record["run"]
                 elif record["event"] == "drill.ended":
-                    done.results[record["name"]] = DrillResult.from_record(record["result"])
+                    result = DrillResult.from_record(record["result"])
+                    if not result.cancelled:
+                        done.results[result.name] = result
         except (TornRecordError, KeyError, TypeError) as error:
             raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
         return done
@@ -151,16 +154,10 @@ def new_suite(root: Path, name: str) -> SuiteFolder:
 
 def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
     """The run of this suite's file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
-    began: dict[Path, float] = {}
-    for path in (root / "suites").glob("*/suite.json"):
-        folder = SuiteFolder(path.parent)
-        try:
-            agenda = folder.load()
-        except UsageError:
-            if folder.path.name == ref:
-                raise
-            continue  # of another version, or damaged: no reason why another one could not be gone on with
-        if agenda.path == str(suite.resolve()):
-            began[folder.path] = agenda.created_s
+
+    def began(path: Path) -> tuple[str, float]:
+        agenda = SuiteFolder(path).load()
+        return agenda.path, agenda.created_s
+
     otherwise = "without --resume the suite begins anew"
-    return SuiteFolder(named_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))
+    return SuiteFolder(find_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.place import WarmPlace, Watch, new_run
+from chaosrun.campaign.place import WarmPlace, new_run
+from chaosrun.campaign.sweep import Interruptible
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
-from chaosrun.interrupts import Interrupts
+from chaosrun.interrupts import OneOfMany
 from chaosrun.keeper import carry_out
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
@@ -193,12 +194,14 @@ class SuiteRun:
         def on_result(drill: PlannedDrill, result: DrillResult) -> bool:
             results[drill.name] = result
             self._keep(drill, result)
-            about = {"status": result.status, "ok": result.ok, "cause": "; ".join(result.surprises), "took_s": result.took_s}
-            self._tell("suite.ended", name=drill.name, number=len(results), **about)
+            about = {"status": result.status, "cancelled": result.cancelled, "ok": result.ok, "took_s": result.took_s}
+            self._tell("suite.ended", name=drill.name, number=len(results), cause="; ".join(result.surprises), **about)
             return result.ok or not self.agenda.fail_fast
 
-        def carry(drill: PlannedDrill, place: Place | None, watch: Watch, listen: Listener) -> tuple[DrillResult, bool]:
-            return self._carry(drill, place, watch, listen, done.started.get(drill.name))
+        def carry(
+            drill: PlannedDrill, place: Place | None, working: Interruptible, listen: Listener
+        ) -> tuple[DrillResult, bool]:
+            return self._carry(drill, place, working, listen, done.started.get(drill.name))
 
         try:
             if not (self.agenda.fail_fast and any(not result.ok for result in results.values())):
@@ -215,11 +218,18 @@ class SuiteRun:
         return self._result({})
 
     def _carry(
-        self, drill: PlannedDrill, place: Place | None, watch: Watch, listen: Listener, former: str | None
+        self, drill: PlannedDrill, place: Place | None, working: Interruptible, listen: Listener, former: str | None
     ) -> tuple[DrillResult, bool]:
         began_s = time.monotonic()
+        run: RunLayout | None = None
+        told: list[str] = []
 
-        def failed(message: str, run: RunLayout | None) -> tuple[DrillResult, bool]:
+        def report(verdict: Verdict) -> Sequence[str]:
+            assert run is not None, "nothing else comes to a verdict"
+            told.extend(self.finish(run, verdict))
+            return told
+
+        def failed(message: str, error: ChaosrunError | None = None) -> tuple[DrillResult, bool]:
             took_s = round(time.monotonic() - began_s, 3)
             return (
                 DrillResult(
@@ -227,6 +237,8 @@ class SuiteRun:
                     run=run,
                     status=None,
                     expected=drill.expectation.verdict,
+                    exit_code=None if error is None else error.exit_code,
+                    cancelled=isinstance(error, InterruptedRunError),
                     error=message,
                     surprises=(message,),
                     faults=drill.faults,
@@ -236,21 +248,22 @@ class SuiteRun:
                 False,
             )
 
-        run: RunLayout | None = None
         try:
             run = self._run_of(drill, former)
-            verdict = self._verdict(drill, run, place, watch, listen)
-            told = self.finish(run, verdict)
+            verdict = self._verdict(drill, run, place, working, listen, report)
             took_s = time.monotonic() - began_s
             result = drill_result(drill.name, drill.expectation, run, verdict, took_s=took_s, rerun=drill.rerun)
-        except InterruptedRunError:
-            raise
+        except InterruptedRunError as error:
+            if working.interrupted:
+                raise
+            # By a wish that was for this drill alone.
+            return failed(f"it was cancelled ({error.message})", error)
         except ChaosrunError as error:
-            return failed(error.message, run)
+            return failed(error.message, error)
         except Exception as error:
             log = self.folder.path / f"bug-{threading.get_native_id()}-{int(time.time())}.txt"
             log.write_text("".join(traceback.format_exception(error)))
-            return failed(f"this is a bug in chaosrun: {type(error).__name__}: {error} (see {log})", run)
+            return failed(f"this is a bug in chaosrun: {type(error).__name__}: {error} (see {log})")
         with self._lock:
             self._told += told
         return result, verdict.outcome == "completed" and not drill.needs_fresh
@@ -270,29 +283,44 @@ class SuiteRun:
             self.journal.append("drill.started", name=drill.name, run=str(run.path))
         return run
 
-    def _verdict(self, drill: PlannedDrill, run: RunLayout, place: Place | None, watch: Watch, listen: Listener) -> Verdict:
+    def _verdict(
+        self,
+        drill: PlannedDrill,
+        run: RunLayout,
+        place: Place | None,
+        working: Interruptible,
+        listen: Listener,
+        report: Callable[[Verdict], Sequence[str]],
+    ) -> Verdict:
         if has_ended(run):
             with lock_run(run):
-                return judge(run)
+                verdict = judge(run)
+                report(verdict)
+                return verdict
+        watch = working.watch()
         if place is None:
-            return carry_out(run, self.root, self.address, lambda record: listen(record), _PassedOn(watch))
+            with OneOfMany(watch) as interrupts:
+                return carry_out(run, self.root, self.address, lambda record: listen(record), interrupts, report)
         job = _as_planned(drill)
         warm = WarmPlace(cluster=place.cluster, job=job, root=self.root)
-        return warm.drill(run, watch=watch, on_record=listen)
+        return warm.drill(run, watch=watch, on_record=listen, report=report)
 
     def _keep(self, drill: PlannedDrill, result: DrillResult) -> None:
         """Everywhere that it matters tomorrow, and last where it says that it is done: all of this may be done twice."""
+        if not result.cancelled:  # of which nothing is known
+            self._keep_for_later(drill, result)
+        with self._lock:
+            self.journal.append("drill.ended", name=drill.name, result=result.recorded())
+
+    def _keep_for_later(self, drill: PlannedDrill, result: DrillResult) -> None:
         agenda = self.agenda
-        history = Path(agenda.history)
         if told := self._remember(result):
             self._told.append(told)
         try:
-            KeptPlans.beside(history).take(result, drill, suite=agenda.path, night=agenda.night)
+            KeptPlans.beside(Path(agenda.history)).take(result, drill, suite=agenda.path, night=agenda.night)
         except Exception as error:  # whatever lies among the kept plans: no reason to lose the night
             told = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
             self._told.append(f"{drill.name}: what it means for the kept plans could not be written down: {told}")
-        with self._lock:
-            self.journal.append("drill.ended", name=drill.name, result=result.recorded())
 
     def _result(self, results: Mapping[str, DrillResult]) -> SuiteResult:
         agenda = self.agenda
@@ -304,7 +332,7 @@ class SuiteRun:
         earlier = [each for each in history.entries if each.suite != agenda.suite_id and each.time_s < agenda.created_s]
         before = nights(earlier, by_hand=True)
         drills = tuple(
-            replace(result, label=label(_before(result, before), result.ok))
+            result if result.cancelled else replace(result, label=label(_before(result, before), result.ok))
             for planned in agenda.drills
             if (result := results.get(planned.name)) is not None
         )
@@ -315,7 +343,9 @@ class SuiteRun:
             notes.append(
                 f"{agenda.history}: lines that cannot be read were left out: {lines}{'…' * (len(history.damaged) > 5)}"
             )
-        if any(result.rerun and not result.ok for result in drills):
+        if any(result.cancelled for result in drills):
+            notes.append(f"`{go_on(agenda, self.root)}` carries out what was cancelled")
+        if any(result.rerun and not result.ok and not result.cancelled for result in drills):
             folder = KeptPlans.beside(Path(agenda.history)).folder
             notes.append(
                 f"what failed runs again until it has passed {PASSES} nights; remove its file in {folder} to give it up"
@@ -365,14 +395,3 @@ class SuiteRun:
 def _before(result: DrillResult, known: Sequence[Night]) -> list[bool]:
     """What the drill was in the nights before; one that repeats a failure began with that."""
     return [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, known))]
-
-
-class _PassedOn(Interrupts):
-    """Those of a drill with all to itself: whom to interrupt, the whole suite knows."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self._pass_on: Callable[[Any], None] = watch
-
-    def watch(self, supervisor: Any) -> None:
-        self._pass_on(supervisor)

@@ -44,6 +44,8 @@ class DrillResult:
     """The first one, in words."""
     error: str | None = None
     """Why there is no verdict."""
+    cancelled: bool = False
+    """It was ended by `chaosrun cancel`; the suite, gone on with, carries it out."""
     surprises: tuple[str, ...] = ()
     """In which ways it is not what was expected; none when it is."""
     faults: int = 0
@@ -63,6 +65,11 @@ class DrillResult:
     @property
     def ok(self) -> bool:
         return not self.surprises
+
+    @property
+    def word(self) -> str:
+        """What stands where a verdict would."""
+        return self.status or ("cancelled" if self.cancelled else "not run")
 
     def recorded(self) -> dict[str, Any]:
         """A line of the suite's journal."""

@@ -24,7 +24,7 @@ from chaosrun.errors import (
     UserScriptError,
 )
 from chaosrun.plan.faults import FaultPlan
-from chaosrun.records.journal import write_durably
+from chaosrun.records.journal import CONCLUSIVE, write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
@@ -176,7 +176,7 @@ class _Replays:
         legs = [read_leg(self._leg(name)) for name in ("reference", "chaos")]
         replayed = Drill.of(legs[0], legs[1], self.drill.spec, plan)
         comparison = compare_inspections(legs[0].layout, legs[1].layout, self.drill.ranks)
-        if result.outcome not in ("completed", "inexact_restore") and comparison.finding is None:
+        if result.outcome not in CONCLUSIVE and comparison.finding is None:
             raise _failure("disturbed", result)
         return _Shown(
             start=start,

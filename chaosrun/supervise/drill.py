@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
 from chaosrun.records.storage_owner import NONCE, claim
+from chaosrun.records.supervision import supervision
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.hangs import patience_of
 from chaosrun.supervise.orders import order_template
@@ -44,6 +45,7 @@ __all__ = [
     "read_run",
     "run_files",
     "supervise_leg",
+    "supervised",
 ]
 
 RUN_VERSION = 1
@@ -89,6 +91,15 @@ def lock_run(run: RunLayout) -> AbstractContextManager[int]:
     """Hold a run for this process; raises UsageError when another one supervises it. The kernel frees it with the process, and
     with all that were given the descriptor that this yields."""
     return locked(run.lock, f"run {run.run_id} is being supervised", hint=f"chaosrun status {run_argument(run)}")
+
+
+@contextmanager
+def supervised(run: RunLayout) -> Iterator[tuple[int, list[str]]]:
+    """Hold a run as `lock_run` does, and have its supervisor.json say how that went, with the warnings put into the list."""
+    with lock_run(run) as lock, ExitStack() as stack:
+        with run_files(run, "resume"):
+            warnings = stack.enter_context(supervision(run))
+        yield lock, warnings
 
 
 def is_supervised(run: RunLayout) -> bool:

@@ -103,11 +103,11 @@ class Supervisor:
 
     def interrupt(self) -> None:
         """End the leg as soon as its processes are gone. May be called from a signal handler or another thread."""
-        self._workers.wake({"event": "interrupt"})
+        self._workers.wake({"event": "interrupt", "to": self})
 
     def inject(self, faults: Sequence[Fault]) -> None:
         """Have these strike, which are in the run's plan.json by now. May be called from another thread; does not wait."""
-        self._workers.wake({"event": "inject", "faults": tuple(faults)})
+        self._workers.wake({"event": "inject", "to": self, "faults": tuple(faults)})
 
     def run(self) -> LegResult:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
@@ -168,11 +168,11 @@ class Supervisor:
                 self._pending += self._node_stopped(raw["node"], [])
                 message = f"the agent on node {raw['node'][:8]} died: {raw['message']}"
                 return lifecycle.AgentLost(message=message, fault=raw.get("fault"))
-            case "interrupt":
+            case "interrupt" if raw["to"] is self:
                 return lifecycle.Interrupt()
-            case "inject":
+            case "inject" if raw["to"] is self:
                 self._take_in(raw["faults"])
-        return None  # an event of an attempt that is already over
+        return None  # of an attempt, or a leg, that is already over
 
     def _take_in(self, faults: Sequence[Fault]) -> None:
         self._plan = replace(self._plan, faults=(*self._plan.faults, *faults))

@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from chaosrun.errors import InvalidCheckpointError, MisuseError
+from chaosrun.wording import listed
 
 __all__ = ["load_values", "plain_values", "refuse_code", "unpicklable"]
 
@@ -57,7 +58,9 @@ def refuse_code(directory: Path) -> None:
             # Not what torch.save writes: loading it would unpickle it in an older way.
             raise InvalidCheckpointError(f"{path}: not a file of tensors and plain values ({error})", hint=_HINT) from error
         if found:
-            raise InvalidCheckpointError(f"{path}: holds more than tensors and plain values: {_named(found)}", hint=_HINT)
+            raise InvalidCheckpointError(
+                f"{path}: holds more than tensors and plain values: {listed(sorted(found))}", hint=_HINT
+            )
 
 
 def load_values(path: Path, *, map_location: Any) -> Any:
@@ -74,10 +77,6 @@ def unpicklable(payload: bytes) -> list[str]:
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(payload)))
     except pickle.UnpicklingError as error:
         return [str(error)]
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _class_of(name: str) -> type:

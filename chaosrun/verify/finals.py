@@ -15,6 +15,7 @@ from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.history import LegHistory
+from chaosrun.wording import listed
 
 __all__ = [
     "final_checkpoint",
@@ -160,8 +161,7 @@ def _differing(
     name: str, rank: int, group: str, keys: list[str], expected: Mapping[str, str], seen: Mapping[str, str]
 ) -> Check:
     first = {"rank": rank, "name": keys[0], "expected": expected.get(keys[0]), "seen": seen.get(keys[0])}
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return failed(name, f"{group}: {keys[0]}{more} differ on rank {rank}", first=first, differing=keys)
+    return failed(name, f"{group}: {listed(keys, 1)} differ on rank {rank}", first=first, differing=keys)
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:

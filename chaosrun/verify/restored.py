@@ -12,6 +12,7 @@ from chaosrun.verify.check import Check, Drill, failed, passed, skipped
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.history import Attempt
 from chaosrun.verify.traces import Digests
+from chaosrun.wording import listed
 
 __all__ = ["COMPONENTS", "StateDifference", "checkpointed_state", "reference_state", "restored_difference", "saved_difference"]
 
@@ -99,11 +100,11 @@ def checkpointed_state(drill: Drill) -> Check:
         found += [("saved", saved_difference(drill, attempt, step)) for step in steps]
         for did, difference in found:
             if difference:
-                first, more = difference.names[0], len(difference.names) - 1
+                differ = f"{listed(difference.names, 1)} {'differ' if len(difference.names) > 1 else 'differs'}"
                 return failed(
                     name,
                     f"attempt {attempt.number} {did} another {difference.component} state at step {difference.step} on rank "
-                    f"{difference.rank}: {f'{first} and {more} more differ' if more else f'{first} differs'}",
+                    f"{difference.rank}: {differ}",
                     attempt=attempt.number,
                     step=difference.step,
                     ranks=list(difference.ranks),

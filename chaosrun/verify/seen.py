@@ -9,6 +9,7 @@ from typing import Any
 
 from chaosrun.plan.evidence import signal_name
 from chaosrun.plan.faults import Fault
+from chaosrun.wording import count
 
 __all__ = ["seen_words"]
 
@@ -121,7 +122,7 @@ def _gone(fault: Fault, seen: Mapping[str, Any], found: Mapping[str, Any]) -> st
     if fault.kind in ("node", "drain"):
         words = ", ".join(dict.fromkeys(str(each["what"]) for each in named if each.get("what") != "process below"))
         ends = found.get("ends") or {}
-        told = f"{len(ends)} rank{'s' if len(ends) != 1 else ''} left on the notice; " if fault.kind == "drain" and ends else ""
+        told = f"{count(len(ends), 'rank')} left on the notice; " if fault.kind == "drain" and ends else ""
         return f"{told}gone: {words}"
     with_it = [name for name in dict.fromkeys(with_it) if name != "process below"]
     return f"gone: {', '.join(direct) or 'nobody'}" + (f", with it {', '.join(with_it)}" if with_it else "")
@@ -160,10 +161,8 @@ def _storage_error(fault: Fault, seen: Mapping[str, Any], found: Mapping[str, An
 
 
 def _slow_storage(fault: Fault, seen: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    waits = found.get("waits")
-    return (
-        f"pid {seen['pid']}: {waits} fsync{'s' if waits != 1 else ''} took {found.get('waited_s') or 0.0:.2g} s longer in all"
-    )
+    waits = count(found.get("waits"), "fsync")
+    return f"pid {seen['pid']}: {waits} took {found.get('waited_s') or 0.0:.2g} s longer in all"
 
 
 def _port(fault: Fault, seen: Mapping[str, Any], found: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from chaosrun.verify.corruption import CAUSE, HINT, UNSEEN_HINT, explained
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.replicas import DRIFT_HINT, drift
+from chaosrun.wording import count
 
 __all__ = ["EXIT_CODES", "VERDICT_VERSION", "Verdict", "VerdictStatus", "judge", "judge_drill"]
 
@@ -289,11 +290,8 @@ def _faults_hint(drill: Drill) -> str | None:
 def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> _Ruling:
     verify = drill.spec.verify
     equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else WITHIN
-    ranks = drill.spec.workers
-    cause = (
-        f"{equal} the undisturbed run: {drill.chaos_lineage.final_step} steps on {ranks} rank{'s' if ranks != 1 else ''}, "
-        f"{landed} fault{'s' if landed != 1 else ''}"
-    )
+    steps, ranks = count(drill.chaos_lineage.final_step, "step"), count(drill.spec.workers, "rank")
+    cause = f"{equal} the undisturbed run: {steps} on {ranks}, {count(landed, 'fault')}"
     if not any(attempt.resumed_from for attempt in attempts):
         return _Ruling(
             status="PASS",

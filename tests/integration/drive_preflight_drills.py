@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from chaosrun.cluster.crew import ProbeCrew
 from chaosrun.preflight.checks.drill import DRILL
-from chaosrun.preflight.drilling import RayDrills
+from chaosrun.preflight.drills.on_ray import RayDrills
 from chaosrun.preflight.model import Level, Setting
 
 FAULTY = Path(__file__).parent / "faulty"

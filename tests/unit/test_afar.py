@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from chaosrun.supervise.drill import lock_run
 def run(tmp_path: Path) -> RunLayout:
     run = RunLayout(tmp_path / "runs" / "small-1")
     run.path.mkdir(parents=True)
+    run.run_json.write_text("{}")
     return run
 
 
@@ -173,6 +175,18 @@ class TestOutcome:
         with pytest.raises(InterruptedRunError, match=r"\(pid [0-9]+\) was killed") as killed:
             afar.outcome(run)
         assert f"chaosrun resume {run.run_id}" in (killed.value.hint or "")
+
+    @pytest.mark.parametrize("half", [False, True])
+    def test_removed_by_the_command_that_had_begun_it(
+        self, run: RunLayout, monkeypatch: pytest.MonkeyPatch, half: bool
+    ) -> None:
+        """As a sweep does with its drills that pass: whoever waited for one is not told that it came to nothing."""
+        run.verdict_json.write_text(json.dumps({"outcome": "completed"}))
+        monkeypatch.setattr("chaosrun.verify.verdict.judge", lambda run: run.run_json.unlink())
+        if not half:
+            shutil.rmtree(run.path)
+        with pytest.raises(UsageError, match="has ended and is not there any more"):
+            afar.outcome(run)
 
 
 class TestSpeaking:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
+from verdicts import PASSED
 
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, RecoveryError
 from chaosrun.records.heartbeat import Heartbeat
@@ -23,19 +24,6 @@ from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.replicas import DRIFT_HINT
 from chaosrun.verify.verdict import Verdict, judge
 
-PASSED = Verdict(
-    status="PASS",
-    exit_code=0,
-    cause="bit-identical to the undisturbed run",
-    hint=None,
-    outcome="completed",
-    checks=(),
-    divergence=None,
-    faults=(),
-    attempts=(),
-    steps=12,
-    lost_steps=0,
-)
 DIVERGED = Divergence(step=5, rank=0, ranks=(0, 1), attempt=2, kind="loss", cause="forward pass", hint="")
 
 

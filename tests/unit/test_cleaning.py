@@ -17,7 +17,6 @@ from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.sizes import size
 from chaosrun.runs import list_runs
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import create_run, lock_run
@@ -489,10 +488,3 @@ class TestCommand:
     def test_wrong_options(self, root: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["clean", "--root", str(root), *options]) == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith("hint: ")
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5 GiB"), (1 << 62, "4.1e+03 PiB")]
-)
-def test_sizes(number: int, text: str) -> None:
-    assert size(number) == text

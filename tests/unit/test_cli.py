@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from verdicts import PASSED
 
 import chaosrun
 from chaosrun import cli, errors
@@ -24,7 +24,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import supervision
 from chaosrun.report.landings import Landed
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.verdict import Verdict
 
 RUN_ID = "bytelm-20260102-030405"
 
@@ -150,19 +149,7 @@ class TestErrors:
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UsageError"
 
 
-VERDICT = Verdict(
-    status="FAIL",
-    exit_code=3,
-    cause="RNG not restored",
-    hint=None,
-    outcome="completed",
-    checks=(),
-    divergence=None,
-    faults=(),
-    attempts=(),
-    steps=9,
-    lost_steps=2,
-)
+VERDICT = replace(PASSED, status="FAIL", exit_code=3, cause="RNG not restored", lost_steps=2)
 
 
 class TestCommands:
@@ -348,6 +335,7 @@ class TestControl:
 
     def test_cancel(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["cancel"] = lambda run, timeout_s: None
+        run.run_json.write_text("{}")
         assert cli.main(["cancel", "latest"]) == 0
         assert "is cancelled" in (out := capsys.readouterr().out) and f"chaosrun resume {RUN_ID}" in out
         run.verdict_json.write_text('{"outcome": "interrupted"}')
@@ -447,13 +435,16 @@ class TestStatus:
         assert json.loads(capsys.readouterr().out)["state"] == "not started"
 
 
-def processor_s(command: list[str]) -> float:
-    """Processor time of a process: a busy machine does not add to it as it does to the time on the clock."""
+def calls_of(statement: str) -> int:
+    """How many functions of Python a process calls for it: on a busy machine no more than on a quiet one."""
+    program = (
+        "import sys\ncalls = 0\n"
+        "def count(frame, event, argument):\n    global calls\n    calls += event == 'call'\n"
+        f"sys.setprofile(count)\n{statement}\nsys.setprofile(None)\nprint(calls, file=sys.stderr)"
+    )
     environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1])}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, env=environ, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environ, timeout=300)
+    return int(done.stderr.splitlines()[-1])
 
 
 class TestProcess:
@@ -468,32 +459,28 @@ class TestProcess:
     def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1]), "COLUMNS": "80", **environ}
         command = [sys.executable, "-m", "chaosrun.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
 
     def test_help_is_quick_and_names_every_command(self) -> None:
-        took_s, library_s = ([], [])
-        for _ in range(3):
-            library_s.append(processor_s([sys.executable, "-c", "import cyclopts"]))
-            took_s.append(processor_s([sys.executable, "-m", "chaosrun.cli", "--help"]))
-            done = self.start("--help")
-            assert done.returncode == 0
-            for command in (
-                "submit",
-                "resume",
-                "plan",
-                "validate",
-                "verify",
-                "list",
-                "status",
-                "logs",
-                "diagnose",
-                "sweep",
-                "shrink",
-            ):
-                assert command in done.stdout
-            assert max(map(len, done.stdout.splitlines())) <= 80
-        # The command line's own library, and twice that for the commands and the page.
-        assert min(took_s) <= 3 * min(library_s)
+        done = self.start("--help")
+        assert done.returncode == 0
+        for command in (
+            "submit",
+            "resume",
+            "plan",
+            "validate",
+            "verify",
+            "list",
+            "status",
+            "logs",
+            "diagnose",
+            "sweep",
+            "shrink",
+        ):
+            assert command in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        # The command line's own library, and four times that for the commands and the page.
+        assert calls_of("from chaosrun import cli; cli.main(['--help'])") <= 5 * calls_of("import cyclopts")
 
     def test_help_imports_nothing_heavy(self) -> None:
         program = (
@@ -504,7 +491,7 @@ class TestProcess:
         )
         environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1])}
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60, check=False
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
 
@@ -535,7 +522,7 @@ class TestProcess:
         )
         environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1])}
         command = [sys.executable, "-c", program, str(run.path)]
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, timeout=60, check=False)
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environ, timeout=300, check=False)
         os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -553,7 +540,7 @@ class TestProcess:
         environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", program, *(part.format(job=job) for part in arguments)]
         with (tmp_path / "out").open("w") as out:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environ, timeout=60, check=False)
+            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environ, timeout=300, check=False)
         assert done.returncode == (2 if "nope.yaml" in arguments else 0)
         assert done.stderr.count("error: stdout cannot be written: File too large\n") == 1
         assert "Traceback" not in done.stderr and "a bug" not in done.stderr

@@ -81,13 +81,13 @@ def test_somebody_else_of_the_same_pid_is_left_alone(process: subprocess.Popen[b
     other = ProcessIdentity(process.pid, known(process).start_ticks + 1)
     assert "gone before" in pause(other, 0.1)["problem"]
     with later(other, 0.0, "kill") as killer:
-        assert killer.wait(timeout=60) == 0
+        assert killer.wait(timeout=300) == 0
     assert state_of(known(process)) in ("S", "R", "D")
 
 
 def test_sigkill_comes_when_the_time_has_passed_and_not_before(process: subprocess.Popen[bytes]) -> None:
     with later(known(process), 0.2, "kill"):
-        assert process.wait(timeout=60) == -signal.SIGKILL
+        assert process.wait(timeout=300) == -signal.SIGKILL
 
 
 def test_who_waits_for_a_process_ends_with_it(process: subprocess.Popen[bytes]) -> None:

@@ -175,7 +175,7 @@ def at_a_terminal(program: str, variables: dict[str, str]) -> bytes:
     os.close(its)
     shown = b""
     try:
-        while select.select([ours], [], [], 60)[0]:
+        while select.select([ours], [], [], 300)[0]:
             try:
                 part = os.read(ours, 65536)
             except OSError:  # the other end is closed
@@ -183,7 +183,7 @@ def at_a_terminal(program: str, variables: dict[str, str]) -> bytes:
             shown += part
             if not part:
                 break
-        assert process.wait(timeout=30) == 0, shown.decode()
+        assert process.wait(timeout=300) == 0, shown.decode()
     finally:
         process.kill()
         process.wait()

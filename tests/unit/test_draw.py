@@ -364,7 +364,7 @@ def terminals() -> Iterator[list[Terminal]]:
         terminal.close()
 
 
-def until(condition: Any, what: Any = None, limit_s: float = 20.0) -> None:
+def until(condition: Any, what: Any = None, limit_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline_s, what() if what else "not in time"
@@ -402,10 +402,12 @@ class TestTerminal:
         assert not terminal.grid.is_cursor_hidden
 
     def test_an_exception_leaves_the_cursor_and_no_picture(self, terminals: list[Terminal], small: Path) -> None:
-        body = "with LiveProgress(sys.stderr, terminal=True, run=run):\n    time.sleep(0.5)\n    raise ValueError('mine')"
+        body = "with LiveProgress(sys.stderr, terminal=True, run=run):\n"
+        body += f"    while not Path({str(small / 'stop')!r}).exists(): time.sleep(0.01)\n    raise ValueError('mine')"
         terminal = self.open(terminals, small, body)
+        until(lambda: "rank 1" in terminal.output, lambda: terminal.output)
+        (small / "stop").touch()
         assert terminal.wait() == 1
-        assert "rank 1" in terminal.output
         assert terminal.grid.text.startswith("Traceback")
         assert not terminal.grid.is_cursor_hidden
 

@@ -58,7 +58,7 @@ def parsed(text: str) -> Any:
 
 def shellcheck(text: str, *options: str) -> str:
     command = [str(BIN / "shellcheck"), "--norc", "--exclude=SC2016", *options, "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False).stdout
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False).stdout
 
 
 END_OF_CALL = "\x01"
@@ -84,7 +84,7 @@ def told(environment: Mapping[str, str]) -> list[list[str]]:
 def valid_workflows(*paths: Path) -> str:
     """What is wrong with them, by the schema that comes with check-jsonschema."""
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, paths)]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(check, capture_output=True, text=True, timeout=300, check=False)
     return "" if done.returncode == 0 else done.stdout or done.stderr
 
 
@@ -135,7 +135,7 @@ class TestGithub:
             script = next(step["run"] for step in steps if step.get("name") == "Drill")
             # What GitHub does with its expressions.
             script = script.replace("${{ '${{' }}", "${{").replace("${{ matrix.shard }}", "2")
-            subprocess.run(["bash", "-eo", "pipefail", "-c", script], env=environment, cwd=tmp_path, timeout=60, check=True)
+            subprocess.run(["bash", "-eo", "pipefail", "-c", script], env=environment, cwd=tmp_path, timeout=300, check=True)
         called_job, called_suite = told(environment)
         assert called_job[:3] == ["chaosrun", "submit", f"{ODD}/job.yaml"]
         assert [word[: len("faults.seed=")] for word in called_job[3:]] == job
@@ -247,7 +247,7 @@ class TestRay:
     def test_rayjob_entrypoint(self, exported: Callable[..., str], odd_job: Path, tmp_path: Path) -> None:
         job = parsed(exported("rayjob", odd_job, "args=['$HOME']"))
         environment = stand_ins(tmp_path / "bin", {"chaosrun": ""})
-        subprocess.run(["bash", "-c", job["spec"]["entrypoint"]], env=environment, cwd=tmp_path, timeout=60, check=True)
+        subprocess.run(["bash", "-c", job["spec"]["entrypoint"]], env=environment, cwd=tmp_path, timeout=300, check=True)
         path = f"/opt/chaosrun/{ODD}/job.yaml"
         assert told(environment) == [["chaosrun", "submit", path, "args=['$HOME']", "--root", "/mnt/chaosrun"]]
 
@@ -261,18 +261,18 @@ class TestRay:
         script = exported("ray", odd_job)
         assert shellcheck(script) == ""
         environment = stand_ins(tmp_path / "bin", {"ray": ""}) | {"CHAOSRUN_ROOT": "/shared/a b"}
-        subprocess.run(["sh", "-c", script], env=environment, cwd="/", timeout=60, check=True)
+        subprocess.run(["sh", "-c", script], env=environment, cwd="/", timeout=300, check=True)
         ((*_, _, submit, path, root, place),) = told(environment)
         assert (submit, path, root, place) == ("submit", f"{ODD}/job.yaml", "--root", "/shared/a b")
         del environment["CHAOSRUN_ROOT"]
-        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode != 0 and "name a directory that all nodes of the cluster see" in done.stderr
 
 
 # The drill ends in order when it is told to, as the real one does.
-CHAOSRUN = "trap 'exit 130' TERM; touch started; for _ in {1..600}; do [ ! -e finish ] || exit $(cat finish); sleep 0.05; done"
+CHAOSRUN = "trap 'exit 130' TERM; touch started; for _ in {1..6000}; do [ ! -e finish ] || exit $(cat finish); sleep 0.05; done"
 RAY = """[ $1 = health-check ] && exit 0; trap 'exit 0' TERM; echo $$ >> rays
-for _ in {1..600}; do [ ! -e lost ] || exit 1; sleep 0.05; done"""
+for _ in {1..6000}; do [ ! -e lost ] || exit 1; sleep 0.05; done"""
 
 
 class TestSlurm:
@@ -312,7 +312,7 @@ class TestSlurm:
         process = batch()
         eventually(lambda: len(self.of("ray")) >= 3)
         (tmp_path / "finish").write_text(str(code))
-        assert process.wait(60) == code
+        assert process.wait(300) == code
         (drill,) = self.of("chaosrun")
         root = str(tmp_path / "sha red" / "slurm-7")
         assert drill[:4] == ["submit", str(tmp_path / ODD / "job.yaml"), "--root", root]
@@ -330,7 +330,7 @@ class TestSlurm:
         process = batch()
         eventually((tmp_path / "started").exists)
         process.send_signal(number)
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
         assert self.of("scontrol") == ([["requeue", "7"]] if again else [])
 
     def test_it_goes_on(self, batch: "Callable[..., subprocess.Popen[str]]", tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ class TestSlurm:
         run.mkdir(parents=True)
         (run / "run.json").touch()
         (tmp_path / "finish").write_text("0")
-        assert batch(SLURM_RESTART_COUNT="1").wait(60) == 0
+        assert batch(SLURM_RESTART_COUNT="1").wait(300) == 0
         (drill,) = self.of("chaosrun")
         assert drill[:3] == ["resume", "latest", "--root"]
 
@@ -352,12 +352,12 @@ class TestSlurm:
         # The script has heard of their end when it has taken the dead ones away.
         eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in rays.read_text().split()))
         (tmp_path / "finish").write_text("7")
-        assert process.wait(60) == 7
+        assert process.wait(300) == 7
         assert self.of("scontrol") == ([["requeue", "7"]] if again else [])
 
     def test_no_resources_without_a_loss_is_an_end(self, batch: "Callable[..., subprocess.Popen[str]]", tmp_path: Path) -> None:
         (tmp_path / "finish").write_text("7")
-        assert batch().wait(60) == 7
+        assert batch().wait(300) == 7
         assert self.of("scontrol") == []
 
 

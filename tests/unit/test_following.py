@@ -25,7 +25,7 @@ class Tether:
         self.may_detach = "ended" not in sys.argv
     def fileno(self):
         if "short" in sys.argv:  # it is being asked
-            threading.Timer(0.1, self.end).start()
+            threading.Timer(1.0, self.end).start()
         return self.reading
     def ended(self): return self.over.is_set()
     def wait(self):
@@ -52,7 +52,7 @@ print("RESULT", following.follow(tether, quiet=True), tether.told, flush=True)
 
 
 def eventually(condition: Callable[[], Any], said: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, said()
         time.sleep(0.01)

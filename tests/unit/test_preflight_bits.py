@@ -10,9 +10,9 @@ import torch
 
 from chaosrun.preflight.assess.bits import assess
 from chaosrun.preflight.checks.bits import call
-from chaosrun.preflight.little_training import little_training, other_cores, repeated
+from chaosrun.preflight.devices.little_training import little_training, other_cores, repeated
+from chaosrun.preflight.devices.products import check_memory, check_products
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
-from chaosrun.preflight.products import check_memory, check_products
 
 CPU = torch.device("cpu")
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))

@@ -122,7 +122,7 @@ def test_no_cluster_there(tmp_path: Path) -> None:
     # In a process of its own: one that is connected to a Ray goes on with that.
     chaosrun = str(Path(sys.executable).with_name("chaosrun"))
     command = [chaosrun, "preflight", "--address", "127.0.0.1:1", "--write-good-nodes", str(good)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 7 and "no Ray cluster at 127.0.0.1:1" in done.stderr
     assert not good.exists(), "nobody must take an older list for this one"
 

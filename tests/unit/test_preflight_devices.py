@@ -9,10 +9,10 @@ import pytest
 
 from chaosrun.preflight.assess.devices import assess
 from chaosrun.preflight.checks.devices import call
+from chaosrun.preflight.devices.nvidia import parse
+from chaosrun.preflight.devices.per_device import gpu_devices, how_it_ended, patience_in, visible_gpus
+from chaosrun.preflight.devices.processor import read_cpuinfo
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
-from chaosrun.preflight.nvidia import parse
-from chaosrun.preflight.per_device import gpu_devices, how_it_ended, patience_in, visible_gpus
-from chaosrun.preflight.processor import read_cpuinfo
 from chaosrun.spec.source import load_job
 
 UUIDS = ("GPU-6f8a1c52-0d7e-4b39-9a51-2f6f3f0e7c11", "GPU-1b2d9e40-77aa-4c0e-8f13-90c2a6d5b3f8")

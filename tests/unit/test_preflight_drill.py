@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S, DRILL
-from chaosrun.preflight.drilling import JOB
-from chaosrun.preflight.drills import Terms, Wanted, wanted_on, wanted_over
+from chaosrun.preflight.drills.on_ray import JOB
+from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
 from chaosrun.preflight.model import Call, Facts, Finding, Level, Node, Outcome, Setting, Status
 from chaosrun.spec.source import Job, load_job
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.assess.forecast import HERE, INTERVAL, LARGER, assess_forecast, duration
+from chaosrun.preflight.assess.forecast import HERE, INTERVAL, LARGER, assess_forecast
 from chaosrun.preflight.forecast import Costs, daly_interval, forecast, goodput, young_interval
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
 from chaosrun.spec.source import load_job
@@ -149,21 +149,3 @@ def test_a_jobs_interval_takes_a_run_of_that_job(tmp_path: Path) -> None:
 def test_a_run_without_faults_takes_its_restarts_from_the_drill(tmp_path: Path) -> None:
     found = rows(facts(job={**RUN, "restart_s": None}), mtbf_s=DAY, job=job(tmp_path))
     assert "a restart 200 ms" in found[HERE].reason
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.00031, "0.31 ms"),
-        (0.0312, "31 ms"),
-        (0.31, "310 ms"),
-        (6.44, "6.4 s"),
-        (41.2, "41 s"),
-        (120, "2 min"),
-        (250, "4 min 10 s"),
-        (7500, "2 h 5 min"),
-        (90061, "1 d 1 h"),
-    ],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert duration(seconds) == words

@@ -17,12 +17,12 @@ import pytest
 from chaosrun.cluster import processes
 from chaosrun.housekeeping.limits import memory_room, process_room
 from chaosrun.preflight.assess.host import assess
-from chaosrun.preflight.assess.quantities import GIB, MIB, ago, size
 from chaosrun.preflight.checks.host import HOST
 from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
 from chaosrun.preflight.probes import busy
 from chaosrun.preflight.probes.kernel_log import kernel_log, told_by
 from chaosrun.spec.source import Job, load_job
+from chaosrun.wording import GIB, MIB
 from tests.local_crew import LocalCrew
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
@@ -299,7 +299,7 @@ class TestProcesses:
         started.append(subprocess.Popen(["ray::DashboardAgent", "-c", spin], executable=sys.executable))
         started.append(subprocess.Popen([sys.executable, "-c", below, "chaosrun.preflight.probe"]))
         probe = psutil.Process(started[2].pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while True:
             found = busy.busy()
             if probe.children() and started[0].pid in {process["pid"] for process in found["heavy"]}:
@@ -395,8 +395,3 @@ def test_room_of_control_groups(tmp_path: Path) -> None:
     }.items():
         (tmp_path / "memory" / f"memory.{name}").write_text(content)
     assert (memory_room(tmp_path, membership), process_room(tmp_path, membership)) == (100, None)
-
-
-def test_quantities() -> None:
-    assert [size(number) for number in (0, 1536, 64 * MIB, 3 << 40)] == ["0 B", "1.5 KiB", "64 MiB", "3 TiB"]
-    assert [ago(seconds) for seconds in (5, 120, 7300, 200000)] == ["5 s ago", "2 min ago", "2 h ago", "2 d ago"]

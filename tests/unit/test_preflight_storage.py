@@ -11,7 +11,6 @@ import pytest
 
 from chaosrun.preflight import conduct
 from chaosrun.preflight.assess.peers import against_peers
-from chaosrun.preflight.assess.quantities import duration, size
 from chaosrun.preflight.assess.saves import ROOM, SAVE
 from chaosrun.preflight.assess.storage import assess
 from chaosrun.preflight.disk.kills import number_in, payload
@@ -109,7 +108,7 @@ def test_good_facts_pass() -> None:
         ("file system", Status.PASS, "nfs4 of server:/x", {"place": {"type": "nfs4", "source": "server:/x"}}),
         ("write, fsync, rename", Status.FAIL, "a directory", {"sequence": {"wrong": ["a directory that was renamed"]}}),
         ("write, fsync, rename", Status.FAIL, "/data: it failed", {"sequence": 28}),
-        ("file times", Status.WARN, "60 s behind the", {"sequence": {"off_s": -60.0}}),
+        ("file times", Status.WARN, "1 min behind the", {"sequence": {"off_s": -60.0}}),
         ("exclusive create", Status.FAIL, "2 created twice", {"exclusive": {"twice": [1, 2]}}),
         ("exclusive create", Status.FAIL, "1 by nobody", {"exclusive": {"nobody": [3]}}),
         ("lock", Status.FAIL, "two processes at once", {"lock": {"refused": False}}),
@@ -239,28 +238,28 @@ def test_a_child_that_breaks_is_no_answer() -> None:
 
 def test_who_goes_on_is_slow_and_who_does_not_is_dead() -> None:
     def goes_on(report: Any) -> None:
-        for number in range(6):
-            report(f"step {number}", lambda: time.sleep(0.06))
+        for number in range(12):
+            report(f"step {number}", lambda: time.sleep(0.12))
 
     def signs(report: Any) -> None:
         def act() -> None:
-            for _ in range(6):
-                time.sleep(0.06)
+            for _ in range(12):
+                time.sleep(0.12)
                 report.goes_on()
 
         report("step", act)
 
     # Each takes longer in all than the patience with one sign of life.
     for steps in (goes_on, signs):
-        found = watched(steps, patience_s=0.3, limit_s=60.0)
+        found = watched(steps, patience_s=1.2, limit_s=60.0)
         assert found["hung"] is found["slow"] is None and found["steps"], found
-    slow = watched(signs, patience_s=0.3, limit_s=0.2)
+    slow = watched(signs, patience_s=10.0, limit_s=1.0)
     assert (slow["hung"], slow["slow"]) == (None, "step")
 
     def hangs(report: Any) -> None:
         report("step", lambda: time.sleep(60.0))
 
-    dead = watched(hangs, patience_s=0.1, limit_s=60.0)
+    dead = watched(hangs, patience_s=1.0, limit_s=60.0)
     assert (dead["hung"], dead["slow"]) == ("step", None)
 
 
@@ -302,15 +301,3 @@ def test_the_last_run_and_what_it_tells(tmp_path: Path) -> None:
     (last.path / "run.json").write_text("[]")
     last = last_run(tmp_path, job)
     assert last is not None and last.run_id == "probe-1"
-
-
-def test_numbers_for_people() -> None:
-    assert [size(number) for number in (512, 1536, 5 * GIB, 2000 * GIB)] == ["512 B", "1.5 KiB", "5 GiB", "1.95 TiB"]
-    assert [duration(seconds) for seconds in (2e-6, 0.0123, 75.0, 600.0, 7200.0)] == [
-        "2 µs",
-        "12.3 ms",
-        "75 s",
-        "10 min",
-        "2 h",
-    ]
-    assert duration(-0.002) == "-2 ms"

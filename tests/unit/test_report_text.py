@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verdicts
 
 from chaosrun.api import RunSummary
 from chaosrun.plan.faults import Fault, FaultPlan
@@ -74,14 +75,10 @@ CHECKS: tuple[Check, ...] = (
     passed("gradients", "270 step records, equal"),
     skipped("final_scheduler", "no scheduler is registered"),
 )
-PASSED = Verdict(
-    status="PASS",
-    exit_code=0,
+PASSED = replace(
+    verdicts.PASSED,
     cause="bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault",
-    hint=None,
-    outcome="completed",
     checks=CHECKS,
-    divergence=None,
     faults=(LANDED,),
     attempts=(FIRST, SECOND),
     steps=90,

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ ALLOWED_SIGNALS = {
     "preflight/disk/kills.py:kill_writers": "a child that has not been reaped",
     "preflight/disk/promises.py:try_lock": "a child that has not been reaped",
     "preflight/disk/watched.py:_end": "a child that has not been reaped, and the group it leads",
-    "preflight/per_device.py:_compute": "its own child; subprocess signals none that it has reaped",
+    "preflight/devices/per_device.py:_compute": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/allreduce.py:probe": "a child that has not been reaped",
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",
     "train/probe.py:_ask": "through a pidfd, its own child",
@@ -95,7 +96,9 @@ def calls(path: Path, root: Path = PACKAGE) -> Iterator[Call]:
     yield from visit(ast.parse(path.read_text()), "")
 
 
-CALLS = [call for path in sorted(PACKAGE.rglob("*.py")) for call in calls(path)]
+@cache
+def every_call() -> list[Call]:
+    return [call for path in sorted(PACKAGE.rglob("*.py")) for call in calls(path)]
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -112,7 +115,7 @@ def raw_signals(found: list[Call]) -> set[str]:
 
 
 def test_every_signal_goes_to_a_process_that_is_known_for_good() -> None:
-    places = raw_signals(CALLS)
+    places = raw_signals(every_call())
     assert places - ALLOWED_SIGNALS.keys() == set(), "use cluster.processes.send_signal, or say here why it can hit nobody else"
     assert ALLOWED_SIGNALS.keys() - places == set(), "no longer there"
 
@@ -150,10 +153,10 @@ def test_nothing_makes_objects_out_of_bytes() -> None:
 
 
 def test_nothing_runs_a_text() -> None:
-    found = {f"{call.place} {call.name}" for call in CALLS if call.name in RUNNING and call.text != "re.compile"}
+    found = {f"{call.place} {call.name}" for call in every_call() if call.name in RUNNING and call.text != "re.compile"}
     assert found == set(ALLOWED_RUNNING)
     # The completion of a shell is printed or written, not run.
-    named = [call for call in CALLS if call.keywords.get("shell") not in (None, "False")]
+    named = [call for call in every_call() if call.keywords.get("shell") not in (None, "False")]
     assert {f"{call.place} {call.name}" for call in named} == {
         "commands/housekeeping.py:completion install_completion",
         "commands/housekeeping.py:completion generate_completion",
@@ -165,9 +168,11 @@ def test_nothing_runs_a_text() -> None:
     [("torch.load", "weights_only", "True"), ("YAML", "typ", "'safe'"), ("numpy.load", "allow_pickle", "False")],
 )
 def test_loaders_that_can_be_told_are_told(call: str, keyword: str, value: str) -> None:
-    wrong = [f"{found.place}: {found.text}" for found in CALLS if found.text == call and found.keywords.get(keyword) != value]
+    wrong = [
+        f"{found.place}: {found.text}" for found in every_call() if found.text == call and found.keywords.get(keyword) != value
+    ]
     assert not wrong
 
 
 def test_the_rules_see_the_code() -> None:
-    assert {"torch.load", "YAML", "json.loads"} <= {call.text for call in CALLS}
+    assert {"torch.load", "YAML", "json.loads"} <= {call.text for call in every_call()}

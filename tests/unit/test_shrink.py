@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verdicts import PASSED
 
 from chaosrun.campaign.ddmin import ddmin
 from chaosrun.campaign.shrink import Case, open_case, shrink, symptom_of
@@ -171,19 +172,6 @@ class TestFragment:
         assert flow({"a": [True, None, 1.5, "x: y"]}) == '{a: [true, null, 1.5, "x: y"]}'
 
 
-PASSED = Verdict(
-    status="PASS",
-    exit_code=0,
-    cause="bit-identical",
-    hint=None,
-    outcome="completed",
-    checks=(),
-    divergence=None,
-    faults=(),
-    attempts=(),
-    steps=9,
-    lost_steps=0,
-)
 DIVERGED = replace(
     PASSED,
     status="FAIL",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from verdicts import PASSED
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
@@ -14,19 +15,6 @@ from chaosrun.suites.results import DrillResult, SuiteResult, drill_result, surp
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
-PASSED = Verdict(
-    status="PASS",
-    exit_code=0,
-    cause="bit-identical to the undisturbed run",
-    hint=None,
-    outcome="completed",
-    checks=(),
-    divergence=None,
-    faults=(),
-    attempts=(),
-    steps=9,
-    lost_steps=0,
-)
 FAILED = replace(
     PASSED,
     status="FAIL",

@@ -90,10 +90,13 @@ def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
     ticker.on_event(
         {**about, "event": "suite.ended", "name": "b", "number": 2, "status": None, "ok": False, "cause": "no room"}
     )
+    ended = {**about, "event": "suite.ended", "name": "c", "number": 3, "status": None, "ok": False}
+    ticker.on_event({**ended, "cancelled": True, "cause": "it was cancelled"})
     lines = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
     assert lines == [
         "suite toys-1: 2 drills, seed 7",
         "1/2 a begins",
         "1/2 a: FAIL",
         "2/2 b: not run, not as expected: no room",
+        "3/2 c: cancelled, not as expected: it was cancelled",
     ]

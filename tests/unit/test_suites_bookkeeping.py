@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.sweep import Interruptible
+from chaosrun.errors import InterruptedRunError
+from chaosrun.report.output import rendered
+from chaosrun.report.suite import render_suite
+from chaosrun.report.suite_markdown import render_markdown
+from chaosrun.report.suite_pages import junit_text
 from chaosrun.suites.history import Entry, append, read_history
 from chaosrun.suites.kept import KeptPlans
 from chaosrun.suites.night import SuiteRun, Wish, opened
@@ -89,3 +95,47 @@ def test_no_result_is_lost_unseen(run: SuiteRun) -> None:
     run.agenda = replace(run.agenda, drills=(first, replace(second, name="c")))
     with pytest.raises(AssertionError, match="lost"):
         run._result(results(run, first, second))
+
+
+@pytest.fixture
+def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
+    """The first drill, as it ends when its supervisor is told to end it, alone."""
+
+    def carry_out(*_: object) -> None:
+        raise InterruptedRunError("interrupted in the chaos leg")
+
+    monkeypatch.setattr("chaosrun.suites.night.carry_out", carry_out)
+    result, sound = run._carry(run.agenda.drills[0], None, Interruptible(), lambda record: None, None)
+    assert not sound
+    return result
+
+
+def test_a_cancelled_drill_is_told_and_means_nothing_for_the_nights(run: SuiteRun, cancelled: DrillResult) -> None:
+    drill, other = run.agenda.drills
+    assert (cancelled.cancelled, cancelled.status, cancelled.exit_code, cancelled.ok) == (True, None, 130, False)
+    run._keep(drill, cancelled)
+    history = Path(run.agenda.history)
+    assert read_history(history).entries == () and KeptPlans.beside(history).read()[0] == []
+    assert DrillResult.from_record(cancelled.recorded()) == cancelled
+    whole = run._result({drill.name: cancelled, other.name: replace(failed(other), error=None, surprises=(), status="PASS")})
+    assert whole.exit_code == 6 and [result.label for result in whole.drills] == [None, None]
+    page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
+    assert "a cancelled no, PASS it was cancelled (interrupted in the chaos leg)" in page and "1 cancelled" in page
+    assert f"toys.yaml --resume {run.agenda.suite_id}" in page
+    assert "🚫 cancelled" in render_markdown(whole)
+    assert '<error message="it was cancelled (interrupted in the chaos leg)" type="cancelled"/>' in junit_text(whole)
+
+
+def test_a_cancelled_drill_is_carried_out_when_the_suite_goes_on(run: SuiteRun, cancelled: DrillResult) -> None:
+    drill, other = run.agenda.drills
+    run._keep(drill, cancelled)
+    run._keep(other, failed(other))
+    done = run.folder.done()
+    assert list(done.results) == ["b"] and cancelled.run is not None and done.started == {"a": str(cancelled.run.path)}
+
+
+def test_a_drill_that_ends_with_the_whole_suite_is_not_cancelled(run: SuiteRun, cancelled: DrillResult) -> None:
+    working = Interruptible()
+    working.interrupt()
+    with pytest.raises(InterruptedRunError):
+        run._carry(run.agenda.drills[0], None, working, lambda record: None, None)

@@ -129,14 +129,16 @@ def test_one_that_is_too_large_is_tried_all_the_same() -> None:
     assert stage.ended == ["a"]
 
 
-def test_a_reference_is_made_once() -> None:
+@pytest.mark.parametrize("event", ["leg.started", "supervisor.resumed"])
+def test_a_reference_is_made_once(event: str) -> None:
     made, waited = threading.Event(), threading.Event()
 
     def act(drill: PlannedDrill, listen: Listener) -> None:
         if drill.name == "a":
             assert waited.wait(10)  # `other` has begun, `b` has not
             assert "b" not in stage.began
-            listen({"event": "leg.started", "leg": "chaos"})
+            listen({"event": "supervisor.resumed", "leg": "reference"})
+            listen({"event": event, "leg": "chaos"})
             assert made.wait(10)  # now `b` runs beside
         elif drill.name == "b":
             made.set()

@@ -44,7 +44,7 @@ def pinned() -> dict[str, tuple[dict[str, Any], str, str]]:
     environment = {
         name: value for name, value in os.environ.items() if name not in ("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS")
     }
-    done = subprocess.run([sys.executable, "-c", PIN], env=environment, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", PIN], env=environment, capture_output=True, text=True, check=True, timeout=300)
     return {name: (facts, operation, mkl) for name, facts, operation, mkl in map(json.loads, done.stdout.splitlines())}
 
 

@@ -156,7 +156,7 @@ class TestConfiguration:
 
     def test_torchdata_is_missed_by_name_and_only_where_it_is_needed(self) -> None:
         command = [sys.executable, "-c", WITHOUT_TORCHDATA]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=100)
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
         refused = [line.split(": ")[0] for line in done.stdout.splitlines() if "needs torchdata 0.8" in line]
         assert refused == ["stateful", "stateful_skip"]
         assert done.stdout.count("pip install 'chaosrun[stateful]'") == 2

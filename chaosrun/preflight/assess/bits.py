@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.preflight.assess.computing import gpus_for_work, of_unused, product, remedy_for, unfinished
-from chaosrun.preflight.little_training import first_difference
+from chaosrun.preflight.devices.little_training import first_difference
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.wording import count, listed
 
 __all__ = ["CHECK", "assess"]
 
@@ -121,13 +122,12 @@ def _cores(node: str, device: str, facts: Facts) -> Iterator[Finding]:
     if not differing:
         yield _row((node, device), "cores", Status.PASS, measured=f"{tried} equal", threshold="the same bits on each core")
         return
-    shown = [f"core {core} in {_step(operation)}" for core, operation in list(differing.items())[:4]]
-    more = f" and {len(differing) - 4} more" if len(differing) > 4 else ""
+    shown = [f"core {core} in {_step(operation)}" for core, operation in differing.items()]
     yield _row(
         (node, device),
         "cores",
         Status.FAIL,
-        measured=", ".join(shown) + more,
+        measured=listed(shown, 4),
         threshold="the same bits on each core",
         reason="a core that computes something else spoils what it trains without an error",
         remedy=remedy_for(device),
@@ -279,4 +279,4 @@ def _step(operation: str | None) -> str:
 def _with(device: str, threads: int) -> str:
     if device != "cpu":
         return ""
-    return f" with {threads} thread{'s' if threads > 1 else ''}"
+    return f" with {count(threads, 'thread')}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from chaosrun.preflight.assess.cover import fewest_to_blame
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.wording import listed
 
 __all__ = ["assess_connections", "late"]
 
@@ -97,12 +98,12 @@ def _against(name: str, failed: Sequence[Mapping[str, Any]], size: int) -> list[
         these = [failure for failure in inward if failure["purpose"] == purpose]
         by = [f"{name} itself" if failure["from"] == name else failure["from"] for failure in these]
         findings.append(
-            _failure(name, f"port {these[0]['port']} ({purpose})", f"not reached by {_some(by)} of {size} nodes", these)
+            _failure(name, f"port {these[0]['port']} ({purpose})", f"not reached by {listed(by, SOME)} of {size} nodes", these)
         )
     outward = [failure for failure in failed if failure["from"] == name and failure["peer"] != name]
     if outward:
         to = [f"{failure['peer']} port {failure['port']}" for failure in outward]
-        findings.append(_failure(name, None, f"it does not reach {_some(to)}", outward))
+        findings.append(_failure(name, None, f"it does not reach {listed(to, SOME)}", outward))
     return findings
 
 
@@ -121,11 +122,6 @@ def _failure(name: str, device: str | None, measured: str, failed: Sequence[Mapp
         threshold="every node connects to every node",
         remedy=remedy,
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    told = ", ".join(names[:SOME])
-    return told if len(names) <= SOME else f"{told} and {len(names) - SOME} more"
 
 
 def _could_not(name: str, told: Facts, tardy: Mapping[str, float]) -> Finding:
@@ -155,7 +151,7 @@ def _not_blamed(node: Node, answered: Mapping[str, Facts], ports: Mapping[str, i
     used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in known and number > 0]
     reason = f"ports {', '.join([*used, f'rendezvous {ports[node.name]}'])}"
     if reached < others and blamed:
-        reason += f"; what fails is told of {_some(list(blamed))}"
+        reason += f"; what fails is told of {listed(list(blamed), SOME)}"
     return Finding(**about, status=Status.PASS, measured=measured, reason=reason)
 
 

@@ -7,6 +7,7 @@ from chaosrun.preflight.assess.computing import gpus_for_work, of_unused, produc
 from chaosrun.preflight.assess.majority import majority
 from chaosrun.preflight.assess.placement import gpus_per_worker
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.wording import MIB, listed, size
 
 __all__ = ["CHECK", "assess"]
 
@@ -260,10 +261,8 @@ def _computing(gpu: Facts) -> list[Facts]:
 
 
 def _named(processes: Sequence[Facts]) -> str:
-    shown = [
-        f"{process['name'].split('/')[-1] or '?'} (pid {process['pid']}, {_size(process['mib'])})" for process in processes[:3]
-    ]
-    return ", ".join(shown) + (f" and {len(processes) - 3} more" if len(processes) > 3 else "")
+    told = [f"{process['name'].split('/')[-1] or '?'} (pid {process['pid']}, {_size(process['mib'])})" for process in processes]
+    return listed(told, 3)
 
 
 def _bad(name: str, measured: str, threshold: str, remedy: str) -> dict[str, Any]:
@@ -285,4 +284,4 @@ def _place(gpu: Facts) -> str:
 
 
 def _size(mib: int | None) -> str:
-    return "?" if mib is None else f"{mib / 1024:.1f} GiB"
+    return "?" if mib is None else size(mib * MIB)

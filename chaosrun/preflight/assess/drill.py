@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaosrun.preflight.assess.majority import listed
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.wording import listed
 
 __all__ = ["LEAST_FAULTS", "assess_drill"]
 

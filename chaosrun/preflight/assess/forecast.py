@@ -7,8 +7,9 @@ from chaosrun.preflight.assess.placement import nodes_used
 from chaosrun.preflight.forecast import Costs, Forecast, forecast, goodput
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.spec.source import Job
+from chaosrun.wording import count, duration
 
-__all__ = ["assess_forecast", "duration"]
+__all__ = ["assess_forecast"]
 
 LARGEST_CLUSTER = 1024
 LEAST_GOODPUT = 0.5
@@ -42,7 +43,7 @@ def assess_forecast(setting: Setting, nodes: Sequence[Node], facts: Facts) -> li
 
 
 def _here(here: Forecast, took: str) -> Finding:
-    number = f"{here.nodes} node{'s' * (here.nodes != 1)}, a failure every {duration(here.mtbf_s)}"
+    number = f"{count(here.nodes, 'node')}, a failure every {duration(here.mtbf_s)}"
     return _finding(
         Status.PASS if here.goodput >= LEAST_GOODPUT else Status.WARN,
         HERE,
@@ -116,19 +117,6 @@ def _best(told: Forecast) -> str:
 def _percent(share: float) -> str:
     """As many digits as tell it from 100%."""
     return f"{share:.1%}" if share < 0.999 else f"{min(share, 0.99999):.3%}"
-
-
-def duration(seconds: float) -> str:
-    """0.0312 → "31 ms", 250 → "4 min 10 s", 90061 → "1 d 1 h"."""
-    if seconds < 60:
-        number, unit = (seconds, "s") if seconds >= 1 else (seconds * 1e3, "ms")
-        return f"{number:.2g} {unit}" if number < 10 else f"{number:.0f} {unit}"
-    whole = round(seconds)
-    for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    raise AssertionError(seconds)
 
 
 def _finding(status: Status, name: str, **about: Any) -> Finding:

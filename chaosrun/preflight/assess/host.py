@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from chaosrun.preflight.assess.host_activity import activity
 from chaosrun.preflight.assess.host_limits import limits
 from chaosrun.preflight.assess.host_places import places, shared_memory
-from chaosrun.preflight.assess.host_rows import CHECK, graded, plural, row
+from chaosrun.preflight.assess.host_rows import CHECK, graded, row
 from chaosrun.preflight.assess.kernel_log import kernel_log
 from chaosrun.preflight.assess.placement import workers_on
-from chaosrun.preflight.assess.quantities import GIB, MIB, size
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.wording import GIB, MIB, count, size
 
 __all__ = ["CHECK", "assess"]
 
@@ -91,7 +91,7 @@ def _memory(node: Node, memory: Facts, workers: int) -> Finding:
         status,
         measured=f"{size(available)} of {size(total)} free{by_group}",
         threshold=f"at least {size(least if status is Status.FAIL else small)}",
-        reason=f"{plural(workers, 'worker')} of {size(SMALL_WORKER_BYTES)} and {size(kept)} that Ray keeps free: it kills "
+        reason=f"{count(workers, 'worker')} of {size(SMALL_WORKER_BYTES)} and {size(kept)} that Ray keeps free: it kills "
         f"processes above {RAY_KILLS_ABOVE:.0%}",
         remedy="end what else uses memory there, or raise the container's limit",
         measure=Measure(number=total / GIB, unit="GiB", better="higher", warn=PEERS_WARN),

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from shlex import join
 
-from chaosrun.preflight.assess.host_rows import plural, row
-from chaosrun.preflight.assess.quantities import size
+from chaosrun.preflight.assess.host_rows import row
 from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.wording import count, listed, size
 
 __all__ = ["activity"]
 
@@ -113,7 +113,7 @@ def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
             node,
             name,
             Status.WARN,
-            measured=f"{plural(len(folders), 'folder')} of a Ray that is gone: {_listed(folders)}",
+            measured=f"{count(len(folders), 'folder')} of a Ray that is gone: {listed(folders, NAMED)}",
             threshold="none",
             reason="they take room on the disk for temporary files",
             remedy=join(["rm", "-r", "--", *folders]),
@@ -124,7 +124,7 @@ def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
             node,
             name,
             Status.WARN,
-            measured=f"{len(entries)} in /dev/shm, {size(sum(entries.values()))}: {_listed(sorted(entries))}",
+            measured=f"{len(entries)} in /dev/shm, {size(sum(entries.values()))}: {listed(sorted(entries), NAMED)}",
             threshold="none that no process here uses",
             reason="they take memory",
             remedy="unless a container uses the same /dev/shm: " + join(["rm", "--", *paths]),
@@ -132,14 +132,9 @@ def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
 
 
 def _named(processes: Sequence[Facts], *, dated: bool = False) -> str:
-    return _listed(
-        [f"{process['name']} (pid {process['pid']}{_since(process['created_s']) if dated else ''})" for process in processes]
-    )
+    told = [f"{process['name']} (pid {process['pid']}{_since(process['created_s']) if dated else ''})" for process in processes]
+    return listed(told, NAMED)
 
 
 def _since(created_s: float) -> str:
     return f", since {datetime.fromtimestamp(created_s, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

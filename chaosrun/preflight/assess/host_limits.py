@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from chaosrun.preflight.assess.host_rows import graded, plural, row
-from chaosrun.preflight.assess.quantities import MIB, size
+from chaosrun.preflight.assess.host_rows import graded, row
 from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.wording import MIB, count, size
 
 __all__ = ["limits"]
 
@@ -35,7 +35,7 @@ def _open_files(node: Node, limit: int | None, world: int) -> Finding:
         status,
         measured="no limit" if limit is None else f"{limit} in a process",
         threshold=f"at least {least if status is Status.FAIL else small}",
-        reason=f"files, and connections to the other ranks, of a job with {plural(world, 'worker')}",
+        reason=f"files, and connections to the other ranks, of a job with {count(world, 'worker')}",
         remedy="raise it where Ray is started: `ulimit -n 65536`, LimitNOFILE= of a service, --ulimit nofile=65536 of a "
         "container",
     )
@@ -54,7 +54,7 @@ def _processes(node: Node, facts: Facts, workers: int) -> Finding:
         status,
         measured="no limit" if room is None else f"{room} more can be started{limit}",
         threshold=f"at least {least if status is Status.FAIL else small}",
-        reason=f"for {plural(workers, 'worker')} and what they start",
+        reason=f"for {count(workers, 'worker')} and what they start",
         remedy="raise it: `ulimit -u`, TasksMax= of a service, --pids-limit of a container; or end what is left over",
     )
 

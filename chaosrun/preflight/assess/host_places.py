@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaosrun.preflight.assess.host_rows import graded, row
-from chaosrun.preflight.assess.quantities import GIB, MIB, size
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.wording import GIB, MIB, size
 
 __all__ = ["places", "shared_memory"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from chaosrun.preflight.model import Finding, Node, Status
 
-__all__ = ["CHECK", "graded", "plural", "row"]
+__all__ = ["CHECK", "graded", "row"]
 
 CHECK = "host"
 
@@ -20,7 +20,3 @@ def row(node: Node, name: str, status: Status, *, reason: str = "", remedy: str 
     """Why, and what to do, only where something is wrong."""
     told = {} if status is Status.PASS else {"reason": reason, "remedy": remedy}
     return Finding(check=CHECK, node=node.name, name=name, status=status, **told, **more)
-
-
-def plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

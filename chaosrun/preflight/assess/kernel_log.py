@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from chaosrun.preflight.assess.quantities import ago
 from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.wording import ago
 
 __all__ = ["kernel_log"]
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Majority", "listed", "majority"]
+from chaosrun.wording import listed
+
+__all__ = ["Majority", "majority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,3 @@ def majority(values: Mapping[str, str]) -> Majority:
         odd={node: other for node, other in values.items() if other != value},
         groups=groups,
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

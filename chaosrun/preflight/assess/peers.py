@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from chaosrun.preflight.assess.quantities import with_unit
 from chaosrun.preflight.model import Finding, Measure, Node, Status
 from chaosrun.preflight.result import Result, worst
+from chaosrun.wording import listed, with_unit
 
 __all__ = ["BASELINE", "Baseline", "Kinds", "against_peers"]
 
@@ -91,13 +91,12 @@ class Baseline:
             for host, number in then.gpus.items()
             if now.nodes[host] and number > now.gpus[host]
         ]
-        more = f" and {len(gone) - MOST_NAMED} more" if len(gone) > MOST_NAMED else ""
         if gone:
             yield Finding(
                 check=BASELINE,
                 name="nodes and GPUs",
                 status=Status.WARN,
-                measured=f"not there: {', '.join(gone[:MOST_NAMED])}{more}",
+                measured=f"not there: {listed(gone, MOST_NAMED)}",
                 threshold="what the baseline had",
                 remedy="start Ray there with all its GPUs again; if they are to be gone, save a new baseline",
             )

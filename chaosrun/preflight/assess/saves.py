@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from chaosrun.preflight.assess.quantities import duration, size
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.spec.model import JobSpec
+from chaosrun.wording import duration, size
 
 __all__ = ["SAMPLE_BYTES", "saves"]
 

@@ -4,9 +4,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaosrun.preflight.assess.majority import Majority, listed, majority
+from chaosrun.preflight.assess.majority import Majority, majority
 from chaosrun.preflight.assess.versions import COMPARED, tie
 from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.wording import count, listed
 
 __all__ = ["script"]
 
@@ -58,7 +59,6 @@ def _files(readable: Mapping[str, Facts]) -> Iterator[Finding]:
         sides = " as on ".join(listed(nodes) for nodes in most.groups.values())
         yield tie(most, **row, measured=f"{listed([*tied])} not the same on {sides}")
     for node, facts in readable.items():
-        count = len(facts["files"])
         if node in odd:
             yield Finding(
                 check=CHECK,
@@ -73,7 +73,7 @@ def _files(readable: Mapping[str, Facts]) -> Iterator[Finding]:
                 name="script",
                 status=Status.PASS,
                 node=node,
-                measured=f"there, {count} file{'s' if count > 1 else ''}",
+                measured=f"there, {count(len(facts['files']), 'file')}",
                 threshold="the same on every node",
             )
 
@@ -84,14 +84,14 @@ def _imports(readable: Mapping[str, Facts]) -> Iterator[Finding]:
         needed = [name for name in missing if not facts["imports"][name]["optional"]]
         # What is there elsewhere decides which way a script goes that can do without.
         needed_elsewhere = [name for name in missing if name not in needed and _found_somewhere(readable, name)]
-        count = len(facts["imports"])
+        packages = len(facts["imports"])
         if not needed and not needed_elsewhere:
             yield Finding(
                 check=CHECK,
                 name="script's imports",
                 status=Status.PASS,
                 node=node,
-                measured=f"{count} packages, none missing" if not missing else f"{count} packages, all that it needs",
+                measured=f"{count(packages, 'package')}, {'all that it needs' if missing else 'none missing'}",
                 threshold="all can be imported",
             )
             continue

@@ -9,9 +9,9 @@ from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.preflight.assess.placement import nodes_used
-from chaosrun.preflight.assess.quantities import duration
 from chaosrun.preflight.assess.storage import IN_MEMORY, failure
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.wording import count, duration, listed
 
 __all__ = ["CHECK", "assess"]
 
@@ -124,12 +124,12 @@ def _inside(crew: _Crew, name: str, group: Sequence[str]) -> Finding:
     seen = {crew.names[number] for number in crew.step(name, "meet")["met"]}
     missed = [other for other in group if other not in {name, *seen}]
     if not missed:
-        peers = f"{len(group) - 1} other node{'s' if len(group) > 2 else ''}"
+        peers = count(len(group) - 1, "other node")
         return crew.row(SAME, Status.PASS, f"sees {peers}, and is seen", node=name)
     return crew.row(
         SAME,
         Status.WARN,
-        f"{_listed(missed)} not seen within {duration(crew.looked_s(name))}, though seen from there",
+        f"{listed(missed)} not seen within {duration(crew.looked_s(name))}, though seen from there",
         node=name,
         threshold=_EVERYONE,
         remedy="see how long this client keeps what it knows of a directory (NFS: actimeo, lookupcache)",
@@ -144,9 +144,9 @@ def _apart(crew: _Crew, name: str, group: Sequence[str], rivals: Sequence[Sequen
         remedy = "see what kept its processes from starting at once, and ask again"
         return crew.row(SAME, Status.ERROR, node=name, reason=why, remedy=remedy)
     looked_s = crew.looked_s(name)
-    measured = f"not shared: {_listed(missed)} not seen within {duration(looked_s)}, at {crew.place(name)}"
+    measured = f"not shared: {listed(missed)} not seen within {duration(looked_s)}, at {crew.place(name)}"
     if len(group) > 1:
-        measured += f"; shared with {_listed([other for other in group if other != name])}"
+        measured += f"; shared with {listed([other for other in group if other != name])}"
     if looked_s < PATIENT_S and any(_may_come_late(crew, name, other) for other in missed):
         why = f"the same is mounted there, and a client may keep what it knows of a directory for {duration(PATIENT_S)}"
         remedy = "ask again with --level deep, which looks for longer"
@@ -252,7 +252,7 @@ def _names(crew: _Crew, group: Sequence[str]) -> Iterator[Finding]:
     # Whose client makes once more what is there, that one does not honour it; who came first does not matter.
     who = [member for member in group if tried[member]["again"]]
     who = who or [member for member in group if twice & {*tried[member]["won"]}]
-    measured = f"of {what}, {len(twice)} created twice" + (f", by {_listed(who)}" if who else "")
+    measured = f"of {what}, {len(twice)} created twice" + (f", by {listed(who)}" if who else "")
     if never:
         measured += f", {len(never)} by nobody"
     remedy = "two runs could take one folder: use storage that honours O_EXCL between its clients"
@@ -271,20 +271,16 @@ def _lock(crew: _Crew, group: Sequence[str]) -> Iterator[Finding]:
         yield crew.row(
             name,
             Status.WARN,
-            f"{_listed(ignored)} could take at {crew.path} what {holder} held",
+            f"{listed(ignored)} could take at {crew.path} what {holder} held",
             threshold="one holder in the whole cluster",
             reason="two supervisors on two nodes could take one run",
             remedy="resume a run on the node that it was started on, or mount the storage with locks (NFS: without nolock, "
             "local_lock)",
         )
     elif refused:
-        yield crew.row(name, Status.PASS, f"held by {holder}, refused to {len(refused)} other{'s' if len(refused) > 1 else ''}")
+        yield crew.row(name, Status.PASS, f"held by {holder}, refused to {count(len(refused), 'other')}")
 
 
 def _share(ascending: Sequence[float], share: float) -> float:
     """The value that this share of them does not exceed."""
     return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

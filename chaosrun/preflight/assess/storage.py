@@ -7,9 +7,9 @@ from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.cluster.leftovers import PREFIX
-from chaosrun.preflight.assess.quantities import duration, size
 from chaosrun.preflight.assess.saves import SAMPLE_BYTES, saves
 from chaosrun.preflight.model import Facts, Finding, Level, Measure, Node, Setting, Status
+from chaosrun.wording import duration, listed, size
 
 __all__ = ["CHECK", "IN_MEMORY", "assess", "failure"]
 
@@ -94,7 +94,7 @@ def _promises(setting: Setting, node: Node, said: Facts, there: Sequence[str]) -
         default=setting.storage.is_relative_to(setting.root),
         level=setting.level,
         steps=said["steps"],
-        missing="" if not there or node.name in there else there[0] + (f" and {len(there) - 1} more" if there[1:] else ""),
+        missing="" if node.name in there else listed(there, 1),
     )
     for step, names in _ROWS.items():
         told = here.steps.get(step)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from chaosrun.preflight.assess.cover import fewest_to_blame
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.wording import duration, size
 
 __all__ = ["assess_sums", "sound", "suspects"]
 
@@ -247,7 +248,7 @@ def _exact(group: Facts, run: Facts) -> list[Finding]:
 
 
 def _exact_on(group: Facts, name: str, own: Sequence[Mapping[str, Any]], over: str) -> Finding:
-    sizes = [size for size, _ in group["cases"]]
+    sizes = [number for number, _ in group["cases"]]
     missing = sorted({group["cases"][case][1] for case, result in enumerate(own[0]["results"]) if "unsupported" in result})
     addresses = sorted({address for rank in own for address in rank["addresses"]})
     reasons = [f"through {', '.join(addresses)}"] if addresses else []
@@ -259,7 +260,7 @@ def _exact_on(group: Facts, name: str, own: Sequence[Mapping[str, Any]], over: s
         status=Status.PASS,
         node=name,
         device=group["backend"],
-        measured=f"{exact} sums exact, {_bytes(min(sizes))} to {_bytes(max(sizes))}, over {over}",
+        measured=f"{exact} sums exact, {size(min(sizes))} to {size(max(sizes))}, over {over}",
         reason="; ".join(reasons),
     )
 
@@ -268,23 +269,16 @@ def _bandwidth(group: Facts, run: Facts) -> list[Finding]:
     ranks = [rank for _, _, rank in _ranks(run)]
     if len(ranks) < 2 or not all(rank["seconds"] for rank in ranks):
         return []
-    size, _ = group["timed"]
+    summed, _ = group["timed"]
     seconds = max(statistics.median(rank["seconds"]) for rank in ranks)
-    bus = size / seconds * 2 * (len(ranks) - 1) / len(ranks) / 1e9
+    bus = summed / seconds * 2 * (len(ranks) - 1) / len(ranks) / 1e9
     return [
         Finding(
             check="network",
-            name=f"all-reduce bus bandwidth, {_bytes(size)}",
+            name=f"all-reduce bus bandwidth, {size(summed)}",
             status=Status.PASS,
             device=group["backend"],
-            measured=f"{bus:.3g} GB/s ({_bytes(size)} in {seconds * 1000:.3g} ms over {len(ranks)} ranks)",
+            measured=f"{bus:.3g} GB/s ({size(summed)} in {duration(seconds)} over {len(ranks)} ranks)",
             measure=Measure(number=bus, unit="GB/s", better="higher", warn=BANDWIDTH_WARN),
         )
     ]
-
-
-def _bytes(size: int) -> str:
-    for unit, one in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= one:
-            return f"{size / one:.3g} {unit}"
-    return f"{size} B"

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from chaosrun.preflight.assess.drill import assess_drill
-from chaosrun.preflight.drills import Terms, Wanted, wanted_on, wanted_over
+from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting
 
 __all__ = ["DRILL"]

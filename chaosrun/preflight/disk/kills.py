@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from chaosrun.preflight.disk.forked import Say, forked
+from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import checkpoint_name, checkpoint_step

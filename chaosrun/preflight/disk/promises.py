@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaosrun.preflight.disk.forked import forked
+from chaosrun.preflight.forked import forked
 from chaosrun.preflight.model import Facts
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.layout import checkpoint_name

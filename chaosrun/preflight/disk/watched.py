@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from chaosrun.preflight.disk.forked import Say, forked
+from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
 
 __all__ = ["Report", "watched"]

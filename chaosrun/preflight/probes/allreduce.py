@@ -23,10 +23,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
 
 if TYPE_CHECKING:
@@ -75,14 +77,9 @@ def probe(parameters: Facts) -> Facts:
     with selectors.DefaultSelector() as selector:
         for local in range(parameters["local"]):
             number = parameters["first"] + local
-            ours, theirs = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.close(ours)
-                _be(theirs, parameters, number, local)
-            os.close(theirs)
+            pid, reading = forked(partial(_be, parameters, number, local))
             ranks[number] = Rank(pid=pid)
-            selector.register(ours, selectors.EVENT_READ, ranks[number])
+            selector.register(reading, selectors.EVENT_READ, ranks[number])
         while selector.get_map():
             for key, _ in selector.select(0.2):
                 listen(selector, key.fd, key.data)
@@ -117,11 +114,11 @@ def _name_of(number: int) -> str:
     return signal_name(number)
 
 
-def _be(pipe: int, parameters: Facts, rank: int, local: int) -> None:
-    """The life of a rank, which ends here."""
+def _be(parameters: Facts, rank: int, local: int, say: Say) -> None:
+    """The life of a rank."""
 
     def tell(**what: Any) -> None:
-        os.write(pipe, json.dumps(what).encode() + b"\n")
+        say(what)
 
     try:
         _reduce(tell, parameters, rank, local)
@@ -129,8 +126,6 @@ def _be(pipe: int, parameters: Facts, rank: int, local: int) -> None:
     except Exception as error:
         # Whatever torch says is the answer.
         tell(ended="raised", error=f"{type(error).__name__}: {error}".splitlines()[0])
-    finally:
-        os._exit(0)
 
 
 def _reduce(tell: Tell, parameters: Facts, rank: int, local: int) -> None:

@@ -1,7 +1,7 @@
 """A little training on every device of this node, again and again. On the CPU products too: there torch is loaded once."""
 
+from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
-from chaosrun.preflight.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.probes.devices import ask_driver
 
 __all__ = ["probe"]

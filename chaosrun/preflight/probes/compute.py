@@ -6,8 +6,8 @@ What it is at goes out line by line before it is begun: when the process hangs o
 import os
 from typing import Any
 
+from chaosrun.preflight.devices.processor import processor
 from chaosrun.preflight.model import Facts
-from chaosrun.preflight.processor import processor
 
 __all__ = ["probe"]
 
@@ -28,7 +28,7 @@ def probe(parameters: Facts) -> Facts:
     say("import of torch")
     import torch
 
-    from chaosrun.preflight import little_training, products
+    from chaosrun.preflight.devices import little_training, products
 
     threads, training = parameters["threads"], parameters["training"]
     device = torch.device(parameters["device"])

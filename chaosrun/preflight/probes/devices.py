@@ -6,9 +6,9 @@ from typing import Any
 
 import psutil
 
+from chaosrun.preflight.devices.nvidia import parse
+from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
-from chaosrun.preflight.nvidia import parse
-from chaosrun.preflight.per_device import compute, gpu_devices, visible_gpus
 
 __all__ = ["ask_driver", "probe"]
 

@@ -33,8 +33,9 @@ from chaosrun.cluster.processes import (
     shared_memory_entries,
     state_of,
 )
+from chaosrun.preflight.devices.per_device import gpu_devices, visible_gpus
+from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
-from chaosrun.preflight.per_device import gpu_devices, visible_gpus
 
 __all__ = ["device_memory", "probe"]
 
@@ -85,23 +86,15 @@ def probe(parameters: Facts) -> Facts:
 
 def _start(gpus: int) -> tuple[int, dict[str, Any]]:
     """A process group of three that is ready to be killed: its pid, and what it said of itself."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(ours)
-            _work(theirs, gpus)
-        finally:
-            os._exit(1)
-    os.close(theirs)
-    with os.fdopen(ours) as told:
+    pid, reading = forked(lambda say: _work(say, gpus))
+    with os.fdopen(reading) as told:
         line = told.readline()
     if not line:
         raise RuntimeError("the worker that was to be killed died before that")
     return pid, json.loads(line)
 
 
-def _work(told: int, gpus: int) -> None:
+def _work(say: Say, gpus: int) -> None:
     os.setsid()
     _ignore_and_end_in_time()
     listener = socket.socket()
@@ -136,8 +129,7 @@ def _work(told: int, gpus: int) -> None:
         "shared_memory": name,
         "device_error": error,
     }
-    os.write(told, json.dumps(about).encode() + b"\n")
-    os.close(told)
+    say(about)
     _wait_for_the_end()
 
 

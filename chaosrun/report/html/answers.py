@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chaosrun.records.journal import CONCLUSIVE
 from chaosrun.report.html.source import Source
 from chaosrun.report.next_commands import next_commands, repeat_note
 from chaosrun.report.outcomes import status_words
-from chaosrun.report.progress import ENDED_BY_DEATH, count
+from chaosrun.report.progress import ENDED_BY_DEATH
 from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check
+from chaosrun.wording import count
 
 __all__ = ["Answers", "Command", "Death", "answers", "deaths"]
 
@@ -90,7 +92,7 @@ def answers(source: Source) -> Answers:
         here=str(Path.cwd()),
         commands=tuple(command for command in commands if command.label != "repeat"),
         checks=_counted(verdict.checks),
-        undecided=verdict.outcome not in ("completed", "inexact_restore"),
+        undecided=verdict.outcome not in CONCLUSIVE,
         failing=tuple(check for check in checks if check.status in ("fail", "inconclusive")),
         others=tuple(check for check in checks if check.status in ("pass", "skip")),
         deaths=tuple(deaths(source)),
@@ -147,7 +149,7 @@ def _differed(source: Source) -> str:
     failing = [check for check in verdict.checks if check.status == "fail"]
     if failing:
         return f"{failing[0].name.replace('_', ' ')}: {failing[0].summary}."
-    if verdict.outcome not in ("completed", "inexact_restore"):
+    if verdict.outcome not in CONCLUSIVE:
         return "Not known: a leg did not come to its end, so there was nothing to compare."
     return "Nothing that was compared."
 

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from chaosrun.report.progress import count, span
+from chaosrun.wording import count, span
 
 __all__ = ["environment", "moment", "number", "script_data", "share", "since"]
 

@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from chaosrun.report.html.drawing import Scale, across, join, rules, text, ticks
 from chaosrun.report.html.source import Source
-from chaosrun.report.progress import count, span
 from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
+from chaosrun.wording import count, span
 
 __all__ = ["PHASE_NAMES", "Restarts", "Resumption", "restarts"]
 

@@ -14,7 +14,7 @@ from chaosrun.preflight.model import Finding, Node, Status
 from chaosrun.preflight.result import ANSWERS, LEFT_OUT, Result, worst
 from chaosrun.report.preflight.names import brief, in_order
 from chaosrun.report.preflight.numbers import is_whole_value
-from chaosrun.report.progress import count
+from chaosrun.wording import count
 
 __all__ = [
     "WHOLE",

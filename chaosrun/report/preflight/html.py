@@ -30,7 +30,7 @@ from chaosrun.report.preflight.account import (
 )
 from chaosrun.report.preflight.names import brief, in_order
 from chaosrun.report.preflight.numbers import MeasureRow, measures, whole_values
-from chaosrun.report.suite import clock
+from chaosrun.wording import clock
 
 __all__ = ["render_html"]
 

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from chaosrun.preflight.assess.peers import Kinds
-from chaosrun.preflight.assess.quantities import with_unit
 from chaosrun.preflight.model import Finding, Status
 from chaosrun.preflight.result import Result
+from chaosrun.wording import with_unit
 
 __all__ = ["MeasureRow", "WholeValue", "is_whole_value", "measures", "whole_values"]
 

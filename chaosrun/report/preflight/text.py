@@ -31,8 +31,7 @@ from chaosrun.report.preflight.account import (
 )
 from chaosrun.report.preflight.names import brief
 from chaosrun.report.preflight.numbers import MeasureRow, WholeValue, measures, whole_values
-from chaosrun.report.progress import count
-from chaosrun.report.suite import clock
+from chaosrun.wording import clock, count
 
 __all__ = ["STYLES", "render_text"]
 

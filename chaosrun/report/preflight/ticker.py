@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from chaosrun.preflight.model import Status
-from chaosrun.report.progress import count
-from chaosrun.report.suite import clock
 from chaosrun.report.ticker import TickingLine
+from chaosrun.wording import clock, count
 
 __all__ = ["PreflightTicker"]
 

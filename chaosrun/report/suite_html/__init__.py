@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.report.html.page import environment
-from chaosrun.report.suite import clock, headline, unexpected
+from chaosrun.report.suite import headline, unexpected
 from chaosrun.report.suite_html.figures import rates, recoveries
 from chaosrun.report.suite_html.rows import night_rows, rows
+from chaosrun.wording import clock
 
 if TYPE_CHECKING:
     from chaosrun.suites.history import Night

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from chaosrun.report.html.drawing import WIDE, Scale, across, join, path_of, rules, text, ticks
-from chaosrun.report.progress import count
-from chaosrun.report.suite import clock
+from chaosrun.wording import clock, count
 
 if TYPE_CHECKING:
     from chaosrun.suites.history import Night

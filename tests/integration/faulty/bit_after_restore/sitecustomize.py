@@ -1,29 +1,14 @@
 """A node whose memory flips the lowest bit of one weight in the first step after a restore."""
 
-import importlib.abc
-import importlib.util
+import os
 import sys
 
-
-class Patch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "accelerate.accelerator":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            patch(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
+sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+from after_import import after_import
 
 
-def patch(module):
-    restore, step = module.Accelerator.load_state, module.AcceleratedOptimizer.step
+def _change(accelerator):
+    restore, step = accelerator.Accelerator.load_state, accelerator.AcceleratedOptimizer.step
     restored = []
 
     def load_state(self, *arguments, **options):
@@ -40,7 +25,7 @@ def patch(module):
             with torch.no_grad():
                 weight.view(torch.int32)[0, 0] ^= 1
 
-    module.Accelerator.load_state, module.AcceleratedOptimizer.step = load_state, flipping_step
+    accelerator.Accelerator.load_state, accelerator.AcceleratedOptimizer.step = load_state, flipping_step
 
 
-sys.meta_path.insert(0, Patch())
+after_import("accelerate.accelerator", _change)

@@ -6,4 +6,4 @@ import time
 
 if sys.orig_argv[1:] == ["-m", "chaosrun.preflight.probe", "mesh"] and not os.path.exists(os.environ["LATE_ONCE"]):
     open(os.environ["LATE_ONCE"], "w").close()
-    time.sleep(2.5)
+    time.sleep(5.5)

@@ -1,11 +1,16 @@
 """A client that keeps what it knows of a directory, until it changes that itself. $CHAOSRUN_TEST_KEPT says what: its "entries",
-or also "names" that were not there, however they are asked for. $CHAOSRUN_TEST_AFTER_S: this node comes later."""
+or also "names" that were not there, however they are asked for. With $CHAOSRUN_TEST_AFTER, the storage, it comes when another
+node has looked for it there."""
 
+import glob
 import os
 import time
 
 KEPT = os.environ["CHAOSRUN_TEST_KEPT"]
-time.sleep(float(os.environ.get("CHAOSRUN_TEST_AFTER_S", "0")))
+if "CHAOSRUN_TEST_AFTER" in os.environ:
+    while not glob.glob(os.environ["CHAOSRUN_TEST_AFTER"] + "/.chaosrun-preflight-*/here"):
+        time.sleep(0.01)
+    time.sleep(0.5)
 entries = {}
 not_there = set()
 really = {name: getattr(os, name) for name in ("listdir", "stat", "open", "mkdir", "rename")}

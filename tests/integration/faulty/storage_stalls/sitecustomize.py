@@ -1,4 +1,4 @@
-"""A storage that takes its time: one fsync of a large file takes 0.3 s ($CHAOSRUN_TEST_STALL is "once"), or every fsync 0.1 s
+"""A storage that takes its time: one fsync of a large file takes 1 s ($CHAOSRUN_TEST_STALL is "once"), or every fsync 0.1 s
 ("always")."""
 
 import os
@@ -15,7 +15,7 @@ def sync_slowly(descriptor):
         time.sleep(0.1)
     elif not stalled and os.fstat(descriptor).st_size >= LARGE:
         stalled.append(True)
-        time.sleep(0.3)
+        time.sleep(1.0)
     fsync(descriptor)
 
 

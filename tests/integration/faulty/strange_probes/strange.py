@@ -15,7 +15,7 @@ def probe(parameters: dict[str, Any]) -> dict[str, Any]:
         leave_a_process(Path(parameters["leave"]))
     match parameters["do"]:
         case "answer":
-            time.sleep(parameters.get("sleep_s", 0.0))
+            wait_for(parameters.get("until"))
             told = [name for name in os.environ if name.startswith(("RAY_", "OMP_")) or name == parameters.get("variable")]
             return {"pid": os.getpid(), "environment": told, "filler": "x" * parameters.get("bytes", 0)}
         case "raise":
@@ -29,6 +29,11 @@ def probe(parameters: dict[str, Any]) -> dict[str, Any]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(600)
     return {}
+
+
+def wait_for(path: str | None) -> None:
+    while path is not None and not os.path.exists(path):
+        time.sleep(0.01)
 
 
 def leave_a_process(path: Path) -> None:

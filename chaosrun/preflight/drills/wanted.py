@@ -1,6 +1,6 @@
 """Small real drills, on one node or over several: what is wanted of one. Pure.
 
-Who carries them out is a `Drills`; `preflight.drilling` has the one on a Ray.
+Who carries them out is a `Drills`; `preflight.drills.on_ray` has the one on a Ray.
 """
 
 import json

@@ -14,7 +14,7 @@ from chaosrun.campaign.sweep import Interruptible
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.costs import costs_of
-from chaosrun.preflight.drills import Terms, Wanted
+from chaosrun.preflight.drills.wanted import Terms, Wanted
 from chaosrun.preflight.model import Facts
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -25,7 +25,7 @@ from chaosrun.verify.verdict import Verdict
 
 __all__ = ["JOB", "RayDrills"]
 
-JOB = Path(__file__).parent / "drill" / "job.yaml"
+JOB = Path(__file__).parent / "job" / "job.yaml"
 AT_ONCE = 64
 """Drills at a time: their supervisors are threads of this one process."""
 END_WITHIN_S = 30.0
@@ -33,7 +33,7 @@ END_WITHIN_S = 30.0
 
 
 class RayDrills:
-    """Implements `preflight.drills.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
+    """Implements `preflight.drills.wanted.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
 
     def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
         work = _Work(wanted=wanted, terms=terms)
@@ -106,7 +106,9 @@ class _Work:
             try:
                 told = _drill(self.wanted[number], self.terms, watch)
             except InterruptedRunError:
-                return
+                if self.working.interrupted:
+                    return
+                told = {"error": "it was cancelled", "hint": "run the preflight again"}
             except ChaosrunError as error:
                 told = {"error": error.message, "hint": error.hint}
             except Exception as error:

@@ -1,0 +1,1 @@
+"""Small real drills: which are wanted (`wanted`), how they are carried out (`on_ray`), and their job (`job/`)."""

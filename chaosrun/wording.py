@@ -1,0 +1,80 @@
+"""Numbers and lists in the words of people. Pure; knows nothing of drills."""
+
+from collections.abc import Sequence
+
+__all__ = ["GIB", "MIB", "ago", "clock", "count", "duration", "listed", "size", "span", "with_unit"]
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def count(number: int | None, one: str, many: str | None = None) -> str:
+    """1 → "1 step", 2 → "2 steps"."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """The first of them, and how many more there are: "a, b and 3 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def size(number: float) -> str:
+    """Bytes: 1610612736 → "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        # Four digits would be told as 1e+03.
+        if abs(number) < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} PiB"
+
+
+def duration(seconds: float) -> str:
+    """0.0123 → "12.3 ms", 250 → "4 min 10 s", 90061 → "1 d 1 h"."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    for unit, factor, below in (("µs", 1e6, 999.5), ("ms", 1e3, 999.5), ("s", 1.0, 59.95)):
+        if seconds * factor < below:
+            return f"{seconds * factor:.3g} {unit}"
+    whole = round(seconds)
+    longer = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    length, unit, part, smaller = next(units for units in longer if whole >= units[0])
+    rest = whole % length // part
+    return f"{whole // length} {unit}" + (f" {rest} {smaller}" if rest else "")
+
+
+def span(seconds: float) -> str:
+    """A duration in at most six characters: 0.18 s, 4.2 s, 37 s, 2m05s, 3h07m."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def clock(seconds: float) -> str:
+    """`0.31 s`, `12.3 s`, `4:07`."""
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def ago(seconds: float) -> str:
+    """7300 → "2 h ago"."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def with_unit(number: float, unit: str) -> str:
+    """Any number with its unit, bytes and seconds as people read them: (3e9, "B/s") → "2.79 GiB/s"."""
+    if unit in ("B", "B/s"):
+        return size(number) + unit[1:]
+    return duration(number) if unit == "s" else f"{number:.4g} {unit}".rstrip()
