@@ -13,6 +13,9 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Compiled once, not in each of the thousands of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test nightly bench lint format browser clean
 

@@ -59,6 +59,7 @@ class Opened:
 def opened(browser: "Browser", path: Path, *, width: int = 1440, scheme: Any = "light") -> Iterator[Opened]:
     """The page as it looks at this width; fails when it complains or loads anything but itself."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    context.set_default_timeout(120_000)
     found = Opened(context.new_page())
     found.page.on("console", lambda message: found.console.append(message.text))
     found.page.on("pageerror", lambda error: found.console.append(str(error)))

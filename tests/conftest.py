@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from chaosrun.api import RunResult
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
 
 pytest_plugins = ["tests.oracle.score"]
+# The same examples every time, and however busy the machine is. What the night is to draw anew says so.
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 REPOSITORY = Path(__file__).parents[1]
 Submit = Callable[..., Any]
 

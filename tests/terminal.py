@@ -135,9 +135,9 @@ class Terminal:
         """What the line discipline does with what is typed."""
         return termios.tcgetattr(self._master)
 
-    def wait(self, timeout_s: float = 60.0) -> int:
+    def wait(self, timeout_s: float = 300.0) -> int:
         code = self.process.wait(timeout_s)
-        self._reader.join(5)
+        self._reader.join(60)
         return code
 
     def hang_up(self) -> None:

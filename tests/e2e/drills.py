@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from chaosrun.cluster.processes import marked
+from chaosrun.cluster.processes import marked, unused_shared_memory
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.trace import read_lines
 
@@ -66,7 +66,7 @@ JOB = """\
 name: small
 script: train.py
 workers: 2
-seed: 3
+seed: 1
 checkpoint: {every_steps: 3}
 """
 
@@ -113,7 +113,7 @@ class Shell:
             start_new_session=True,
         )
 
-    def run(self, *arguments: str | Path, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str | Path, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         return finish(self.start(*arguments), timeout_s=timeout_s)
 
     def only_run(self) -> RunLayout:
@@ -131,6 +131,11 @@ class Shell:
         return [*processes, *files]
 
 
+def shared_memory_left(before: set[str]) -> list[str]:
+    """Entries of /dev/shm that came since and that nobody holds; what others on this machine work with is theirs."""
+    return unused_shared_memory(set(os.listdir("/dev/shm")) - before)
+
+
 @contextmanager
 def open_shell(folder: Path) -> Iterator[Shell]:
     # Short, because Ray's socket paths have to fit below it.
@@ -139,13 +144,13 @@ def open_shell(folder: Path) -> Iterator[Shell]:
     try:
         shell = Shell(folder, temporary)
         yield shell
-        eventually(lambda: not shell.left_behind(), timeout_s=20, what=shell.left_behind)
-        eventually(lambda: set(os.listdir("/dev/shm")) <= shared_memory, timeout_s=20, what=lambda: os.listdir("/dev/shm"))
+        eventually(lambda: not shell.left_behind(), what=shell.left_behind)
+        eventually(lambda: not shared_memory_left(shared_memory), what=lambda: shared_memory_left(shared_memory))
     finally:
         shutil.rmtree(temporary)
 
 
-def finish(process: subprocess.Popen[str], *, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str], *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
@@ -154,7 +159,7 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float = 100.0) -> subpr
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def eventually(condition: Callable[[], Any], *, timeout_s: float = 60.0, what: Callable[[], Any] | None = None) -> Any:
+def eventually(condition: Callable[[], Any], *, timeout_s: float = 120.0, what: Callable[[], Any] | None = None) -> Any:
     """The first true value of `condition`; fails, saying `what`, when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -12,7 +12,7 @@ import pytest
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.records.layout import LegLayout
-from tests.conftest import Submit
+from tests.conftest import WarmDrills
 from tests.e2e.drills import STEPS, Shell, events, finish, kills, write_job
 
 
@@ -101,21 +101,21 @@ def test_an_error_at_step_7_shows_the_first_failing_ranks_traceback_and_stops(sh
     ids=["sys.exit(0)", "os._exit(0)", "never attaches"],
 )
 def test_a_script_that_ends_before_its_training_is_the_users_error(
-    submit: Submit, tmp_path: Path, trouble: str | None, said: str
+    warm_drills: WarmDrills, tmp_path: Path, trouble: str | None, said: str
 ) -> None:
     job = write_job(tmp_path, trouble or "", kills(9))
     if trouble is None:
         (tmp_path / "train.py").write_text("print('nothing to train')\n")
-    result = submit(job)
+    result = warm_drills(job, root=tmp_path / "root")
     assert result.verdict.exit_code == 4
     assert said in result.verdict.cause
     assert len(events(result.run.reference, "attempt.starting")) == 2, "once more to be sure, and no restart loop"
 
 
 @pytest.mark.ray
-def test_a_script_that_hangs_spends_the_budget(submit: Submit, tmp_path: Path) -> None:
-    job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 3s}")
-    result = submit(job)
+def test_a_script_that_hangs_spends_the_budget(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 5s}")
+    result = warm_drills(job, root=tmp_path / "root")
     assert result.verdict.exit_code == 5
     line = 1 + (tmp_path / "train.py").read_text().splitlines().index("    if step == 5: time.sleep(1000)")
     assert "attempt 1 hangs: no progress for" in result.verdict.cause
@@ -127,8 +127,8 @@ def test_a_script_that_hangs_spends_the_budget(submit: Submit, tmp_path: Path) -
 
 
 @pytest.mark.ray
-def test_the_timeout_ends_a_run(submit: Submit, tmp_path: Path) -> None:
-    result = submit(write_job(tmp_path, "time.sleep(1)", kills(9), "timeout: 2s"))
+def test_the_timeout_ends_a_run(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    result = warm_drills(write_job(tmp_path, "time.sleep(1)", kills(9), "timeout: 2s"), root=tmp_path / "root")
     assert result.verdict.exit_code == 124
     assert "timeout" in result.verdict.cause
     assert result.run.verdict_json.is_file()
@@ -155,9 +155,9 @@ def test_more_workers_than_the_joined_cluster_holds_are_told_in_time(shell: Shel
             address = cluster.stdout.readline().strip()
             assert address
             job = write_job(shell.folder, "", kills(9), "recovery: {acquire_timeout: 2s}")
-            done = shell.run("submit", job, "workers=3", "--address", address, timeout_s=60)
+            done = shell.run("submit", job, "workers=3", "--address", address, timeout_s=300)
         finally:
-            cluster.communicate(timeout=60)
+            cluster.communicate(timeout=120)
     assert done.returncode == 7, done.stderr
     said = " ".join(done.stdout.split())
     assert "no place for 3 workers with CPU 1 each within 2 s: the cluster has CPU 1 (1 free) on 1 node" in said
@@ -165,10 +165,13 @@ def test_more_workers_than_the_joined_cluster_holds_are_told_in_time(shell: Shel
 
 
 @pytest.mark.ray
-def test_a_full_disk_ends_the_run_and_older_checkpoints_stay_valid(submit: Submit, tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_ends_the_run_and_older_checkpoints_stay_valid(
+    warm_drills: WarmDrills, tmp_path: Path, small_disk: Path
+) -> None:
     # Three of these checkpoints do not fit, and two are kept.
     job = write_job(tmp_path, "", kills(9), width=10_000)
-    result = submit(job, "checkpoint.keep=2", f"checkpoint.storage={small_disk}")
+    limits = ["checkpoint.keep=2", f"checkpoint.storage={small_disk}"]
+    result = warm_drills(job, root=tmp_path / "root", overrides=limits)
     assert result.verdict.exit_code == 7
     assert "No space left on device" in result.verdict.cause
     assert str(small_disk) in result.verdict.cause
@@ -231,8 +234,11 @@ if order.leg == "chaos" and rank == 0 and step == at:
 
 
 @pytest.mark.ray
-def test_damaged_checkpoints_are_quarantined_and_older_ones_or_none_are_as_exact(submit: Submit, tmp_path: Path) -> None:
-    result = submit(write_job(tmp_path, DAMAGE, kills(5, 7, 9)), "checkpoint.every_steps=2")
+def test_damaged_checkpoints_are_quarantined_and_older_ones_or_none_are_as_exact(
+    warm_drills: WarmDrills, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, DAMAGE, kills(5, 7, 9))
+    result = warm_drills(job, root=tmp_path / "root", overrides=["checkpoint.every_steps=2"])
     verdict = result.verdict
     assert verdict.status == "PASS", verdict.cause
     assert [fault.landed for fault in verdict.faults] == [True] * 3

@@ -65,7 +65,7 @@ def held_job(shell: Shell) -> Path:
     return write_job(shell.folder, trouble, "recovery: {hang_timeout: 300s}")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell) -> None:
     job = held_job(shell)
     with open_terminal(shell, "submit", job) as terminal:
@@ -248,7 +248,7 @@ def test_a_fault_that_was_granted_strikes_under_the_next_supervisor(shell: Shell
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_supervisor_that_is_kept_takes_its_own_end_as_an_injection(shell: Shell) -> None:
     job = slow_job(shell, "faults: {schedule: [{rank: 1, kind: supervisor, at_step: 3}]}")
     assert shell.run("submit", "--detach", job).returncode == 0
@@ -264,9 +264,9 @@ def test_a_supervisor_that_is_kept_takes_its_own_end_as_an_injection(shell: Shel
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_kinds_and_ranks_in_one_drill(shell: Shell) -> None:
-    job = write_job(shell.folder, "time.sleep(1.5 if order.leg == 'chaos' else 0.02)", "recovery: {hang_timeout: 5s}")
+    job = write_job(shell.folder, "time.sleep(1.5 if order.leg == 'chaos' else 0.02)", "recovery: {hang_timeout: 15s}")
     assert shell.run("submit", "--detach", job).returncode == 0
     run = trains(shell, "chaos", step=1)
     for number, arguments in enumerate(

@@ -25,23 +25,35 @@ def ranks_and_loader_workers(run: RunLayout) -> list[ProcessIdentity]:
     return [identity for pid in pids if (identity := identify(pid))]
 
 
+# At these steps it waits for a file that is called like the leg.
+HELD = """\
+while (order.leg, order.attempt, step) in {("reference", 1, 2), ("chaos", 2, 8)}:
+    if (Path(order.leg_path).parent / f"go-{order.leg}").exists():
+        break
+    time.sleep(0.01)
+"""
+
+
 def test_a_killed_supervisor_leaves_nothing_and_its_run_goes_on_from_the_journal(shell: Shell) -> None:
-    process = shell.start("submit", write_job(shell.folder, "time.sleep(0.15)", kills(5, 11), loader_workers=2))
+    job = write_job(shell.folder, HELD, kills(5, 11), "recovery: {hang_timeout: 300s}", loader_workers=2)
+    process = shell.start("submit", job)
     try:
         run = eventually(lambda: shell.root.exists() and shell.only_run())
-        eventually(lambda: reached(run.reference, 1, 1), what=lambda: process.poll())
+        eventually(lambda: reached(run.reference, 1, 2), what=lambda: process.poll())
         refused = shell.run("resume", "latest")
         assert refused.returncode == 2
         assert f"is being supervised by process {process.pid}" in refused.stderr
-        eventually(lambda: reached(run.leg("chaos"), 2, 4), what=lambda: process.poll())
-        # Two ranks with two loader workers each, but for the moment between two epochs.
+        (run.path / "go-reference").touch()
+        eventually(lambda: reached(run.leg("chaos"), 2, 8), what=lambda: process.poll())
+        # Two ranks with two loader workers each.
         everybody = eventually(lambda: len(found := ranks_and_loader_workers(run)) == 6 and found)
         process.kill()
         finish(process)
-        eventually(lambda: not any(map(is_alive, everybody)), timeout_s=10)
-        eventually(lambda: not shell.left_behind(), timeout_s=10, what=shell.left_behind)
+        eventually(lambda: not any(map(is_alive, everybody)))
+        eventually(lambda: not shell.left_behind(), what=shell.left_behind)
     finally:
         process.kill()
+    (run.path / "go-chaos").touch()
     assert f"{run.run_id}  small  interrupted" in shell.run("list").stdout
     before = journal(run.leg("chaos"))
     done = shell.run("resume", run.run_id, "-o", "json")

@@ -25,7 +25,7 @@ def main(leg: Path, folder: str) -> None:
     try:
         with RayCluster.connect(nodes.address, workers=3, gpu=0) as cluster:
             assert cluster.kind == "joined"
-            placement = cluster.acquire(60)
+            placement = cluster.acquire(300)
             cluster.start_servers({}, preload=(), target=TARGET)
             orders = [replace(order, master_addr=placement.master_addr) for order in make_orders(leg, "rendezvous")]
             started = cluster.start_attempt(1, orders)
@@ -35,7 +35,7 @@ def main(leg: Path, folder: str) -> None:
             for pid in started.pids.values():
                 os.kill(pid, signal.SIGKILL)
             while len(stopped) < 2:
-                node_id, event = cluster.events.get(timeout=30)
+                node_id, event = cluster.events.get(timeout=120)
                 if event["event"] == "stopped":
                     stopped.append(node_id)
             told = {
@@ -58,9 +58,9 @@ def placed(nodes: list[str]) -> dict[str, Any]:
     bound: list[str] = []
     for node in nodes:
         with RayCluster.connect(None, workers=1, gpu=0, only_on=[node]) as cluster:
-            bound += [each.node_id for each in cluster.acquire(60).nodes]
+            bound += [each.node_id for each in cluster.acquire(300).nodes]
     with RayCluster.connect(None, workers=2, gpu=0, cpu=0.5, spread=True) as cluster:
-        spread = [each.node_id for each in cluster.acquire(60).nodes]
+        spread = [each.node_id for each in cluster.acquire(300).nodes]
     return {"bound": bound, "spread": sorted(spread)}
 
 

@@ -19,6 +19,9 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     match order.args[0]:
         case "sleep":
             time.sleep(600)
+        case "say and sleep":
+            note(attempt, order)
+            time.sleep(600)
         case "exec sleep":
             os.execvp("sleep", ["sleep", "600"])
         case "print":
@@ -33,11 +36,13 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         case "fail":
             return 7
         case "leave":
+            note(attempt, order, pid=os.getpid())
             return leave_on_notice(attempt, order)
-        case "leave later":
-            time.sleep(0.3)
+        case "leave after rank 1":
+            wait_for_the_end_of_rank_1(attempt)
             return leave_on_notice(attempt, order)
         case "leave unsaid":
+            note(attempt, order, pid=os.getpid())
             return PREEMPTED_EXIT_CODE
         case "raise":
             raise ValueError("this rank raises")
@@ -63,6 +68,16 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 def leave_on_notice(attempt: AttemptLayout, order: WorkerOrder) -> int:
     attempt.end(order.rank).write_text(json.dumps({"status": LEFT_ON_NOTICE, "completed": False}))
     return PREEMPTED_EXIT_CODE
+
+
+def wait_for_the_end_of_rank_1(attempt: AttemptLayout) -> None:
+    """Until the fork server has seen it: by then whoever is to be killed over it has been."""
+    said = attempt.path / f"rank-1.{NOTES}"
+    while not said.exists():
+        time.sleep(0.01)
+    pid = json.loads(said.read_text())["pid"]
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
 
 
 def complete(attempt: AttemptLayout, order: WorkerOrder) -> None:

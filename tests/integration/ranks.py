@@ -42,7 +42,7 @@ def make_orders(leg: Path, do: str | list[str], *, attempt: int = 1, workers: in
     ]
 
 
-def eventually(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+def eventually(condition: Callable[[], Any], *, timeout_s: float = 120.0) -> Any:
     """The first true value of `condition`; fails when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -23,6 +23,7 @@ from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
+from tests.e2e.drills import shared_memory_left
 from tests.integration.ranks import TARGET, alive, eventually, make_orders, notes_of
 
 pytestmark = pytest.mark.ray
@@ -40,7 +41,7 @@ def cluster(local_ray: None) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def placed(cluster: RayCluster) -> Iterator[RayCluster]:
-    cluster.acquire(60)
+    cluster.acquire(300)
     cluster.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
     drain(cluster)
     yield cluster
@@ -55,7 +56,7 @@ def drain(cluster: RayCluster) -> None:
             return
 
 
-def until(cluster: RayCluster, name: str, *, timeout_s: float = 30.0) -> list[dict[str, Any]]:
+def until(cluster: RayCluster, name: str, *, timeout_s: float = 120.0) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     while not events or events[-1]["event"] != name:
         events.append(cluster.events.get(timeout=timeout_s)[1])
@@ -161,16 +162,16 @@ def test_the_pulse_of_a_rank_is_its_newest_beat_and_the_processor_time_it_has_us
 def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_that_up(
     placed: RayCluster, tmp_path: Path
 ) -> None:
-    started = placed.start_attempt(4, make_orders(tmp_path, ["sleep", "sleep", "loader"], attempt=4))
+    started = placed.start_attempt(4, make_orders(tmp_path, ["say and sleep", "say and sleep", "loader"], attempt=4))
     loaders = notes_of(tmp_path, 2, attempt=4)["workers"]
-    ranks = identities([*started.pids.values()])
-    eventually(lambda: all(state_of(rank) == "S" for rank in ranks))
+    for rank in (0, 1):
+        notes_of(tmp_path, rank, attempt=4)  # it is in its script, no spare any more
     (stopped,) = identities([started.pids[1]])
     os.kill(stopped.pid, signal.SIGSTOP)
     eventually(lambda: state_of(stopped) == "T")
-    found = placed.stacks(4, wait_s=30.0)
-    assert {rank: (told["pid"], told["state"]) for rank, told in found.items()} == {
-        rank: (pid, "T" if rank == 1 else "S") for rank, pid in started.pids.items()
+    found = placed.stacks(4, wait_s=120.0)
+    assert {rank: (told["pid"], told["state"] == "T") for rank, told in found.items()} == {
+        rank: (pid, rank == 1) for rank, pid in started.pids.items()
     }
     assert found[1]["stack"] == []
     assert "fork_targets.py" in found[0]["stack"][0]
@@ -187,7 +188,7 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
 
 def test_a_rank_that_would_not_survive_the_question_is_not_asked(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(4, make_orders(tmp_path, "exec sleep", attempt=4))
-    eventually(lambda: Path(f"/proc/{started.pids[0]}/comm").read_text() == "sleep\n")
+    eventually(lambda: all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in started.pids.values()))
     found = placed.stacks(4, wait_s=5.0)
     assert found[0]["stack"] == []
     assert len(alive(identities([*started.pids.values()]))) == 3
@@ -225,9 +226,9 @@ def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster
     os.kill(snapshot["pid"], signal.SIGKILL)
     lost = until(placed, "agent_lost")[-1]
     assert lost["message"]
-    eventually(lambda: not alive(everybody), timeout_s=10)
+    eventually(lambda: not alive(everybody))
     placed.release()
-    placed.acquire(60)
+    placed.acquire(300)
     placed.start_servers({}, preload=(), target=TARGET)
     placed.start_attempt(2, make_orders(tmp_path, "complete", attempt=2))
     assert until(placed, "stopped")[-1]["killed"] == []
@@ -237,7 +238,7 @@ def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster
 def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
     cluster: RayCluster, tmp_path: Path, record_property: Any
 ) -> None:
-    cluster.acquire(60)
+    cluster.acquire(300)
     try:
         cluster.start_servers({}, preload=PRELOAD, target=TARGET)
         drain(cluster)
@@ -277,7 +278,7 @@ def test_what_can_never_be_placed_is_refused_with_the_numbers(cluster: RayCluste
 
 
 def test_two_clusters_share_a_ray_and_the_second_waits_for_resources(cluster: RayCluster) -> None:
-    cluster.acquire(60)
+    cluster.acquire(300)
     try:
         # Every CPU there is could be had, were it not for those that the first cluster holds: not how fast Ray answers decides.
         everything = ray.cluster_resources()["CPU"]
@@ -300,14 +301,14 @@ def test_an_address_that_nobody_answers_and_rays_client_are_refused() -> None:
     )
     for address, expected in (("127.0.0.1:1", ResourcesError), ("ray://nowhere:1", UsageError)):
         done = subprocess.run(
-            [sys.executable, "-c", code.format(address)], capture_output=True, text=True, timeout=100, check=True
+            [sys.executable, "-c", code.format(address)], capture_output=True, text=True, timeout=300, check=True
         )
         assert done.stdout.startswith(expected.__name__), done
 
 
 def test_two_nodes_meet_at_the_port_that_the_first_one_chose(tmp_path: Path) -> None:
     driver = subprocess.run(
-        [sys.executable, "-m", "tests.integration.drive_two_nodes", str(tmp_path)], capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "tests.integration.drive_two_nodes", str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert driver.returncode == 0, driver
     told = json.loads(driver.stdout.splitlines()[-1])
@@ -341,15 +342,15 @@ def test_nothing_is_left_after_the_driver(tmp_path: Path, then: str) -> None:
             assert len(everybody) > 10
             driver.kill()
             driver.wait()
-            eventually(lambda: not alive(everybody), timeout_s=20)
+            eventually(lambda: not alive(everybody))
         else:
-            _, printed = driver.communicate(timeout=60)
+            _, printed = driver.communicate(timeout=300)
             assert (driver.returncode == 0) == (then == "close")
             if then == "close":
                 assert printed == "", "a private Ray is quiet"
-        eventually(lambda: not marked(folder, titles=RAY_TITLES), timeout_s=20)
-        eventually(lambda: not Path(folder).exists(), timeout_s=20)
-        eventually(lambda: set(os.listdir("/dev/shm")) <= before[0], timeout_s=20)
+        eventually(lambda: not marked(folder, titles=RAY_TITLES))
+        eventually(lambda: not Path(folder).exists())
+        eventually(lambda: not shared_memory_left(before[0]))
         assert (token.exists() and token.stat().st_mtime) == before[1]
     finally:
         driver.kill()

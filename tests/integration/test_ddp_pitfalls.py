@@ -39,7 +39,7 @@ seed: 1
 checkpoint: {{every_steps: {every}}}
 recovery: {{hang_timeout: 30s}}
 faults: {{schedule: [{faults}]}}
-timeout: 90s
+timeout: 300s
 """
 
 

@@ -31,11 +31,11 @@ name: diagnosed
 script: {script}
 args: [{args}]
 workers: {workers}
-seed: 5
+seed: 1
 checkpoint: {{every_steps: {every}, keep: {keep}, storage: {storage}}}
 faults: {{schedule: [{{rank: 1, at_step: {killed}}}]}}
 verify: {{confirm: {confirm}}}
-timeout: 120s
+timeout: 300s
 """
 KEPT = 9
 """Every checkpoint."""

@@ -42,7 +42,7 @@ def job(name: str, workers: int, loader_workers: int) -> str:
     args = [*sizes, "--epochs", EPOCHS, "--seed", 3, "--loader-workers", loader_workers]
     return (
         f"name: {name}\nscript: {REPOSITORY / 'jobs' / name / 'train.py'}\nargs: [{', '.join(map(str, args))}]\n"
-        f"workers: {workers}\nseed: 3\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}], hang_timeout: 30s}}\n"
+        f"workers: {workers}\nseed: 1\ncheckpoint: {{every_steps: 3}}\nrecovery: {{preload: [{PRELOAD}], hang_timeout: 30s}}\n"
         + "faults:\n  schedule:\n"
         + schedule.format(*(rank % workers for rank in range(4)))
     )

@@ -15,10 +15,10 @@ name: hazards
 script: {script}
 args: [--case, {case}]
 workers: 2
-seed: 5
+seed: 1
 checkpoint: {{every_steps: 3}}
 faults: {{schedule: [{{rank: 1, at_step: 8}}]}}
-timeout: 90s
+timeout: 300s
 """
 RESUMED = 7
 """The first step after the restore, in the second epoch."""

@@ -12,10 +12,10 @@ name: legitimate
 script: {script}
 args: [--variant, {variant}]
 workers: {workers}
-seed: 5
+seed: 1
 checkpoint: {{every_steps: 3}}
 faults: {{schedule: [{{rank: 1, at_step: 5}}, {{rank: 0, at_step: 8}}]}}
-timeout: 90s
+timeout: 300s
 """
 VARIANTS = [
     "validate",

@@ -5,6 +5,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, marked, shared_memory_entries
+from chaosrun.cluster.processes import ProcessIdentity, identify, marked, shared_memory_entries, unused_shared_memory
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.trace import read_lines
 from tests.integration.ranks import alive, eventually
@@ -66,8 +67,10 @@ class Watch:
         if record["leg"] != "chaos" or record["event"] != "attempt.started":
             return
         self.addresses.append(record["address"])
-        # A rank's parent is the fork server, whose parent is the agent. The last rank of an attempt may be dead by now.
+        # A rank's parent is the fork server, whose parent is the agent.
         server = self._server(record["pids"].values())
+        if server is None:
+            return
         agent = server.parent()
         assert agent is not None
         self.marks.add(server.environ()["CHAOSRUN_SESSION"])
@@ -78,26 +81,36 @@ class Watch:
             if (identity := identify(process.pid)) is not None:
                 self.seen.add(identity)
 
-    def _server(self, ranks: Any) -> psutil.Process:
+    def _server(self, ranks: Any) -> psutil.Process | None:
+        """None: all ranks of the attempt are dead by now, and nothing is known of others."""
         if self.pids["fork server"]:
             return psutil.Process(next(iter(self.pids["fork server"])))
-        parents = {psutil.Process(pid).ppid() for pid in ranks}
-        assert len(parents) == 1, "the first attempt's ranks have one fork server"
-        return psutil.Process(parents.pop())
+        parents: set[int] = set()
+        for pid in ranks:
+            with suppress(psutil.NoSuchProcess):
+                parents.add(psutil.Process(pid).ppid())
+        assert len(parents) <= 1, "the first attempt's ranks have one fork server"
+        return psutil.Process(parents.pop()) if parents else None
 
 
 def look_at(process: psutil.Process) -> Sample:
     connections = process.net_connections(kind="inet")
     return Sample(
         descriptors=process.num_fds(),
-        resident_bytes=process.memory_info().rss,
+        resident_bytes=resident_bytes(process.pid),
         listening=sum(connection.status == psutil.CONN_LISTEN for connection in connections),
         children=len(process.children()),
     )
 
 
+def resident_bytes(pid: int) -> int:
+    """Counted page by page: VmRSS may be off by some hundred KiB for each processor."""
+    pages = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return 1024 * int(next(line for line in pages.splitlines() if line.startswith("Rss")).split()[1])
+
+
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_100_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
     strike_at_random(submit, 100)
 
@@ -144,9 +157,10 @@ def strike_at_random(submit: Callable[..., Any], count: int) -> None:
         assert len(watch.pids[kind]) == 1, f"one {kind} lived through all restarts"
         check_bounded(kind, watch.samples[kind], count)
     # Ray ends the agent's process a moment after it was told to.
-    eventually(lambda: not alive(list(watch.seen)), timeout_s=10)
-    assert [process for mark in watch.marks for process in marked(mark)] == []
-    assert shared_memory_entries() <= shared_memory_before
+    eventually(lambda: not alive(list(watch.seen)))
+    eventually(lambda: not [process for mark in watch.marks for process in marked(mark)])
+    # What another process holds just now is its own.
+    eventually(lambda: not unused_shared_memory(shared_memory_entries() - shared_memory_before))
     assert listening_ports().isdisjoint(int(address.rpartition(":")[2]) for address in watch.addresses)
     check_disk(result.run, count)
 

@@ -47,7 +47,7 @@ def test_an_agent_a_node_and_a_rank_after_a_delay_are_killed_and_the_job_comes_b
     started = events(chaos, "attempt.started")
     (kill_seen,) = [record for record in events(chaos, "fault.observed") if record["how"] == "death"]
     assert kill_seen["pid"] == started[0]["pids"]["1"]
-    assert kill_seen["died_s"] >= started[0]["time_s"] + 0.09
+    assert kill_seen["died_s"] >= events(chaos, "attempt.starting")[0]["time_s"] + 0.1
 
     for fault in verdict.faults:
         if "SIGKILL rank" in fault.description:
@@ -86,11 +86,11 @@ def shell_of_one(tmp_path: Path) -> Any:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_drill_that_kills_its_supervisor_and_rays_head_ends_with_a_verdict(shell_of_one: Shell) -> None:
     supervisor, timed = "{rank: 1, kind: supervisor, at_step: 8}", "{rank: 0, kind: supervisor, after: 1ms}"
     head = "{rank: 0, kind: head, at_step: 15, phase: reduce}"
-    done = shell_of_one.run("submit", JOB, *SHORT, f"faults.schedule=[{supervisor}, {timed}, {head}]", timeout_s=500)
+    done = shell_of_one.run("submit", JOB, *SHORT, f"faults.schedule=[{supervisor}, {timed}, {head}]", timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Faults: 3 of 3 landed" in done.stdout
     run = shell_of_one.only_run()
@@ -110,14 +110,14 @@ def test_a_drill_that_kills_its_supervisor_and_rays_head_ends_with_a_verdict(she
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_an_interrupt_of_the_keeper_ends_the_drill_below_it_in_order(shell_of_one: Shell) -> None:
     slow = ('args=["--steps","2000"]', "faults.schedule=[{rank: 1, kind: supervisor, at_step: 1900}]")
     process = shell_of_one.start("submit", JOB, *slow)
     try:
         run = eventually_trains(shell_of_one, process)
         process.terminate()
-        _, err = process.communicate(timeout=200)
+        _, err = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 130, err
@@ -126,7 +126,7 @@ def test_an_interrupt_of_the_keeper_ends_the_drill_below_it_in_order(shell_of_on
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_killed_keeper_leaves_nothing(shell_of_one: Shell) -> None:
     slow = ('args=["--steps","2000"]', "faults.schedule=[{rank: 1, kind: supervisor, at_step: 1900}]")
     process = shell_of_one.start("submit", JOB, *slow)
@@ -139,19 +139,19 @@ def test_a_killed_keeper_leaves_nothing(shell_of_one: Shell) -> None:
 def eventually_trains(shell: Shell, process: subprocess.Popen[str]) -> RunLayout:
     eventually(lambda: (shell.root / "runs").is_dir() and any((shell.root / "runs").iterdir()))
     run = shell.only_run()
-    eventually(lambda: reached(run.reference, 1, 3), timeout_s=200, what=lambda: process.poll())
+    eventually(lambda: reached(run.reference, 1, 3), timeout_s=600, what=lambda: process.poll())
     return run
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_raylets_and_drained_nodes_are_done_without_as_long_as_the_ranks_fit(tmp_path: Path) -> None:
     """Three ranks on five raylets of this machine, of which the driver's own runs none."""
     driver = subprocess.run(
         [sys.executable, "-m", "tests.integration.drive_lost_nodes", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1500,
         cwd=REPOSITORY,
     )
     assert driver.returncode == 0, driver

@@ -39,10 +39,10 @@ name: mutant
 script: {script}
 args: [{args}]
 workers: {workers}
-seed: 5
+seed: 1
 checkpoint: {{every_steps: {every}}}
 faults: {{schedule: [{{rank: 1, at_step: {at_step}}}]}}
-timeout: 90s
+timeout: 300s
 """
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from chaosrun import cli
 from chaosrun.preflight import conduct
 from tests.integration.drive_preflight import waiting
-conduct.CHECKS = (waiting(Path(sys.argv[1]), 60.0, 90.0),)
+conduct.CHECKS = (waiting(Path(sys.argv[1]), 600.0),)
 sys.exit(cli.main(["preflight"]))
 """
 
@@ -52,7 +52,7 @@ def test_an_interrupt_leaves_nothing_behind(number: signal.Signals, tmp_path: Pa
         grandchild = identify(int(probed.read_text()))
         assert grandchild is not None
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 130 and "error: interrupted" in err and "Traceback" not in err, err
         assert not is_alive(grandchild)
         assert not marked(str(folder))
@@ -76,13 +76,13 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the driver tells: see there."""
     root = tmp_path_factory.mktemp("root")
     command = [sys.executable, "-m", "tests.integration.drive_preflight", str(root)]
-    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=220)
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800)
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_bad_nodes_are_named_and_left_out(driven: dict[str, Any]) -> None:
     told = driven["bad"]
     good, skewed, flipped = told["nodes"]
@@ -98,7 +98,7 @@ def test_bad_nodes_are_named_and_left_out(driven: dict[str, Any]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_an_agent_that_hangs_and_a_raylet_that_dies_cost_no_more_than_their_time(driven: dict[str, Any]) -> None:
     told = driven["silent"]
     good, hanging, dying, late = told["nodes"]
@@ -114,7 +114,7 @@ def test_an_agent_that_hangs_and_a_raylet_that_dies_cost_no_more_than_their_time
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", ["bad", "silent"])
 def test_real_results_are_what_the_schema_says_and_are_read_back(driven: dict[str, Any], which: str) -> None:
     saved = driven[which]["saved"]

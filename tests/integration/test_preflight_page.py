@@ -88,6 +88,6 @@ def test_the_keyboard_reaches_what_can_be_done(browser: "Browser", pages: dict[s
 def test_on_paper_nothing_is_folded_or_cut_off(browser: "Browser", pages: dict[str, Path]) -> None:
     with opened(browser, pages["512"], width=720) as seen:
         seen.page.emulate_media(media="print")
+        seen.page.wait_for_function("() => [...document.querySelectorAll('details')].every(details => details.open)")
         assert overflow(seen) == []
         assert seen.evaluate("[...document.querySelectorAll('.scroll')].every(box => box.scrollWidth <= box.clientWidth)")
-        assert seen.evaluate("[...document.querySelectorAll('details')].every(details => details.open)")

@@ -148,7 +148,7 @@ def test_a_stateful_loaders_state_is_in_the_checkpoint_once(drill: Drills) -> No
 @pytest.mark.nightly
 def test_alone_the_script_has_the_seedable_order() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
-    done = subprocess.run([*command, "--cpu"], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*command, "--cpu"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"^rank (\d) epoch (\d): (.*)$", done.stdout, re.MULTILINE)
     expected = ORDERS["seedable"]["uninterrupted"]

@@ -19,11 +19,11 @@ name: randomness
 script: {script}
 args: [{args}]
 workers: 2
-seed: 5
+seed: 1
 deterministic: {deterministic}
 checkpoint: {{every_steps: 2}}
 faults: {{schedule: [{{rank: 1, at_step: 7}}, {{rank: 0, at_step: 13}}]}}
-timeout: 90s
+timeout: 300s
 """
 Drill = Callable[..., RunResult]
 

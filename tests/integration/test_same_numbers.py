@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, Submit
+from tests.conftest import REPOSITORY, WarmDrills, job_file
 
 SCRIPT = REPOSITORY / "jobs" / "bytelm" / "train.py"
 ARGS = [
@@ -39,16 +39,17 @@ def losses(text: str) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.nightly)])
-def test_plain_launchers_and_chaosrun_compute_the_same(submit: Submit, workers: int) -> None:
+def test_plain_launchers_and_chaosrun_compute_the_same(warm_drills: WarmDrills, tmp_path: Path, workers: int) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}
     extra = ["--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"] if workers > 1 else []
     command = [*LAUNCHERS[workers], *extra, str(SCRIPT), *ARGS]
-    plain = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    plain = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert plain.returncode == 0, plain.stderr
-    result = submit(
-        f"name: same\nscript: {SCRIPT}\nargs: {ARGS}\nworkers: {workers}\nseed: 99\ncheckpoint: {{every_steps: 2}}\n"
+    job = (
+        f"name: same\nscript: {SCRIPT}\nargs: {ARGS}\nworkers: {workers}\nseed: 1\ncheckpoint: {{every_steps: 2}}\n"
         "faults: {schedule: [{rank: 0, at_step: 5}]}\n"
     )
+    result = warm_drills(job_file(job, tmp_path), root=tmp_path / "root")
     assert result.verdict.status == "PASS"
     reference = losses(log(result.run.path, "reference", 1))
     assert len(reference) == 2 * {1: 11, 3: 4}[workers] + 1

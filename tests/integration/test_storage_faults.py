@@ -27,7 +27,7 @@ checkpoint: {{every_steps: 2}}
 faults:
   schedule:
 {faults}
-timeout: 90s
+timeout: 300s
 """
 Drill = Callable[..., Any]
 

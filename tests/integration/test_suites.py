@@ -2,12 +2,17 @@
 
 import json
 import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaosrun import api
+from chaosrun.errors import InterruptedRunError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
@@ -17,6 +22,7 @@ from chaosrun.suites.history import read_history
 from chaosrun.suites.night import Wish
 from chaosrun.suites.results import SuiteResult
 from tests.conftest import REPOSITORY
+from tests.e2e.drills import eventually, reached, write_job
 
 pytestmark = pytest.mark.ray
 SUITE = f"""
@@ -63,7 +69,8 @@ def test_two_at_once_and_one_table(suite: Suite) -> None:
     assert [(drill.status, drill.landed, drill.restarts) for drill in result.drills] == [("PASS", 1, 1), ("FAIL", 1, 1)]
     # Neither waited for the other.
     names = [drill.name for drill in result.drills]
-    assert suite.heard()[:3] == ["suite.started", *(f"suite.drill {name}" for name in names)]
+    assert suite.heard()[0] == "suite.started"
+    assert sorted(suite.heard()[1:3]) == sorted(f"suite.drill {name}" for name in names)
     table = rendered(render_suite(result), width=160, colour=False)
     assert "data order at step 8, rank 0: expected samples [5], seen [1]" in " ".join(table.split())
     assert {run.status for run in api.list_runs(suite.root)} == {"PASS", "FAIL"}
@@ -112,3 +119,134 @@ def test_a_job_that_changed_is_not_gone_on_with(suite: Suite) -> None:
     write_durably(copy.file, json.dumps(changed).encode())
     with pytest.raises(api.UsageError, match="has changed since the suite began"):
         suite.run(resume="protocols-copy")
+
+
+class Held:
+    """A suite whose drills are held at the fourth step of their legs under faults, until they are let go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        trouble = f"go = [Path({str(folder)!r}, name) for name in (Path(order.leg_path).parent.name, 'all')]\n" + (
+            "while order.leg == 'chaos' and step >= 4 and not any(map(Path.exists, go)): time.sleep(0.05)"
+        )
+        write_job(folder, trouble, "faults: {schedule: [{rank: 1, at_step: 2}]}", "recovery: {hang_timeout: 300s}")
+        drills = ", ".join(f"{{name: {name}, set: {{faults.seed: {seed}}}}}" for seed, name in enumerate("ab"))
+        (folder / "held.yaml").write_text(f"name: held\njob: job.yaml\ndrills: [{drills}]\n")
+
+    def run(self, *, fail_fast: bool = False, only: tuple[str, ...] = (), **options: Any) -> SuiteResult:
+        wish = Wish(path=self.folder / "held.yaml", fail_fast=fail_fast, only=only)
+        return api.suite(wish, root=self.root, **options)
+
+    def held(self, name: str) -> RunLayout:
+        """Its run, once it is held."""
+
+        def there() -> RunLayout | None:
+            time.sleep(0.1)  # what is waited for happens in this very process
+            for summary in api.list_runs(self.root):
+                run = RunLayout(summary.path)
+                seed = json.loads(run.run_json.read_text())["spec"]["faults"]["seed"]
+                if "ab"[seed] == name and reached(run.leg("chaos"), 2, 4):
+                    return run
+            return None
+
+        return eventually(there)
+
+    def let_go(self, run: RunLayout) -> None:
+        (self.folder / run.run_id).touch()
+
+    @contextmanager
+    def beside(self, do: Callable[[], None]) -> Iterator[None]:
+        """In another thread, as another process would. When it fails, nothing is held any longer."""
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                do()
+            except BaseException as error:
+                failures.append(error)
+                (self.folder / "all").touch()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        yield
+        thread.join()
+        if failures:
+            raise failures[0]
+
+
+def test_a_drill_is_struck_and_cancelled(local_ray: None, tmp_path: Path) -> None:
+    suite = Held(tmp_path)
+
+    def meanwhile() -> None:
+        run = suite.held("a")
+        assert api.ping(run)["run"] == run.run_id
+        faults = [fault["id"] for fault in api.inject(run, kind="kill", rank="0")["faults"]]
+        assert faults == ["F2"] and all(each.landed for each in api.landings(run, faults, timeout_s=60.0))
+        api.cancel(run, timeout_s=60.0)
+        with pytest.raises(InterruptedRunError) as ended:
+            api.wait(run)
+        assert ended.value.hint and f"resume {run.run_id}" in ended.value.hint
+
+    with suite.beside(meanwhile):
+        result = suite.run(only=("a",))
+    (drill,) = result.drills
+    assert (drill.word, drill.exit_code, result.exit_code) == ("cancelled", 130, 6)
+    assert not list(suite.root.glob("runs/*/control"))
+
+
+@pytest.mark.nightly
+def test_one_drill_is_cancelled_and_the_one_beside_it_struck(local_ray: None, tmp_path: Path) -> None:
+    suite = Held(tmp_path)
+    waited: list[api.RunResult] = []
+
+    def meanwhile() -> None:
+        a, b = suite.held("a"), suite.held("b")
+        assert [api.ping(run)["run"] for run in (a, b)] == [a.run_id, b.run_id]
+        api.cancel(a, timeout_s=60.0)
+        faults = [fault["id"] for fault in api.inject(b, kind="kill", rank="0")["faults"]]
+        assert faults == ["F2"] and all(each.landed for each in api.landings(b, faults, timeout_s=60.0))
+        suite.let_go(b)
+        waited.append(api.wait(b, timeout_s=60.0))
+
+    with suite.beside(meanwhile):
+        result = suite.run()
+    assert [(drill.word, drill.exit_code, drill.landed) for drill in result.drills] == [("cancelled", 130, 0), ("PASS", 0, 2)]
+    # The other's undisturbed leg was as good for it.
+    assert result.exit_code == 6 and result.cached == (1, 0)
+    (seen,) = waited
+    assert seen.verdict.status == "PASS" and seen.run.report_html.is_file()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_after_a_cancelled_drill_the_suite_goes_on_or_can_be_gone_on_with(
+    local_ray: None, tmp_path: Path, fail_fast: bool
+) -> None:
+    """One after the other: the next one where the cancelled one was."""
+    suite = Held(tmp_path)
+    runs: list[RunLayout] = []
+
+    def meanwhile() -> None:
+        runs.append(suite.held("a"))
+        api.cancel(runs[0])
+        if not fail_fast:
+            runs.append(suite.held("b"))
+            suite.let_go(runs[1])
+
+    with suite.beside(meanwhile):
+        result = suite.run(at_once=1, fail_fast=fail_fast)
+    assert ([drill.word for drill in result.drills], result.left) == (
+        (["cancelled"], ("b",)) if fail_fast else (["cancelled", "PASS"], ())
+    )
+
+    def let_go() -> None:
+        suite.let_go(suite.held("a"))
+        if fail_fast:
+            suite.let_go(suite.held("b"))
+
+    # With the very run that it had, as one that was cut short.
+    with suite.beside(let_go):
+        again = suite.run(at_once=1, resume="latest")
+    assert again.as_expected and len(again.drills) == 2
+    assert [drill.run for drill in again.drills][: len(runs)] == runs

@@ -1,6 +1,8 @@
 """Sweeps and shrinks for real: every point is killed at and comes back; a job that does not come back is told, and its plan
 reduced to the fault that matters."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 
 from chaosrun import api
 from chaosrun.errors import InterruptedRunError, UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_run
 from chaosrun.report.output import rendered
 from chaosrun.report.sweep import render_sweep
 from tests.conftest import REPOSITORY, WarmDrills
@@ -25,7 +29,7 @@ workers: 2
 checkpoint: {{every_steps: 5}}
 faults: {{schedule: [{schedule}]}}
 verify: {{confirm: false}}
-timeout: 90s
+timeout: 300s
 """
 """12 steps; ends with one bit changed when it was restored. Attempts from the beginning are sound."""
 SYMPTOM = "FAIL: final_weights"
@@ -85,6 +89,36 @@ def test_an_interrupted_sweep_goes_on_to_a_pass(local_ray: None, tmp_path: Path)
     assert "8 of 8 points reached" in page and "Not passed" not in page
 
 
+@pytest.mark.nightly
+def test_a_point_whose_drill_is_cancelled_is_left(local_ray: None, tmp_path: Path) -> None:
+    only = ("forward@7/*", "reduce@7/*")
+    root = tmp_path / "root"
+    heard: list[dict[str, Any]] = []
+    cancelled: list[RunLayout] = []
+
+    def cancel_one() -> None:
+        while not cancelled:
+            for path in root.glob("sweeps/*/runs/*/control/socket"):
+                run = RunLayout(path.parents[1])
+                if "schedule" in str(read_run(run)["overrides"]) and run.leg("chaos").journal.is_file():
+                    api.cancel(run)
+                    cancelled.append(run)
+                    return
+            time.sleep(0.01)
+
+    def on_event(record: dict[str, Any]) -> None:
+        heard.append(record)
+        if record["event"] == "sweep.tried" and record["number"] == 1:
+            threading.Thread(target=cancel_one, daemon=True).start()
+
+    swept = api.sweep(PROBE, overrides=SHORT, steps=(7,), only=only, at_once=1, root=root, on_event=on_event)
+    assert len(swept.left) == 1 and {tried.status for tried in swept.tried.values()} == {"PASS"} and swept.exit_code == 6
+    assert [record["point"] for record in heard if record["event"] == "sweep.cancelled"] == [swept.left[0].id]
+    again = api.sweep(PROBE, resume="latest", root=root, at_once=1)
+    assert again.exit_code == 0 and len(again.tried) == len(swept.points)
+    assert not list(root.glob("sweeps/*/runs/*/control"))
+
+
 def test_a_sweep_tells_where_a_job_does_not_come_back(local_ray: None, tmp_path: Path) -> None:
     """Killed before its first checkpoint the mutant is sound, killed after it, it is not."""
     job, root = mutant(tmp_path), tmp_path / "root"
@@ -118,7 +152,7 @@ def test_eight_faults_shrink_to_the_one_that_matters(warm_drills: WarmDrills, tm
 
     # What it printed is what it takes: in the place of the job's own faults the part of the job file fails alike.
     assert shrunk.path.read_text() == shrunk.fragment
-    rewritten = job.read_text().split("faults:")[0] + shrunk.fragment + "verify: {confirm: false}\ntimeout: 90s\n"
+    rewritten = job.read_text().split("faults:")[0] + shrunk.fragment + "verify: {confirm: false}\ntimeout: 300s\n"
     job.write_text(rewritten)
     again = warm_drills(job, root=root)
     assert again.verdict.status == "FAIL" and "final_weights" in again.verdict.cause

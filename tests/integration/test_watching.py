@@ -4,6 +4,7 @@ import io
 import json
 import re
 import subprocess
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,25 @@ from chaosrun.supervise.drill import lock_run
 from chaosrun.verify.trajectory import trajectory
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
-from tests.e2e.drills import COMMAND, kills, write_job
+from tests.e2e.drills import COMMAND, eventually, kills, write_job
 from tests.terminal import Terminal
+
+# In the middle of the reference, before the fault and after the restart it waits until the followers have shown that.
+STEP = """\
+print('step', step, flush=True)
+while (order.leg, order.attempt, step) in {{("reference", 1, 6), ("chaos", 1, 5), ("chaos", 2, 9)}}:
+    if Path({folder!r}, f"shown-{{order.leg}}-{{order.attempt}}").exists():
+        break
+    time.sleep(0.01)
+"""
+SHOWN = {
+    "reference-1": (r"▶ reference", r"then chaos, 1 fault"),
+    "chaos-1": (r"✓ reference 12 steps   ▶ chaos", r"F1          ○ planned"),
+    "chaos-2": (r"rank 1      attempt 2 +\d+ training",),
+}
+"""What the picture has shown before the training goes on."""
+STATES = {"reference-1": [(0, 0)], "chaos-1": [(0, 0), (0, 0)], "chaos-2": [(0, 0), (1, 2)]}
+"""Restarts and lost steps of the legs, as the newest state then has them."""
 
 
 class Watchers:
@@ -26,7 +44,25 @@ class Watchers:
 
     def __init__(self, stack: ExitStack, root: Path, live: LiveProgress) -> None:
         self._stack, self._root, self._live = stack, root, live
+        self._states = root.parent / "states.jsonl"
         self.processes: dict[str, subprocess.Popen[str]] = {}
+        self.terminal: Terminal | None = None
+
+    def states(self) -> list[dict[str, Any]]:
+        whole, _, _ = self._states.read_text().rpartition("\n") if self._states.exists() else ("", "", "")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def shown(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.terminal.output) if self.terminal else ""
+
+    def let_go_on(self) -> None:
+        """Of another thread: until the training has been let go on everywhere."""
+        for where, parts in SHOWN.items():
+            try:
+                eventually(lambda parts=parts: all(re.search(part, self.shown()) for part in parts))
+                eventually(lambda legs=STATES[where]: (states := self.states()) and costs(states[-1]) == legs)
+            finally:
+                (self._root.parent / f"shown-{where}").touch()
 
     def on_event(self, record: dict[str, Any]) -> None:
         if not self.processes:
@@ -40,27 +76,37 @@ class Watchers:
                 "logs": ["logs", "latest", "-f"],
                 "events": ["logs", "latest", "-f", "--events"],
             }.items():
+                stdout = self._stack.enter_context(self._states.open("w")) if name == "json" else subprocess.PIPE
                 self.processes[name] = subprocess.Popen(
-                    [COMMAND, *command, "--root", self._root], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    [COMMAND, *command, "--root", self._root], stdout=stdout, stderr=subprocess.PIPE, text=True
                 )
         self._live.on_event(record)
+
+
+def costs(state: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(leg["restarts"], leg["lost_steps"]) for leg in state["legs"]]
 
 
 @pytest.fixture(scope="module")
 def watched(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("watched")
-    job = write_job(folder, "print('step', step, flush=True)\ntime.sleep(0.15)", kills(8))
+    job = write_job(folder, STEP.format(folder=str(folder)), kills(8))
     root, stream = folder / "root", io.StringIO()
     with ExitStack() as stack, LiveProgress(stream, terminal=False) as live:
         watchers = Watchers(stack, root, live)
+        letting_go = threading.Thread(target=watchers.let_go_on, daemon=True)
+        letting_go.start()
         result = warm_drills(job, root=root, on_event=watchers.on_event)
-    outcomes = {name: (*process.communicate(timeout=60), process.returncode) for name, process in watchers.processes.items()}
+        letting_go.join()
+    outcomes = {name: (*process.communicate(timeout=300), process.returncode) for name, process in watchers.processes.items()}
+    assert watchers.terminal is not None
     code = watchers.terminal.wait()
     watchers.terminal.close()
     return {
         "result": result,
         "own": stream.getvalue(),
-        "terminal": (code, watchers.terminal.output, watchers.terminal.grid),
+        "terminal": (code, watchers.shown(), watchers.terminal.grid),
+        "states": watchers.states(),
         **outcomes,
     }
 
@@ -90,25 +136,23 @@ def test_a_fault_fires_before_its_rank_dies(watched: dict[str, Any]) -> None:
 
 
 def test_the_picture(watched: dict[str, Any]) -> None:
-    code, output, grid = watched["terminal"]
+    code, plain, grid = watched["terminal"]
     assert code == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
-    for part in ("▶ reference", "then chaos, 1 fault", "✓ reference 12 steps   ▶ chaos", "F1          ○ planned", "● landed"):
-        assert part in plain
-    assert re.search(r"rank 1      attempt 2 +\d+ training", plain)
+    for part in [*(part for parts in SHOWN.values() for part in parts), "● landed"]:
+        assert re.search(part, plain), part
     assert "restarts    1, 2 steps lost" in plain
     assert grid.text.startswith(f"run {watched['result'].run.run_id}  small, 2 workers\n")
     assert not grid.is_cursor_hidden
 
 
 def test_json(watched: dict[str, Any]) -> None:
-    out, err, code = watched["json"]
-    states = [json.loads(line) for line in out.splitlines()]
+    _, err, code = watched["json"]
+    states = watched["states"]
     assert (err, code) == ("", 0)
-    assert len(states) > 5
+    assert len(states) > len(STATES)
     assert {state["state"] for state in states[:-1]} == {"running"}
     assert states[-1]["schedule"][0]["state"] == "landed"
-    assert [(leg["restarts"], leg["lost_steps"]) for leg in states[-1]["legs"]] == [(0, 0), (1, 2)]
+    assert costs(states[-1]) == [(0, 0), (1, 2)]
 
 
 def test_logs(watched: dict[str, Any]) -> None:

@@ -36,11 +36,11 @@ name: oracle
 script: {script}
 args: [{args}]
 workers: {workers}
-seed: 5
+seed: 1
 checkpoint: {{every_steps: {every}}}
 faults: {{schedule: [{{rank: 1, at_step: {killed}}}]}}
 verify: {{confirm: false}}
-timeout: 90s
+timeout: 300s
 """
 
 

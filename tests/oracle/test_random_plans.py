@@ -97,11 +97,11 @@ def drawn(number: int) -> tuple[Job, JobSpec, FaultPlan]:
                 "script": str(job.script),
                 "args": job.args,
                 "workers": job.workers,
-                "seed": 3,
+                "seed": 1,
                 "checkpoint": {"every_steps": job.every_steps, "keep": chance.randint(2, 4)},
                 "recovery": {"preload": PRELOAD, "hang_timeout": 30.0},
                 "faults": {"schedule": faults},
-                "timeout": 110.0,
+                "timeout": 400.0,
             }
         )
         try:
