@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,21 @@ def _imported_files(script: Path) -> dict[str, str]:
     folder = script.resolve().parent
     installed = Path(sys.prefix).resolve()
     origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    paths = {script.resolve(), *(Path(origin).resolve() for origin in origins if origin and origin.endswith(".py"))}
-    local = [path for path in paths if path.is_relative_to(folder) and not path.is_relative_to(installed) and path.is_file()]
+    resolved = _resolver()
+    beside = os.path.join(folder, "")
+    paths = {resolved(origin) for origin in origins if origin and origin.endswith(".py")}
+    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
+    local = [path for path in found if not path.is_relative_to(installed) and path.is_file()]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(local)}
+
+
+def _resolver() -> Callable[[str], str]:
+    """`os.path.realpath`, for thousands of files in a few hundred folders: each folder is looked at once."""
+    real_folder = functools.cache(os.path.realpath)
+
+    def resolved(path: str) -> str:
+        folder, name = os.path.split(path)
+        found = os.path.join(real_folder(folder), name)
+        return os.path.realpath(found) if os.path.islink(found) else found
+
+    return resolved

@@ -285,7 +285,12 @@ def test_sigkill_of_the_server_leaves_neither_ranks_nor_loader_workers(server: S
 
 def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp_path: Path) -> None:
     def descriptors() -> int:
-        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        """The fewest of a while: where a spare is being forked there are more for a moment."""
+        counts = []
+        for _ in range(20):
+            counts.append(len(os.listdir(f"/proc/{server.process.pid}/fd")))
+            time.sleep(0.01)
+        return min(counts)
 
     def resident_kib() -> int:
         # Counted page by page: VmRSS may be off by some hundred KiB for each processor.
@@ -307,7 +312,7 @@ def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp
             before = (descriptors(), resident_kib())
     # Spares for two ranks are all there may be.
     eventually(has_its_spares)
-    assert descriptors() == before[0]
+    eventually(lambda: descriptors() <= before[0])
     assert resident_kib() < before[1] + 2048
     assert len(ports) > 10
 

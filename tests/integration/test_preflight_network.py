@@ -83,6 +83,7 @@ def test_a_node_that_listens_to_nobody_and_one_that_nobody_hears_are_named(
     assert all("no answer within 2 s" in each.measured for each in findings if each.status is Status.FAIL and each.node == "d")
 
 
+@pytest.mark.nightly
 def test_who_comes_late_gets_another_chance(no_sums: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(network.START_S, Level.QUICK, 4.0)
     once = tmp_path / "once"

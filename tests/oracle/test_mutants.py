@@ -219,6 +219,7 @@ NIGHTLY = frozenset(
         "late-optimizer",
         "late-rate",
         "late-weight",
+        "older-state",
         "optimizer-empty",
         "optimizer-exp-avg-sq",
         "optimizer-step-off",
@@ -227,9 +228,11 @@ NIGHTLY = frozenset(
         "position-epoch-off",
         "position-miscounted",
         "rng-of-rank-0",
+        "rng-python",
         "sample-rng-epoch",
         "scheduler-ahead",
         "skip-nothing",
+        "skip-one-less",
         "tensor-forgotten",
     ]
 )

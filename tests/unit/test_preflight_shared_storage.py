@@ -142,7 +142,7 @@ def test_nobody_shares_anything() -> None:
             "files of one seen by the other",
             "b",
             Status.FAIL,
-            "nothing came back from c within 65 s",
+            "nothing came back from c within 1 min 5 s",
             {"b": {"ring": {"there_and_back_s": [], "answered": False, "waited_s": 65.0}}},
         ),
         (
