@@ -69,7 +69,7 @@ def interrupt(
 
 @pytest.mark.parametrize(
     ("when", "send"),
-    [(starts_ray, sigterm), (imports_torch, ctrl_c)],
+    [pytest.param(starts_ray, sigterm, marks=pytest.mark.nightly), (imports_torch, ctrl_c)],
     ids=["SIGTERM while Ray starts", "Ctrl-C while torch loads"],
 )
 def test_an_interrupt_during_start_up_leaves_nothing(

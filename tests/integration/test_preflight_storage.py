@@ -288,6 +288,7 @@ def test_nodes_that_do_not_share_a_storage(tmp_path: Path) -> None:
     assert not left_in(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("seen_late_is_well")
 def test_a_client_that_keeps_what_it_knows_of_a_directory(tmp_path: Path) -> None:
     def late(what: str, **comes: str) -> dict[str, str]:
