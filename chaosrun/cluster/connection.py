@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import ray
+from ray._private.node import Node
 
 from chaosrun.cluster.processes import shared_memory_entries
 from chaosrun.cluster.reaper import Reaper, clean_up
@@ -31,6 +32,8 @@ OBJECT_STORE_BYTES = 80 << 20
 # Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
 LONGEST_FOLDER = 40
 PROBE_TIMEOUT_S = 5.0
+UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods of Ray's Node."""
 # One per driver process: Ray reads the token once and keeps it.
 AUTH_TOKEN = secrets.token_hex(32)
 SETTINGS = {
@@ -67,7 +70,7 @@ class PrivateRay:
         started = False
         try:
             os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-            with _own_signal_handlers():
+            with _own_signal_handlers(), _only_what_is_used():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -78,6 +81,8 @@ class PrivateRay:
                     _temp_dir=str(folder),
                 )
             started = True
+        except OSError as error:
+            raise _no_ray_here(folder.parent, error) from error
         finally:
             if not started:
                 private.stop()
@@ -115,10 +120,16 @@ def connect(address: str | None, *, cpus: float) -> Connection:
     """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
 
     `cpus`: what a private one is told that it has, at least; never less than this machine has. Call it from the main thread:
-    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer.
+    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer, or when there
+    is no room for Ray's files.
     """
     if ray.is_initialized():
         return Connection(kind="borrowed", address=ray.get_runtime_context().gcs_address)
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        # Ray's driver asks where it is.
+        raise UsageError("the current directory is not there any more", hint="change to one that is") from error
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         _join(address)
@@ -181,6 +192,22 @@ def _own_signal_handlers() -> Iterator[None]:
         signal.signal(signal.SIGTERM, ours)
 
 
+@contextmanager
+def _only_what_is_used() -> Iterator[None]:
+    """Start Ray without what nobody asks in a private one: the autoscaler's monitor, the server of the dashboard (of which
+    include_dashboard=False leaves out the pages alone), and whoever reads its logs for a driver that does not want them. They
+    are three Python processes: on two cores half of the time of Ray's start, and a second of its end. ray.init has no
+    arguments for it; a Ray that calls them otherwise starts them."""
+    methods = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}
+    for name in methods:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(Node, name, method)
+
+
 def _restore_environment(before: Mapping[str, str | None]) -> None:
     for name, value in before.items():
         if value is None:
@@ -190,8 +217,19 @@ def _restore_environment(before: Mapping[str, str | None]) -> None:
 
 
 def _make_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
-    if len(str(folder)) > LONGEST_FOLDER:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
+    """Raises ResourcesError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-"))
+        if len(str(folder)) > LONGEST_FOLDER:
+            folder.rmdir()
+            folder = Path(tempfile.mkdtemp(prefix="chaosrun-ray-", dir="/tmp"))
+    except OSError as error:
+        raise _no_ray_here(Path(os.environ.get("TMPDIR", "/tmp")), error) from error
     return folder
+
+
+def _no_ray_here(place: Path, error: OSError) -> ResourcesError:
+    return ResourcesError(
+        f"Ray cannot be started with its files below {place}: {error.strerror or error}",
+        hint=f"make room there (`df {place}` shows what is left), or name another directory with TMPDIR",
+    )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.node import Node
 
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
@@ -361,3 +362,38 @@ def test_the_reaper_itself_ends_with_the_cluster(cluster: RayCluster) -> None:
     reapers = [pid for pid in children(os.getpid()) if b"chaosrun.cluster.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(reapers) == 1
     assert is_alive(identities(reapers)[0])
+
+
+def test_a_private_ray_starts_nothing_that_nobody_asks(cluster: RayCluster) -> None:
+    commands = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid()))
+    assert b"raylet" in commands
+    assert not [name for name in (b"monitor.py", b"dashboard/dashboard.py") if name in commands]
+    assert Node.start_monitor.__name__ == "start_monitor"  # for whoever starts another Ray in this process
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        # As root, no disk is full: a file is in the way.
+        (
+            "os.environ['TMPDIR'] = tempfile.tempdir = place + '/file'; os.mknod(tempfile.tempdir)",
+            "Ray cannot be started with its files below {}: ",
+        ),
+        ("os.rmdir(place)", "the current directory is not there any more"),
+    ],
+)
+def test_where_ray_cannot_be_started_it_is_said_why(act: str, said: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        "import os, sys, tempfile\n"
+        "from chaosrun.cluster.connection import connect\n"
+        "from chaosrun.errors import ChaosrunError\n"
+        f"place = {str(place)!r}\n{act}\n"
+        "try:\n"
+        "    connect(None, cpus=1)\n"
+        "except ChaosrunError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.startswith(said.format(place / "file"))

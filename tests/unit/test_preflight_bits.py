@@ -13,6 +13,7 @@ from chaosrun.preflight.checks.bits import call
 from chaosrun.preflight.devices.little_training import little_training, other_cores, repeated
 from chaosrun.preflight.devices.products import check_memory, check_products
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+from chaosrun.preflight.probes.compute import _cpu
 
 CPU = torch.device("cpu")
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
@@ -283,3 +284,15 @@ def test_memory_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "full", forgetful)
     assert check_memory(CPU, 1 << 20) == 8
+
+
+def test_what_the_environment_does_to_products_is_not_the_processors_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
+    monkeypatch.setenv("OMP_DYNAMIC", "FALSE")
+    kind = _cpu(torch)
+    assert kind["settings"] == {"OMP_THREAD_LIMIT": "1"}
+    wrong = {"dtype": "bfloat16", "entries": 4, "wrong": 2, "first": "0 instead of 1 in row 0, column 2"}
+    more = {"memory": {"bytes": 8, "wrong": 0}, "products": [wrong], "gflops": 1.0}
+    found = judge(a=computed(trained(2, differs="1 matmul"), kind=kind, **more))
+    for row in ("product", "repeats"):
+        assert found["a", "cpu", row].remedy.startswith("unset OMP_THREAD_LIMIT and try again: ")

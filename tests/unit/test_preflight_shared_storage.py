@@ -165,6 +165,11 @@ def test_what_nodes_see_of_each_other(
     assert [(row.name, row.node, row.status) for row in odd] == [(name, node, status)] and words in odd[0].measured, odd
 
 
+def test_a_client_that_makes_what_is_there_is_left_out_and_the_others_are_not() -> None:
+    (row,) = [row for row in shared_rows(shared_of(c={"compete": {"again": [0]}}), job_of(5)) if row.status is Status.FAIL]
+    assert row.blames == ("c",)
+
+
 def test_nodes_that_did_not_come_so_far() -> None:
     facts = shared_of(b={"hung": "meet", "meet": {}, **APART})
     facts["unanswered"] = {"c": {"ended": "lost", "error": "it is gone", "limit_s": 20.0}}

@@ -110,7 +110,7 @@ def _repeats(node: str, device: str, facts: Facts) -> Iterator[Finding]:
         f"first in {_step(differs['operation'])} of repeat {differs['repeat']}",
         threshold="the same bits each time",
         reason=reason,
-        remedy=remedy_for(device) + ("; until then set per_worker.cpu to 1" if alone else ""),
+        remedy=remedy_for(device, facts["kind"]) + ("; until then set per_worker.cpu to 1" if alone else ""),
     )
 
 
@@ -130,7 +130,7 @@ def _cores(node: str, device: str, facts: Facts) -> Iterator[Finding]:
         measured=listed(shown, 4),
         threshold="the same bits on each core",
         reason="a core that computes something else spoils what it trains without an error",
-        remedy=remedy_for(device),
+        remedy=remedy_for(device, facts["kind"]),
     )
 
 
@@ -184,7 +184,7 @@ def _vote(group: Sequence[Bits]) -> Iterator[Finding]:
                 measured=f"other bits{_with(bits.device, bits.threads)}, {_where(usual, bits)}",
                 threshold=f"the same bits as {most} of {size} of its kind",
                 reason="it repeats itself, and computes something else than its like",
-                remedy=remedy_for(bits.device),
+                remedy=remedy_for(bits.device, bits.kind),
             )
         else:
             other = next(other for other in group if other.whole != bits.whole)
@@ -196,7 +196,7 @@ def _vote(group: Sequence[Bits]) -> Iterator[Finding]:
                 measured=f"other bits than {other.node} {other.device}, {_where(other, bits)}",
                 threshold=f"the same bits as the majority of {size} of its kind",
                 reason=f"there is no majority ({split}): one at least is broken, and nothing here says which",
-                remedy=f"test each, or add a node of the same kind to decide; {remedy_for(bits.device)}",
+                remedy=f"test each, or add a node of the same kind to decide; {remedy_for(bits.device, bits.kind)}",
             )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.preflight.assess.placement import gpus_per_worker
+from chaosrun.preflight.devices.processor import FEWER_THREADS
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 
 __all__ = ["gpus_for_work", "of_unused", "product", "remedy_for", "unfinished"]
@@ -71,7 +72,7 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
             status=Status.FAIL,
             measured=f"{facts['memory']['wrong']} of {facts['memory']['bytes']} bytes read back wrong",
             threshold="as they were written",
-            remedy=remedy_for(device),
+            remedy=remedy_for(device, facts["kind"]),
         )
     if wrong:
         worst = max(wrong, key=lambda entry: entry["wrong"])
@@ -82,7 +83,7 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
             measured=f"{worst['wrong']} of {worst['entries']} entries wrong in {', '.join(entry['dtype'] for entry in wrong)}",
             threshold="exact: integers that have one right answer",
             reason=f"{worst['dtype']}: {worst['first']}",
-            remedy=remedy_for(device),
+            remedy=remedy_for(device, facts["kind"]),
         )
         return
     gpu = device != "cpu"
@@ -103,7 +104,11 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
     )
 
 
-def remedy_for(device: str) -> str:
+def remedy_for(device: str, kind: Facts | None = None) -> str:
+    """`kind`: what is known of the device; what its environment does to it is tried first."""
     if device == "cpu":
-        return "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"
+        test = "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"
+        limits = [name for name in (kind or {}).get("settings", ()) if name in FEWER_THREADS]
+        why = "libraries leave out what the threads that they do not get had to do"
+        return f"unset {', '.join(limits)} and try again: {why}; if it comes again, {test}" if limits else test
     return "take the node out and test the GPU (dcgmi diag -r 3); reset it or have it replaced"

@@ -250,13 +250,14 @@ def _names(crew: _Crew, group: Sequence[str]) -> Iterator[Finding]:
         yield crew.row(name, Status.PASS, f"{what}: one each")
         return
     # Whose client makes once more what is there, that one does not honour it; who came first does not matter.
-    who = [member for member in group if tried[member]["again"]]
-    who = who or [member for member in group if twice & {*tried[member]["won"]}]
+    loose = [member for member in group if tried[member]["again"]]
+    who = loose or [member for member in group if twice & {*tried[member]["won"]}]
     measured = f"of {what}, {len(twice)} created twice" + (f", by {listed(who)}" if who else "")
     if never:
         measured += f", {len(never)} by nobody"
     remedy = "two runs could take one folder: use storage that honours O_EXCL between its clients"
-    yield crew.row(name, Status.FAIL, f"{measured}, at {crew.path}", threshold="each created by exactly one", remedy=remedy)
+    about: dict[str, Any] = {"threshold": "each created by exactly one", "remedy": remedy, "blames": tuple(loose)}
+    yield crew.row(name, Status.FAIL, f"{measured}, at {crew.path}", **about)
 
 
 def _lock(crew: _Crew, group: Sequence[str]) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
@@ -51,8 +50,8 @@ def compute(orders: Mapping[str, Mapping[str, Any]], patience_s: float) -> dict[
 def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
     reading, writing = os.pipe()
     parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        # Files, not pipes: its words need no reader.
+    # Files, not pipes: its words need no reader. In memory: the disk may be full.
+    with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "chaosrun.preflight.probe", "compute"],
             stdin=subprocess.PIPE,

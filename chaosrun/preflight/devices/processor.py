@@ -5,7 +5,11 @@ import platform
 import re
 from pathlib import Path
 
-__all__ = ["processor", "read_cpuinfo"]
+__all__ = ["FEWER_THREADS", "processor", "read_cpuinfo"]
+
+FEWER_THREADS = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
+"""Environment variables that let OpenMP give a library fewer threads than it has shared its work out to. Measured with torch
+2.13, 2 threads and any of the three: of a bfloat16 product half of the entries are 0."""
 
 _COMPUTES = re.compile(r"(?:avx|fma|f16c|sse|ssse|amx|sve|sme|asimd|bf16|fphp|i8mm).*")
 """Features that libraries choose kernels by. The others come and go with kernels and hypervisors."""

@@ -5,7 +5,6 @@ Two looks at every process, some tenths of a second apart.
 
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from chaosrun.cluster.processes import SHARED_MEMORY, pids, shared_memory_entries, stat_fields, unused_shared_memory
+from chaosrun.preflight.probes.room import temporary_files
 
 __all__ = ["busy", "left_over"]
 
@@ -219,7 +219,7 @@ def _created_s(process: Seen, now_ticks: float) -> float:
 def _ray_folders() -> list[Path]:
     """Those of this user that are not being made or removed at this moment."""
     folders: list[Path] = []
-    for path in {Path(tempfile.gettempdir()), Path("/tmp")}:
+    for path in {Path(temporary_files()), Path("/tmp")}:
         for folder in path.glob("chaosrun-ray-*"):
             try:
                 about = folder.stat()

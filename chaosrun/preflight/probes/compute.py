@@ -6,7 +6,7 @@ What it is at goes out line by line before it is begun: when the process hangs o
 import os
 from typing import Any
 
-from chaosrun.preflight.devices.processor import processor
+from chaosrun.preflight.devices.processor import FEWER_THREADS, processor
 from chaosrun.preflight.model import Facts
 
 __all__ = ["probe"]
@@ -14,7 +14,8 @@ __all__ = ["probe"]
 CPU_BYTES = 16 << 20
 GPU_SHARE = 0.75
 """Of the memory that is free."""
-SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+SETTINGS = (*KERNELS, *FEWER_THREADS)
 """Environment variables that make a CPU compute other bits."""
 
 
@@ -67,7 +68,7 @@ def _cpu(torch: Any) -> dict[str, Any]:
         **processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
-        "settings": {name: value for name in SETTINGS if (value := os.environ.get(name))},
+        "settings": {name: value for name in SETTINGS if (value := os.environ.get(name)) and value.lower() != "false"},
     }
 
 

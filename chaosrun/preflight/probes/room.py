@@ -2,7 +2,6 @@
 
 import os
 import resource
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, p
 from chaosrun.preflight.disk.place import nearest_folder
 from chaosrun.preflight.probes.raylet_options import raylet_options
 
-__all__ = ["cpus", "limits", "memory", "places", "shared_memory"]
+__all__ = ["cpus", "limits", "memory", "places", "shared_memory", "temporary_files"]
 
 SHARED_MEMORY = "/dev/shm"
 INFINIBAND = Path("/sys/class/infiniband")
@@ -44,9 +43,14 @@ def memory() -> dict[str, Any]:
 def places(asked: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """By purpose: those that were asked for, temporary files, and what Ray uses."""
     return {
-        purpose: _place(Path(path))
-        for purpose, path in {**asked, "temporary files": tempfile.gettempdir(), **_of_ray()}.items()
+        purpose: _place(Path(path)) for purpose, path in {**asked, "temporary files": temporary_files(), **_of_ray()}.items()
     }
+
+
+def temporary_files() -> str:
+    """Where programs put them. `tempfile` tries to write there first, and raises where the disk is full."""
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    return next(filter(os.path.isdir, named), "/tmp")
 
 
 def _of_ray() -> dict[str, str]:

@@ -1,6 +1,8 @@
-"""A node whose disks are full."""
+"""A node whose disks are full: who asks how much is free is told so, and who tries to write a temporary file finds no place."""
 
+import errno
 import os
+import tempfile
 
 statvfs = os.statvfs
 
@@ -11,3 +13,10 @@ def full(path):
 
 
 os.statvfs = full
+
+
+def nowhere():
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+
+tempfile.gettempdir = nowhere
