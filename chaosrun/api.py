@@ -1,7 +1,7 @@
 """The commands of the command line as Python functions. Heavy imports (ray, torch) happen inside, when they are needed."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,16 +231,26 @@ def suite(
     root: Path | None = None,
     address: str | None = None,
     on_event: Listener | None = None,
+    on_cut_short: "Callable[[SuiteResult], None] | None" = None,
 ) -> "SuiteResult":
     """Run the drills of a suite, as many at once as there is room for, or `at_once`, and compare; its pages are in its folder.
 
     Every file is read, and every drill planned, before anything starts: raises SpecError and UsageError then, else as `submit`.
     A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix, "latest").
+    An interrupt leaves pages of the drills that had ended; `on_cut_short` is told of those before it is raised.
     """
     from chaosrun.suite import run_suite
 
     base = default_root() if root is None else root
-    return run_suite(wish, resume=resume, at_once=at_once, root=base, address=address, on_event=on_event or _nobody)
+    return run_suite(
+        wish,
+        resume=resume,
+        at_once=at_once,
+        root=base,
+        address=address,
+        on_event=on_event or _nobody,
+        on_cut_short=on_cut_short or (lambda so_far: None),
+    )
 
 
 def suite_plan(wish: "Wish", *, root: Path | None = None) -> "Agenda":

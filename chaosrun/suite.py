@@ -3,16 +3,17 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaosrun.errors import ChaosrunError
 from chaosrun.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.suites.folder import Agenda
-    from chaosrun.suites.night import Wish
+    from chaosrun.suites.night import SuiteRun, Wish
     from chaosrun.suites.planned import PlannedDrill
     from chaosrun.suites.results import SuiteResult
     from chaosrun.verify.verdict import Verdict
@@ -35,8 +36,10 @@ def run_suite(
     root: Path,
     address: str | None,
     on_event: Callable[[dict[str, Any]], None],
+    on_cut_short: "Callable[[SuiteResult], None]",
 ) -> "SuiteResult":
-    """Carry out what is wished for, or what is left of the suite called `resume`, and write its pages into its folder."""
+    """Carry out what is wished for, or what is left of the suite called `resume`, and write its pages into its folder; when it
+    is cut short, with what had ended by then. `on_cut_short` is told that before the error is raised."""
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     from chaosrun.report.suite_pages import write_pages
     from chaosrun.suites.night import SuiteRun, opened
@@ -58,8 +61,22 @@ def run_suite(
         if not agenda.drills:  # a shard that nothing belongs to
             return write_pages(folder, run.nothing(), Path(agenda.history))
         with _one_ray(address, agenda.drills, interrupts), Places(address, interrupts.postponed) as places:
-            result = run.carry_out(places, at_once=at_once)
+            try:
+                result = run.carry_out(places, at_once=at_once)
+            except Exception as error:
+                # Before Ray is stopped: who interrupts may not wait for long.
+                _tell_so_far(run, error, on_cut_short)
+                raise
         return write_pages(folder, result, Path(agenda.history))
+
+
+def _tell_so_far(run: "SuiteRun", error: Exception, on_cut_short: "Callable[[SuiteResult], None]") -> None:
+    from chaosrun.report.suite_pages import write_pages
+
+    why = error.message if isinstance(error, ChaosrunError) else f"a bug in chaosrun ({type(error).__name__}: {error})"
+    # A folder that cannot be read must not hide what cut it short; and who asks to end a second time has no time for pages.
+    with suppress(ChaosrunError, OSError, KeyboardInterrupt):
+        on_cut_short(write_pages(run.folder, run.so_far(why), Path(run.agenda.history)))
 
 
 def _report(run: "RunLayout", verdict: "Verdict") -> Sequence[str]:

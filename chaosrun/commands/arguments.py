@@ -54,7 +54,7 @@ Format = Annotated[
 Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
 Quiet = Annotated[
-    bool, Parameter(name=["--quiet", "-q"], help="Neither progress nor what to type next: only what was asked for, and errors.")
+    bool, Parameter(name=["--quiet", "-q"], help="No progress, and nothing beyond what was asked for but errors.")
 ]
 Run = Annotated[str, Parameter(help="A run id, its unique beginning, or 'latest'.", completer=_names_of_runs)]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]

@@ -8,11 +8,13 @@ from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Address, Format, Job, Overrides, Quiet, Root, Run, numbers
 from chaosrun.commands.terminal import page, ticking
-from chaosrun.errors import UsageError
+from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.report.beside import warn
 from chaosrun.report.output import write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.suites.night import Wish
+    from chaosrun.suites.results import SuiteResult
 
 __all__ = ["shrink", "suite", "sweep"]
 
@@ -67,9 +69,30 @@ def suite(
         else:
             write_out(page(render_agenda(agenda)))
         return 0
-    with ticking(quiet=quiet) as ticker:
-        on_event = None if ticker is None else ticker.on_event
-        result = api.suite(wish, resume=resume, at_once=at_once, root=root, address=address, on_event=on_event)
+    ended: list[SuiteResult] = []
+
+    def on_cut_short(so_far: "SuiteResult") -> None:
+        ended.append(so_far)
+        try:
+            hand_out(so_far, junit, markdown)
+        except UsageError as error:
+            warn([error.message])
+
+    try:
+        with ticking(quiet=quiet) as ticker:
+            result = api.suite(
+                wish,
+                resume=resume,
+                at_once=at_once,
+                root=root,
+                address=address,
+                on_event=None if ticker is None else ticker.on_event,
+                on_cut_short=on_cut_short,
+            )
+    except ChaosrunError:
+        if output == "text":  # else the error is the only value
+            write_out("".join(page(render_suite(so_far)) for so_far in ended))
+        raise
     if output == "json":
         write_json(result.to_json())
     else:

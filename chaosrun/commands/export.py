@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Format, Overrides, Quiet
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import write_json, write_out, write_product
 
 __all__ = ["export"]
 
@@ -37,7 +37,7 @@ def export(
         where = None if made.path is None else str(made.path)
         write_json({"v": 1, "kind": kind, "path": where, "text": made.text, "next": made.following})
     elif made.path is None:
-        write_out(made.text)
+        return write_product(made.text)
     else:
         write_out(f"wrote     {made.path}\n" + ("" if quiet else f"next      {made.following}\n"))
     return 0

@@ -6,7 +6,7 @@ from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Format, Quiet, Root, Run
 from chaosrun.errors import UsageError
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import write_json, write_out, write_product
 
 __all__ = ["report"]
 
@@ -45,7 +45,7 @@ def report(
         raise UsageError("the report and JSON would both go to stdout", hint="leave out --to - or -o json")
     made = api.report(api.find_run(run, root), format=format, to=to)
     if made.text is not None:
-        write_out(made.text)
+        return write_product(made.text)
     elif output == "json":
         about = {
             "run": made.run_id,

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from chaosrun.commands.arguments import Format, Quiet
 from chaosrun.report.beside import warn
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import as_json, write_json, write_out, write_product
 
 __all__ = ["init", "schema"]
 
@@ -58,5 +58,4 @@ def schema(
     from chaosrun import api
 
     # The same for people and for programs: it is a file of its own kind.
-    write_json(api.schema(of))
-    return 0
+    return write_product(as_json(api.schema(of)))

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
+from chaosrun.errors import ResourcesError
 from chaosrun.report.escapes import harmless
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["has_colour", "page_width", "rendered", "write_error", "write_json", "write_out"]
+__all__ = ["as_json", "has_colour", "page_width", "rendered", "write_error", "write_json", "write_out", "write_product"]
 
 WIDEST = 120
 """Wider than this a table is hard to read across."""
@@ -50,6 +51,17 @@ def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
 def write_out(text: str) -> bool:
     """To stdout. A reader that went away (`| head`) is no error, and a full disk is told once: the exit code still tells the
     outcome. False then."""
+    return _write(text) is None
+
+
+def write_product(text: str) -> int:
+    """To stdout, where the text is the outcome: a file in the making, which a script goes on with. The exit code: that of full
+    storage when not all of it could be written."""
+    error = _write(text)
+    return 0 if error is None or isinstance(error, BrokenPipeError) else ResourcesError.exit_code
+
+
+def _write(text: str) -> OSError | None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -58,12 +70,16 @@ def write_out(text: str) -> bool:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             write_error(f"stdout cannot be written: {error.strerror}", None, colour=False)
-        return False
-    return True
+        return error
+    return None
 
 
 def write_json(value: Mapping[str, Any]) -> None:
-    write_out(json.dumps(value, indent=2, sort_keys=False) + "\n")
+    write_out(as_json(value))
+
+
+def as_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, sort_keys=False) + "\n"
 
 
 def write_error(message: str, hint: str | None, *, colour: bool) -> None:

@@ -247,8 +247,10 @@ def sentence(record: dict[str, Any]) -> str:
             reason = f": {get('reason')}" if get("reason") else ""
             return f"attempt {get('attempt')} stopped{reason}{more}"
         case "leg.finished":
-            at = "" if get("final_step") is None else f" at step {get('final_step')}"
             outcome, message = str(get("outcome")).replace("_", " "), get("message")
+            # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
+            newest, saved = get("final_step"), " at step" if outcome == "completed" else ", saved up to step"
+            at = f"{saved} {newest}" if newest else ""
             needless = not message or outcome in ("completed", message)
             return f"{outcome}{at}" + ("" if needless else f": {_first_line(message)}")
         case other:
@@ -277,6 +279,8 @@ def _end_of_worker(record: dict[str, Any]) -> str:
     if record.get("signal"):
         return f"died of {signal_name(record['signal'])}"
     code = record.get("exit_code")
+    if code is None:
+        return "was lost with its node's fork server"
     return "ended" if code == 0 else f"exited with code {code}"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaosrun.suites.folder import Agenda
     from chaosrun.suites.results import DrillResult, SuiteResult
 
-__all__ = ["headline", "render_agenda", "render_suite"]
+__all__ = ["headline", "in_words", "not_done", "render_agenda", "render_suite", "told", "unexpected"]
 
 WIDEST_NAME = 40
 WIDTH_BESIDE = 90
@@ -44,7 +44,7 @@ def headline(result: "SuiteResult") -> str:
     if again := sum(drill.rerun is not None for drill in result.drills):
         parts.append(f"{again} that failed before")
     if result.left:
-        parts.append(f"{len(result.left)} not begun")
+        parts.append(f"{len(result.left)} {not_done(result)}")
     cached, made = result.cached
     parts.append(f"{cached} of {count(cached + made, 'reference')} from the cache")
     parts.append(clock(result.took_s))
@@ -145,11 +145,10 @@ def _compared(result: "SuiteResult") -> RenderableType:
 
 
 def _verdict(result: "SuiteResult") -> list[RenderableType]:
-    if result.empty:
-        return [Text(f"NOTHING TO DO  {headline(result)}", style="bold")]
-    if result.as_expected:
-        return [Text(f"AS EXPECTED  {headline(result)}", style="bold green")]
-    lines: list[RenderableType] = [Text(f"NOT AS EXPECTED  {headline(result)}", style="bold red")]
+    said = f"{in_words(result).upper()}  {headline(result)}"
+    if result.empty or result.as_expected:
+        return [Text(said, style="bold" if result.empty else "bold green")]
+    lines: list[RenderableType] = [Text(said, style="bold red")]
     lines += [Text(f"  {sentence}") for sentence in unexpected(result)]
     return lines
 
@@ -163,9 +162,26 @@ def unexpected(result: "SuiteResult") -> list[str]:
             lines.append(f"{entry.name}: losses {what}")
     if result.not_compared is not None:
         lines.append(f"the losses could not be compared: {result.not_compared}")
+    if result.cut_short is not None:
+        lines.append(f"cut short: {result.cut_short}")
     if result.left:
-        lines.append(f"not begun: {', '.join(result.left)}")
+        lines.append(f"{not_done(result)}: {', '.join(result.left)}")
     return lines
+
+
+def in_words(result: "SuiteResult") -> str:
+    """What it came to."""
+    if result.empty:
+        return "nothing to do"
+    if result.as_expected:
+        return "as expected"
+    # What is not as expected matters more than that there might have been more of it.
+    return "not as expected" if result.cut_short is None or any(not drill.ok for drill in result.drills) else "cut short"
+
+
+def not_done(result: "SuiteResult") -> str:
+    """What became of the drills that were not carried out."""
+    return "not begun" if result.cut_short is None else "not ended"
 
 
 def _commands(result: "SuiteResult") -> list[RenderableType]:

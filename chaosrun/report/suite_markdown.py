@@ -8,7 +8,7 @@ from chaosrun.report.facts import read_facts
 from chaosrun.report.markdown import SIGNS
 from chaosrun.report.markdown_parts import fence, fitting, table, text
 from chaosrun.report.next_commands import repeat_command
-from chaosrun.report.suite import headline, told, unexpected
+from chaosrun.report.suite import headline, in_words, told, unexpected
 from chaosrun.wording import clock
 
 if TYPE_CHECKING:
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["render_markdown"]
 
+SIGN_OF = {"as expected": "✅", "not as expected": "❌", "cut short": "🚫", "nothing to do": "➖"}
 MOST_REPEATED = 5
 """Drills whose command is shown; each report has its own."""
 
 
 def render_markdown(result: "SuiteResult") -> str:
-    sign, words = ("✅", "as expected") if result.as_expected else ("❌", "not as expected")
-    if result.empty:
-        sign, words = "➖", "nothing to do"
-    parts = [f"## {sign} {text(result.name)}: {words}", text(headline(result))]
+    parts = [f"## {SIGN_OF[in_words(result)]} {text(result.name)}: {in_words(result)}", text(headline(result))]
     if sentences := unexpected(result):
         parts.append("\n".join(f"- {text(sentence)}" for sentence in sentences))
     parts += _repeats([drill for drill in result.drills if not drill.ok])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
 from chaosrun.records.journal import write_durably
-from chaosrun.report.suite import headline
+from chaosrun.report.suite import headline, not_done
 from chaosrun.suites.folder import SuiteFolder
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ def junit_text(result: "SuiteResult") -> str:
         )
         for drill in result.drills
     ]
-    suites += [skipped_suite(name, "not begun, after a drill that was not as expected") for name in result.left]
+    why = "after a drill that was not as expected" if result.cut_short is None else "the suite was cut short before"
+    suites += [skipped_suite(name, f"{not_done(result)}, {why}", not_done(result)) for name in result.left]
+    if result.cut_short is not None:  # what CI shows is not all green then
+        whole = f"suite {result.name}"
+        suites.append(drill_suite(whole, None, None, error=f"cut short: {result.cut_short}", instead="cut short"))
     if result.compared or result.not_compared is not None:
         suites.append(comparison_suite(result))
     if result.empty:

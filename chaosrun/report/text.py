@@ -144,7 +144,7 @@ def _attempts_sentence(verdict: "Verdict") -> str:
     times_s = sorted(attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None)
     parts = [str(len(verdict.attempts)), f"{count(verdict.lost_steps, 'step')} lost and done again"]
     if times_s:
-        parts.append(f"recovery {span(times_s[0])}" + ("" if len(times_s) == 1 else f" to {span(times_s[-1])}"))
+        parts.append(f"recovery {' to '.join(dict.fromkeys((span(times_s[0]), span(times_s[-1]))))}")
     return ", ".join(parts)
 
 

@@ -5,6 +5,7 @@ Runs nothing.
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,11 +17,12 @@ from chaosrun.errors import UsageError
 from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import Journal, write_durably
 from chaosrun.records.locks import locked
+from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.suites.planned import PlannedDrill
 from chaosrun.suites.results import DrillResult
 
-__all__ = ["Agenda", "Done", "SuiteFolder", "find_suite", "new_suite"]
+__all__ = ["Agenda", "Done", "SuiteFolder", "find_suite", "go_on", "new_suite"]
 
 AGENDA_VERSION = 1
 
@@ -161,3 +163,9 @@ def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
 
     otherwise = "without --resume the suite begins anew"
     return SuiteFolder(find_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))
+
+
+def go_on(agenda: Agenda, root: Path) -> str:
+    """The command that goes on with it."""
+    where = root_arguments(root)
+    return shlex.join(["chaosrun", "suite", shortest(Path(agenda.path)), "--resume", agenda.suite_id, *where])

@@ -5,7 +5,6 @@ Can be taken up again after every drill. Must not know how anything is shown.
 
 import codecs
 import hashlib
-import shlex
 import threading
 import time
 import traceback
@@ -22,13 +21,12 @@ from chaosrun.interrupts import OneOfMany
 from chaosrun.keeper import carry_out
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.spec.source import Job, load_job
 from chaosrun.spec.suite import Comparison, load_suite
 from chaosrun.suites.choice import Shard, chosen, sharded
 from chaosrun.suites.comparison import comparison_of
 from chaosrun.suites.crew import Listener, carry_out_all
-from chaosrun.suites.folder import Agenda, SuiteFolder, find_suite, new_suite
+from chaosrun.suites.folder import Agenda, SuiteFolder, find_suite, go_on, new_suite
 from chaosrun.suites.history import Entry, History, Night, append, expect_writable, label, nights, read_history, trend
 from chaosrun.suites.kept import PASSES, KeptPlans, reruns
 from chaosrun.suites.places import Place, Places
@@ -39,7 +37,7 @@ from chaosrun.suites.sources import changed, digests
 from chaosrun.supervise.drill import has_ended, lock_run, read_run
 from chaosrun.verify.verdict import Verdict, judge
 
-__all__ = ["Finish", "SuiteRun", "Wish", "agree", "go_on", "opened"]
+__all__ = ["Finish", "SuiteRun", "Wish", "agree", "opened"]
 
 Finish = Callable[[RunLayout, Verdict], Sequence[str]]
 """What is done with each drill that came to a verdict; returns what is to be told."""
@@ -154,12 +152,6 @@ def _as_planned(drill: PlannedDrill) -> Job:
     return job
 
 
-def go_on(agenda: Agenda, root: Path) -> str:
-    """The command that goes on with it."""
-    where = root_arguments(root)
-    return shlex.join(["chaosrun", "suite", shortest(Path(agenda.path)), "--resume", agenda.suite_id, *where])
-
-
 @dataclass(slots=True)
 class SuiteRun:
     """A run of a suite that is being carried out."""
@@ -212,6 +204,12 @@ class SuiteRun:
         finally:
             self.journal.append("suite.ended")
         return self._result(results)
+
+    def so_far(self, why: str) -> SuiteResult:
+        """What had ended when it was cut short. Of the losses nothing is said: they are compared where all are there."""
+        whole = self._whole(self.folder.done().results)
+        left = f"`{go_on(self.agenda, self.root)}` carries out what is left"
+        return replace(whole, cut_short=why, notes=(*whole.notes, left))
 
     def nothing(self) -> SuiteResult:
         """The result where no drill is to be carried out."""
@@ -323,6 +321,9 @@ class SuiteRun:
             self._told.append(f"{drill.name}: what it means for the kept plans could not be written down: {told}")
 
     def _result(self, results: Mapping[str, DrillResult]) -> SuiteResult:
+        return self._compared(self._whole(results))
+
+    def _whole(self, results: Mapping[str, DrillResult]) -> SuiteResult:
         agenda = self.agenda
         try:
             history = read_history(Path(agenda.history))
@@ -352,7 +353,7 @@ class SuiteRun:
             )
         left = tuple(drill.name for drill in agenda.drills if drill.name not in results)
         assert len(drills) == len(results) == len(agenda.drills) - len(left), "a drill's result was lost"
-        whole = SuiteResult(
+        return SuiteResult(
             name=agenda.name,
             drills=drills,
             path=self.folder.path,
@@ -364,7 +365,6 @@ class SuiteRun:
             took_s=self._took_s + time.monotonic() - self._began_s,
             notes=tuple(notes),
         )
-        return self._compared(whole)
 
     def _edited(self) -> list[str]:
         return [path for path in changed(self.agenda.files) if path != self.agenda.path]

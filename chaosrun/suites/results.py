@@ -118,7 +118,9 @@ class SuiteResult:
     shard: str | None = None
     """Which part of the drills it is, where that was asked for."""
     left: tuple[str, ...] = ()
-    """Drills that were not begun, because an earlier one was no more than a surprise away (`--fail-fast`)."""
+    """Drills that were not carried out: not begun after a surprise (`--fail-fast`), or not ended when it was cut short."""
+    cut_short: str | None = None
+    """What ended it before its drills had: an interrupt, or an error that is no drill's."""
     took_s: float = 0.0
     first: str | None = None
     """The drill that the others' losses were compared with."""
@@ -136,15 +138,16 @@ class SuiteResult:
     @property
     def as_expected(self) -> bool:
         compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
-        return compared and not self.left and not self.empty and all(drill.ok for drill in self.drills)
+        whole = not self.left and not self.empty and self.cut_short is None
+        return compared and whole and all(drill.ok for drill in self.drills)
 
     @property
     def exit_code(self) -> int:
         """That of PASS when all is as expected, or nothing was to be done; of INCONCLUSIVE when all that is not proves nothing;
-        else of FAIL."""
+        else of FAIL. (A process whose suite is cut short ends with the code of what did that.)"""
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
-        odd = {drill.status for drill in self.drills if not drill.ok}
+        odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())
         compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
         return EXIT_CODES["INCONCLUSIVE" if compared and odd and odd <= {"INCONCLUSIVE", None} else "FAIL"]
 
@@ -170,6 +173,7 @@ class SuiteResult:
             "references": {"cached": hits, "made": misses},
             "drills": [drill.to_json() for drill in self.drills],
             "left": list(self.left),
+            "cut_short": self.cut_short,
             "first": self.first,
             "compared": [entry.to_json() for entry in self.compared],
             "not_compared": self.not_compared,

@@ -49,13 +49,16 @@ def wait_for(said: Path, words: str, process: subprocess.Popen[bytes]) -> None:
 def test_interrupted_then_killed_then_done(tmp_path: Path) -> None:
     (tmp_path / "four.yaml").write_text(SUITE)
     chaosrun = [sys.executable, "-m", "chaosrun.cli"]
-    process, said = begin([*chaosrun, "suite", "four.yaml"], tmp_path, 1)
+    process, said = begin([*chaosrun, "suite", "four.yaml", "--junit", "four.xml"], tmp_path, 1)
     wait_for(said, "2/4 b begins", process)
     time.sleep(1.0)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(120) == 130
     told = said.read_text()
     assert "error: interrupted, 1 of 4 drills done" in told or "error: interrupted, 2 of 4 drills done" in told
+    shown = (tmp_path / "four.xml").read_text()
+    assert 'name="data_order" classname="chaosrun.a.checks"' in shown and 'type="cut short"' in shown
+    assert "CUT SHORT" in (tmp_path / "stdout-1").read_text()
     hint = re.search(r"hint: `(?P<command>chaosrun suite .*)` goes on", told)
     assert hint is not None, told
     go_on = [*chaosrun, *shlex.split(hint["command"])[1:]]

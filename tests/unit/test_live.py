@@ -121,6 +121,7 @@ def test_resumed_supervisor_takes_the_end_back() -> None:
         (CHAOS[4], "F1 fired: rank 1, step 17"),
         ({**CHAOS[4], "phase": "reduce"}, "F1 fired: rank 1, step 17, reduce"),
         (CHAOS[5], "attempt 1: rank 1 died of SIGKILL"),
+        ({**CHAOS[5], "signal": None, "exit_code": None}, "attempt 1: rank 1 was lost with its node's fork server"),
         (CHAOS[6], "F1 landed: rank 1 died of SIGKILL (pid 12)"),
         (CHAOS[7], "attempt 1 stopped: fault F1; killed ranks 0, 2"),
         (CHAOS[8], "checkpoint step-00000015 quarantined: model.safetensors: hash"),
@@ -142,7 +143,11 @@ def test_resumed_supervisor_takes_the_end_back() -> None:
         ),
         (
             {"event": "leg.finished", "outcome": "interrupted", "message": "interrupted", "final_step": 7},
-            "interrupted at step 7",
+            "interrupted, saved up to step 7",
+        ),
+        (
+            {"event": "leg.finished", "outcome": "interrupted", "message": "interrupted", "final_step": 0},
+            "interrupted",
         ),
         ({"event": "attempt.stopped", "attempt": 1, "killed": []}, "attempt 1 stopped"),
         (

@@ -2,12 +2,16 @@
 
 import io
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from chaosrun import cli
+from chaosrun.errors import InterruptedRunError
 from chaosrun.report.ticker import Ticker
+from chaosrun.suites.night import SuiteRun
+from chaosrun.suites.results import DrillResult
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 SUITE = "name: toys\njob: job.yaml\nmatrix: {workers: [1, 2], faults: [spot, torture]}\ndrills:\n  - {name: a}\n  - {name: b}\n"
@@ -100,3 +104,27 @@ def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
         "2/2 b: not run, not as expected: no room",
         "3/2 c: cancelled, not as expected: it was cancelled",
     ]
+
+
+def test_a_suite_that_is_cut_short_hands_out_what_had_ended(
+    suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def carry_out(run: SuiteRun, *_: object, **__: object) -> None:
+        drill = run.agenda.drills[0]
+        run._keep(drill, DrillResult(name=drill.name, run=None, status="PASS", expected="PASS"))
+        raise InterruptedRunError("interrupted, 1 of 8 drills done", hint="go on")
+
+    nothing = nullcontext()
+    monkeypatch.setattr("chaosrun.suite._one_ray", lambda *_: nothing)
+    monkeypatch.setattr("chaosrun.suites.places.Places", lambda *_: nothing)
+    monkeypatch.setattr(SuiteRun, "carry_out", carry_out)
+    arguments = ["suite", "toys.yaml", "--quiet", "--junit", "j.xml", "--markdown", "s.md"]
+    assert cli.main(arguments) == 130
+    out, err = capsys.readouterr()
+    assert "CUT SHORT  1 drill, 7 not ended" in out and err == "error: interrupted, 1 of 8 drills done\nhint: go on\n"
+    assert 'type="cut short"' in Path("j.xml").read_text() and "cut short" in Path("s.md").read_text()
+    (folder,) = Path(".chaosrun/suites").glob("toys-*")
+    assert {"index.html", "suite.junit.xml", "summary.md"} <= {path.name for path in folder.iterdir()}
+    # For programs the error is the only value.
+    assert cli.main([*arguments, "-o", "json"]) == 130
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 130

@@ -1,5 +1,6 @@
 """What a night writes down of each drill, and what it says of the nights before: as far as that needs no Ray."""
 
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from chaosrun.campaign.sweep import Interruptible
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.output import rendered
 from chaosrun.report.suite import render_suite
+from chaosrun.report.suite_html import render_index
 from chaosrun.report.suite_markdown import render_markdown
 from chaosrun.report.suite_pages import junit_text
 from chaosrun.suites.history import Entry, append, read_history
@@ -139,3 +141,33 @@ def test_a_drill_that_ends_with_the_whole_suite_is_not_cancelled(run: SuiteRun, 
     working.interrupt()
     with pytest.raises(InterruptedRunError):
         run._carry(run.agenda.drills[0], None, working, lambda record: None, None)
+
+
+def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
+    first = run.agenda.drills[0]
+    passed = replace(failed(first), error=None, surprises=(), status="PASS")
+    run._keep(first, passed)
+    whole = run.so_far("interrupted, 1 of 2 drills done")
+    assert [drill.name for drill in whole.drills] == ["a"] and whole.left == ("b",)
+    # Nothing failed, and nothing is proven.
+    assert (whole.as_expected, whole.exit_code) == (False, 6)
+    shown = ET.fromstring(junit_text(whole)).iter("testcase")
+    cases = {case.attrib["classname"]: [each.tag for each in case] for case in shown}
+    assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.suite toys"] == ["error"]
+    page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
+    assert "CUT SHORT 1 drill, 1 not ended" in page and f"toys.yaml --resume {run.agenda.suite_id}" in page
+    assert "🚫 toys: cut short" in render_markdown(whole)
+    assert "Not ended: b." in render_index(whole, [], run.folder.path)
+    # What is not as expected matters more.
+    odd = replace(passed, status="FAIL", surprises=("FAIL where PASS was expected",))
+    worse = replace(whole, drills=(odd,))
+    assert worse.exit_code == 3 and "NOT AS EXPECTED" in rendered(render_suite(worse), width=160, colour=False)
+
+
+def test_losses_are_not_compared_when_it_is_cut_short(run: SuiteRun) -> None:
+    """That they could not be would be a failure in the history, of what had no chance."""
+    run.agenda = replace(run.agenda, comparison={"first": "a", "atol": 0.0, "beyond": ()})
+    run._keep(run.agenda.drills[1], failed(run.agenda.drills[1]))
+    before = read_history(Path(run.agenda.history)).entries
+    assert run.so_far("interrupted").not_compared is None
+    assert read_history(Path(run.agenda.history)).entries == before

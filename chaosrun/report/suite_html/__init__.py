@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.report.html.page import environment
-from chaosrun.report.suite import headline, unexpected
+from chaosrun.report.suite import headline, in_words, not_done, unexpected
 from chaosrun.report.suite_html.figures import rates, recoveries
 from chaosrun.report.suite_html.rows import night_rows, rows
 from chaosrun.wording import clock
@@ -27,9 +27,10 @@ def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) 
         .render(
             result=result,
             headline=headline(result),
-            words="Nothing to do" if result.empty else "As expected" if result.as_expected else "Not as expected",
+            words=in_words(result).capitalize(),
             past=f"The last {len(known)} nights" if len(known) > 1 else "One night",
             odd=sum(not drill.ok for drill in result.drills),
+            not_done=not_done,
             unexpected=unexpected(result),
             rows=rows(result, known, folder),
             nights=night_rows(known, folder),
