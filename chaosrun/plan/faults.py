@@ -109,7 +109,7 @@ class Fault:
         if self.attempt is not None and self.at_step is None and self.occurrence == 1 and self.phase in _ONCE_AN_ATTEMPT:
             return _ONCE_AN_ATTEMPT[self.phase].format(attempt=self.attempt)
         at, nth = _MOMENTS[self.phase]
-        order = _ORDINALS.get(self.occurrence, f"{self.occurrence}th")
+        order = _ORDINALS.get(self.occurrence) or _ordinal(self.occurrence)
         words = (nth if self.at_step is None else at).format(
             step=self.at_step,
             nth=order,
@@ -178,6 +178,11 @@ class FaultPlan:
 
 
 _FAULT = TypeAdapter(Fault)
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _digest(faults: Sequence[Fault]) -> str:

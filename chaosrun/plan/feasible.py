@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from chaosrun.plan.course import Course, courses
 from chaosrun.plan.effects import damages, is_notice
-from chaosrun.plan.faults import Fault
+from chaosrun.plan.faults import INJECTED, Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
@@ -46,6 +46,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[str]:
     if any(is_notice(fault) and fault.at_step is None for fault in faults):
         unusual = None
     alone = [f"{fault.source}: {sentence}" for fault in faults for sentence in _alone(track, fault, unusual)]
+    alone += [f"{fault.source}: {sentence}" for fault in faults for sentence in _beyond_the_timeout(spec, fault)]
     return list(dict.fromkeys(alone or _together(track, faults)))
 
 
@@ -77,6 +78,12 @@ def _alone(track: Track, fault: Fault, unusual: set[int] | None) -> Iterator[str
         yield f"it slows {fault.option('steps')} steps down, and {after or 'none'} follow{'s' * (after == 1)} step {step}"
     elif step == 1 and fault.phase == "optimizer" and fault.options.get("state") == "moment":
         yield "the optimizer holds no moment before its first step"
+
+
+def _beyond_the_timeout(spec: JobSpec, fault: Fault) -> Iterator[str]:
+    # A run that is gone on with has its whole timeout again: what is asked for while it runs is let be.
+    if fault.source != INJECTED and fault.required and fault.after_s and spec.timeout and fault.after_s >= spec.timeout:
+        yield f"it comes {fault.after_s:g} s after the start, when the run has been stopped ({spec.timeout:g} s, timeout)"
 
 
 def _alone_at_its_place(track: Track, fault: Fault) -> Iterator[str]:

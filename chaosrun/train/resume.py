@@ -22,7 +22,7 @@ from chaosrun.train.randomness import enter_epoch
 from chaosrun.train.rng import capture_rng, digest_rng, restore_rng
 from chaosrun.train.sources import samplers, set_epoch
 
-__all__ = ["check_loader", "open_epoch", "total_batch_size"]
+__all__ = ["batches_of", "check_loader", "open_epoch", "total_batch_size"]
 
 CPU = torch.device("cpu")
 
@@ -81,6 +81,19 @@ def open_epoch(
     if not batches_done:
         return loader
     return _with_its_randomness(loader, accelerator.device, _read_before(accelerator, loader, batches_done))
+
+
+def batches_of(loader: Any, *, epoch: int | None = None) -> int | None:
+    """Batches on this rank in this epoch, or in the one that the loader stands in; None for a stream, whose length is an
+    estimate when loader workers read it."""
+    if isinstance(loader.base_dataloader.dataset, IterableDataset):
+        return None
+    if epoch is not None:
+        set_epoch(loader, epoch)
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def total_batch_size(accelerator: Accelerator, loader: Any) -> int | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch.utils.data import IterableDataset
 
 from chaosrun.errors import MisuseError
 from chaosrun.records.order import DataResume
@@ -21,7 +20,7 @@ from chaosrun.train.context import WorkerContext, current
 from chaosrun.train.ledger import SampleLedger
 from chaosrun.train.position import Position
 from chaosrun.train.protocols import check_loader, open_epoch, resumed_position
-from chaosrun.train.resume import total_batch_size
+from chaosrun.train.resume import batches_of, total_batch_size
 from chaosrun.train.state import TrainingState
 from chaosrun.train.windows import Window, WindowCutter
 
@@ -78,6 +77,7 @@ class Session:
         self._cutter: WindowCutter | None = None
         self._window: Window | None = None
         self._begun = False
+        self._met_backward = False
         self._optimizer_steps = 0
         self._seen_optimizer_steps = 0
         for optimizer in self._state.optimizers():
@@ -147,10 +147,11 @@ class Session:
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
         self._begun = True
-        per_epoch = _length(loader)
+        per_epoch = batches_of(loader)
         if self._recorder:
             self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch, self._cutter))
             self._recorder.probe(loader)
+            per_epoch = self._length_where_it_stands(loader, per_epoch)
         position = resumed_position(self._protocol, self._position.normalised(per_epoch))
         while position.epoch < epochs and not self._reached_max_steps():
             self._position = position
@@ -160,6 +161,12 @@ class Session:
                 yield from rest
             position = Position(epoch=position.epoch + 1, step=self._position.step)
         self.finish()
+
+    def _length_where_it_stands(self, loader: Any, of_first: int | None) -> int | None:
+        """Batches in the epoch that was restored: a batch sampler, or a dataset that grows, may have other numbers in each."""
+        if of_first is None or not self._position.step or self._protocol != "seedable":
+            return of_first
+        return batches_of(loader, epoch=self._position.epoch)
 
     def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
         for batch in self._open(loader, start):
@@ -210,7 +217,8 @@ class Session:
         one is due, is taken and step faults strike when the loop asks for the next batch, so whatever the loop does after
         `step` (a validation pass, a moving average) belongs to the step. `loss` is this batch's scalar, before any division.
 
-        Raises MisuseError outside the loop, for a loss that is no scalar, and when the optimizer was not stepped.
+        Raises MisuseError outside the loop, for a loss that is no scalar, when the optimizer was not stepped, and when DDP's
+        gradients came past `accelerator.backward`.
         """
         if not self._batch_open:
             raise MisuseError(
@@ -238,6 +246,12 @@ class Session:
                 hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step; "
                 "accumulate gradients with accelerator.accumulate(model)",
             )
+        if not (self._met_backward or self._primer.done):
+            raise MisuseError(
+                "the gradients came from loss.backward(): past accelerator.backward(loss), DDP's buckets cannot be primed, and "
+                "no restart at three or more ranks would be exact",
+                hint="call accelerator.backward(loss) after chaosrun.attach(accelerator), or window.backward(loss_sum)",
+            )
         self._seen_optimizer_steps = self._optimizer_steps
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
@@ -258,6 +272,7 @@ class Session:
         return self._max_steps is not None and self._position.step >= self._max_steps
 
     def _primed_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        self._met_backward = True
         if not self._accelerator.sync_gradients:
             return self._backward(loss, **kwargs)
         if self._recorder:
@@ -270,16 +285,6 @@ class Session:
         self._optimizer_steps += 1
         if self._recorder:
             self._recorder.before_optimizer_step()
-
-
-def _length(loader: Any) -> int | None:
-    """Batches in an epoch on this rank; None for a stream, whose length is an estimate when loader workers read it."""
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":

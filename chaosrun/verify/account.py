@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.faults import INJECTED, Fault, FaultPlan
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
 from chaosrun.verify.seen import seen_words
 
-__all__ = ["AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
+__all__ = ["UNPLANNED", "AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
+
+UNPLANNED = "unplanned death"
+"""How the end of an attempt begins that nobody had planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ..
 def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
     requested = next(iter(requests_of(fault, chaos)), None)
     problem = fault_problem(fault, chaos)
+    if requested is None and not fault.required and fault.source != INJECTED:
+        problem = "its time had not come when the training ended"
     seen = next((record for record in chaos.events("fault.observed") if record["fault"] == fault.id), None)
     return FaultOutcome(
         id=fault.id,
@@ -114,7 +119,7 @@ def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: boo
     if attempt.unplanned:
         death = attempt.unplanned[0]
         whose = "" if death["rank"] is None else f" of rank {death['rank']}"
-        return f"unplanned death{whose}: {death['reason']}"
+        return f"{UNPLANNED}{whose}: {death['reason']}"
     if last and chaos.outcome is not None:
         return chaos.outcome
     if attempt.stopped is None and chaos.events("supervisor.resumed"):

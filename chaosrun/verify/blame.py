@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from chaosrun.verify.account import UNPLANNED
 from chaosrun.verify.corruption import CAUSE
 from chaosrun.verify.replicas import DRIFT_HINT
 
 if TYPE_CHECKING:
+    from chaosrun.verify.account import FaultOutcome
     from chaosrun.verify.check import Check
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.verdict import Verdict
@@ -131,6 +133,8 @@ _OF_SCRIPT: Mapping[str, str] = {
     "learning rate not restored": "it changes the learning rate after the optimizer's state was loaded",
     "optimizer settings not restored": "it changes the optimizer's settings after its state was loaded",
     "registered state not restored": "load_state_dict of a registered object does not bring back what its state_dict gave",
+    "optimizer state of another rank": "its ranks held different optimizer states, of which one is saved for all",
+    "LR scheduler of another rank": "its ranks held different schedules, of which one is saved for all",
     "not shown to come from the restore": "it differs from itself, with or without a restore",
 }
 
@@ -164,6 +168,8 @@ def _of_divergence(found: "Divergence", *, inexact: bool) -> Blame:
 def _of_failed_check(check: "Check") -> Blame:
     """A difference that no step shows."""
     match check.name:
+        case "resume_points" if check.evidence.get("unrestorable"):
+            return _script("what it prepares before the restore is not what it had when it was saved", likely=True)
         case "lineage" | "resume_points" | "final_checkpoint" | "final_position":
             return _ours(f"the job was not taken up where it should have been ({check.name})", likely=True)
         case "completed":
@@ -310,7 +316,18 @@ def _of_landing(check: "Check", verdict: "Verdict") -> Blame:
         return _plan(f"nothing came after {fault} that would have met what it did")
     if "was damaged, and an attempt went on from it" in problem:
         return _ours(f"a checkpoint that {fault} had damaged was gone on from")
+    if outcome is not None and (cut_short := _of_another_death(outcome, verdict)):
+        return cut_short
     return _ours(f"{fault} cannot be shown to have happened", likely=True)
+
+
+def _of_another_death(fault: "FaultOutcome", verdict: "Verdict") -> Blame | None:
+    """What nobody had planned ended the fault's attempt before the fault could be seen; None where nothing outside did."""
+    ended_by = next((attempt.ended_by for attempt in verdict.attempts if attempt.attempt == fault.attempt), "")
+    told = next((told for pattern, told in _DEATHS if pattern.search(ended_by)), None)
+    if told is None or told.whose != "machine" or not ended_by.startswith(UNPLANNED):
+        return None
+    return _machine(f"{told.reason}, in the attempt of {fault.id}, before that could be seen to land; run it again")
 
 
 _DOUBTS: Mapping[str, Callable[["Check", "Verdict"], Blame]] = {

@@ -13,7 +13,7 @@ from chaosrun.verify.history import Attempt
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.loading import sample_finding, unrepeatable
 from chaosrun.verify.recovery import layout_at, wrong_position
-from chaosrun.verify.restored import StateDifference, reference_state, restored_difference
+from chaosrun.verify.restored import StateDifference, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.traces import StartRecord, StepRecord
 
@@ -55,9 +55,14 @@ class Moment:
 
     @property
     def restored_right(self) -> bool:
-        """The attempt recorded what it restored, and that is the reference's state."""
+        """The attempt recorded what it restored, and that is the reference's state; where the reference saved none at that step
+        (a job that leaves on notice saves out of turn), the state that was saved."""
         starts = [trace.start for trace in self.attempt.traces.values() if trace.start and trace.start.digests]
-        known = starts and all(reference_state(self.drill, start.rank, start.position.step) for start in starts)
+        known = starts and all(
+            reference_state(self.drill, start.rank, start.position.step)
+            or saved_before(self.drill, self.attempt, start.rank, start.position.step) == start.digests
+            for start in starts
+        )
         return bool(known) and restored_difference(self.drill, self.attempt) is None
 
 
@@ -126,6 +131,8 @@ def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
         cause = f"{WHOLE[found.component]} of another {'rank' if step == found.step else 'step'}"
         whose = f"what rank {rank} holds" if step == found.step else f"what it held after step {step}"
         hint = f"rank {found.rank} restored {whose}: another file was loaded"
+        if step == found.step and found.component in ("optimizer", "scheduler"):
+            hint = f"rank {found.rank} restored {whose}, saved for all: ranks held different ones (reduce what they follow)"
     elif found.permuted:
         cause = f"{what} under other names"
         hint = "the values are all there, under each other's names: parameters or objects changed their order (hazard O5)"
@@ -208,9 +215,19 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
 
 def _unlike_before(moment: Moment) -> str:
     """Why a sample of the same id holds something else: as the probe saw it, else what is likely."""
-    return unrepeatable(sample_finding(moment.drill)) or (
+    finding = sample_finding(moment.drill)
+    if seen := unrepeatable(finding):
+        return seen
+    if finding is not None and finding.items in ("independent", "draws"):
+        return (
+            "they do not depend on the global random streams (the probe looked), so the dataset follows something that a "
+            "restart loses: a cache of what was augmented in an earlier epoch, a generator or a counter of its own, the order "
+            "of a set or a directory (sort it); or only some samples draw (draw from chaosrun.sample_rng(index))"
+        )
+    return (
         "augmentation or a loader worker draws from a random stream that is not restored (draw from chaosrun.sample_rng(index) "
-        "in __getitem__), or the dataset lists its samples in another order (sort what comes from a set or a directory)"
+        "in __getitem__), a cache holds what was augmented before, or the dataset lists its samples in another order (sort "
+        "what comes from a set or a directory)"
     )
 
 
@@ -265,6 +282,13 @@ def _streams(names: list[str]) -> str:
 
 
 def _loss(moment: Moment) -> Cause:
+    if moment.restored_right and _drew_otherwise(moment):
+        return Cause(
+            "forward pass",
+            "everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
+            "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
+            "another mode (model.train() was not called)",
+        )
     if moment.restored_right:
         return Cause(
             "forward pass",
@@ -282,6 +306,14 @@ def _loss(moment: Moment) -> Cause:
         "forward pass",
         "same data, weights and RNG, another loss: a kernel is not deterministic, or the thread count differs",
     )
+
+
+def _drew_otherwise(moment: Moment) -> bool:
+    """The random streams, which agree before this step, differ before the next one on some rank."""
+    after = moment.step + 1
+    seen = [record for rank in moment.records for record in moment.attempt.traces[rank].steps if record.step == after]
+    expected = [moment.drill.reference_lineage.at(record.rank, after) for record in seen]
+    return any(other and other.rng != record.rng for record, other in zip(seen, expected, strict=True))
 
 
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
@@ -349,8 +381,19 @@ def _update(moment: Moment) -> Cause:
         return Cause(
             "optimizer update",
             "the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
-            "weight, was changed after the restore",
+            f"weight, was changed after the restore, or {_KEPT_BESIDE}",
+        )
+    if moment.restored:
+        return Cause(
+            "optimizer update",
+            f"same weights, gradients and learning rate, another update steps after a restore: {_KEPT_BESIDE}",
         )
     return Cause(
         "optimizer update", "same weights, gradients and learning rate, another update: the optimizer is not deterministic"
     )
+
+
+_KEPT_BESIDE = (
+    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
+    "something that no checkpoint holds (pass it to run.register)"
+)

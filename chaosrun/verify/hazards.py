@@ -165,6 +165,11 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
             return "R1"
         case "optimizer state" if name.startswith("scaler/"):
             return "O7"
+        case "optimizer state" if "/param_groups/" in name and after_restore:
+            return "O4"
+        case "optimizer state" | "parameters after" if repeats and not after_restore and by_cause in ("O6", "O9"):
+            # A clock, or an optimizer that errs, would do so undisturbed, too.
+            return "O8"
         case "optimizer state" if "/param_groups/" in name:
             return "O4"
         case "loss" if repeats and after_restore:

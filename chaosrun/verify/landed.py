@@ -107,8 +107,10 @@ def _problem(fault: Fault, chaos: LegHistory) -> str | None:
     observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
     if not requested:
         return "it never fired"
+    attempt = next((attempt for attempt in chaos.attempts if attempt.number == requested[0]["attempt"]), None)
     if not observed:
-        return "it was requested, but nobody saw it happen"
+        other = f" before its attempt was ended: {attempt.unplanned[0]['reason']}" if attempt and attempt.unplanned else ""
+        return f"it was requested, but nobody saw it happen{other}"
     if len(requested) > 1 or len(observed) > 1:
         return f"requested {len(requested)} times, observed {len(observed)} times"
     asked, seen = requested[0], observed[0]
@@ -123,7 +125,6 @@ def _problem(fault: Fault, chaos: LegHistory) -> str | None:
         # Whoever was to strike may say why it could not.
         reason = (seen.get("found") or {}).get("problem")
         return reason or f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
-    attempt = next((attempt for attempt in chaos.attempts if attempt.number == asked["attempt"]), None)
     if attempt is None:
         return f"attempt {asked['attempt']} is not in the journal"
     return (

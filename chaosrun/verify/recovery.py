@@ -1,12 +1,16 @@
 """Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chaosrun.errors import UserScriptError
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.traces import BucketsRecord, Position, RankTrace, StepRecord
+from chaosrun.wording import count
 
 __all__ = ["bucket_layout", "layout_at", "lineage", "replay_agreement", "resume_points", "wrong_position"]
 
@@ -50,6 +54,8 @@ def resume_points(drill: Drill) -> Check:
         for name in attempt.quarantined:
             committed.pop(name, None)
         newest = max((step for step in committed.values() if step in kept), default=0)
+        if refused := _not_taken_back(drill.chaos.attempts, attempt):
+            return failed("resume_points", refused, attempt=attempt.number, unrestorable=True)
         problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
         if problem:
             return failed(
@@ -61,7 +67,38 @@ def resume_points(drill: Drill) -> Check:
             committed.update({record.name: record.step for record in trace.checkpoints})
             reached = max([reached, *(record.step for record in trace.steps)])
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
-    return passed("resume_points", summary, restores=restores, points=points)
+    aside = _set_aside_unplanned(drill)
+    if aside:
+        summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0]['reason']}"
+    names = [record["name"] for record in aside]
+    return passed("resume_points", summary, restores=restores, points=points, unplanned=names)
+
+
+def _set_aside_unplanned(drill: Drill) -> list[Mapping[str, Any]]:
+    """What went to quarantine and was not spoiled by a planned fault: the storage did it, or somebody else."""
+    notes = [record.get("found") for record in drill.chaos.events("fault.observed")]
+    spoiled = {str(note.get("checkpoint")) for note in notes if isinstance(note, Mapping)}
+    return [record for record in drill.chaos.events("checkpoint.quarantined") if record["name"] not in spoiled]
+
+
+def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> str | None:
+    """A whole checkpoint that was put aside before this attempt because the script's objects would not take it back, twice: an
+    older one is as exact, and the job cannot come back from where it had been saved all the same."""
+    for name in attempt.quarantined:
+        tried = [other for other in attempts if other.number < attempt.number and other.resume == name]
+        deaths = [(other, death) for other in tried for death in other.unplanned]
+        if len(deaths) > 1 and all(_raised_in_restore(other, death) for other, death in deaths):
+            return f"checkpoint {name} is whole and cannot be restored: {deaths[-1][1]['reason']}"
+    return None
+
+
+def _raised_in_restore(attempt: Attempt, death: Mapping[str, Any]) -> bool:
+    """The script raised an error that the machine has no part in, and had not begun to train."""
+    error, trace = death.get("error"), attempt.traces.get(death["rank"])
+    if not isinstance(error, Mapping) or (trace is not None and trace.start is not None):
+        return False
+    ours = error.get("exit_code") != UserScriptError.exit_code
+    return not ours and not re.search(r"\[Errno|out of memory", str(error.get("message")))
 
 
 def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:

@@ -14,7 +14,15 @@ from chaosrun.verify.history import Attempt
 from chaosrun.verify.traces import Digests
 from chaosrun.wording import listed
 
-__all__ = ["COMPONENTS", "StateDifference", "checkpointed_state", "reference_state", "restored_difference", "saved_difference"]
+__all__ = [
+    "COMPONENTS",
+    "StateDifference",
+    "checkpointed_state",
+    "reference_state",
+    "restored_difference",
+    "saved_before",
+    "saved_difference",
+]
 
 COMPONENTS = ("model", "buffers", "optimizer", "scheduler", "registered", "rng")
 """In the order in which a difference is told: one that differs together with later ones most likely explains them."""
@@ -68,6 +76,13 @@ def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
     record = drill.reference_lineage.at(rank, step)
     trace = drill.reference.trace(record.attempt, rank) if record else None
     return next((saved.digests for saved in trace.checkpoints if saved.step == step), None) if trace else None
+
+
+def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Digests | None:
+    """What the chaos leg saved last at `step` on this rank, before this attempt; None where it did not digest it."""
+    earlier = [other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces]
+    saved = [checkpoint for trace in earlier for checkpoint in trace.checkpoints if checkpoint.step == step]
+    return saved[-1].digests if saved else None
 
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:

@@ -235,7 +235,14 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         return None
     if divergence:
         return _of_divergence(divergence, drill.spec.data.resume)
-    return _Ruling(status="FAIL", cause=f"{failing[0].name}: {failing[0].summary}")
+    hint = _UNRESTORABLE_HINT if failing[0].evidence.get("unrestorable") else None
+    return _Ruling(status="FAIL", cause=f"{failing[0].name}: {failing[0].summary}", hint=hint)
+
+
+_UNRESTORABLE_HINT = (
+    "the restore comes with the first batch: parameter groups, layers and objects that the loop adds later have to be there "
+    "before it in every attempt (frozen, or at a learning rate of 0)"
+)
 
 
 def _of_divergence(divergence: Divergence, protocol: DataResume) -> _Ruling:

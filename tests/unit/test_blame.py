@@ -16,7 +16,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.hangs import SeenRank, Silence, Standstill
 from chaosrun.verify import causes, ledger
-from chaosrun.verify.account import FaultOutcome
+from chaosrun.verify.account import AttemptSummary, FaultOutcome
 from chaosrun.verify.blame import WHOSE, Blame, Whose, blame
 from chaosrun.verify.check import Check, failed, inconclusive
 from chaosrun.verify.corruption import CAUSE
@@ -331,6 +331,38 @@ def test_a_fault_that_did_not_land(problem: str, step: int | None, expected: tup
     check = inconclusive("faults_landed", f"F2: {problem}", planned=2, problems={"F2": problem})
     verdict = doubt(f"faults_landed: F2: {problem}", check, faults=(fault,))
     assert whose(blame(verdict)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "expected"),
+    [
+        ("unplanned death of rank 0: rank 0 was killed by SIGKILL at step 9, and no fault was planned for it", "machine"),
+        ("unplanned death: the agent on node 4147af1a died: The actor died unexpectedly", "machine"),
+        # It may be the fault's own doing, not known again.
+        ("unplanned death of rank 1: rank 1 raised RuntimeError at step 9: lost", "chaosrun"),
+        ("F1 (SIGKILL rank 1 after step 9)", "chaosrun"),
+    ],
+)
+def test_a_fault_whose_attempt_something_else_ended(ended_by: str, expected: str) -> None:
+    problem = "it was requested, but nobody saw it happen"
+    fault = FaultOutcome(
+        id="F2", description="…", rank=1, phase="step", step=9, attempt=1, landed=False, problem=problem, kind="stop"
+    )
+    attempt = AttemptSummary(
+        attempt=1,
+        resumed_from=None,
+        resumed_step=0,
+        first_step=1,
+        last_step=9,
+        ended_by=ended_by,
+        lost_steps=1,
+        recovery_s=None,
+        ranks=2,
+    )
+    check = inconclusive("faults_landed", f"F2: {problem}", planned=1, problems={"F2": problem})
+    found = blame(doubt(f"faults_landed: F2: {problem}", check, faults=(fault,), attempts=(attempt,)))
+    assert found.whose == expected
+    assert ("run it again" in found.reason) == (expected == "machine")
 
 
 def test_a_time_that_never_came() -> None:

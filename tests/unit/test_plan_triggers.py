@@ -39,6 +39,8 @@ def faults(*schedule, **fields) -> tuple[Fault, ...]:
     [
         ({"at_step": 7, "rank": 1}, "SIGKILL rank 1 after step 7"),
         ({"phase": "fetch", "occurrence": 3, "rank": 0}, "SIGKILL rank 0 after fetching its third batch"),
+        ({"phase": "fetch", "occurrence": 21, "rank": 0}, "SIGKILL rank 0 after fetching its 21st batch"),
+        ({"phase": "fetch", "occurrence": 13, "rank": 0}, "SIGKILL rank 0 after fetching its 13th batch"),
         ({"phase": "fetch", "at_step": 3, "rank": 0}, "SIGKILL rank 0 after fetching a batch of step 3"),
         (
             {"phase": "checkpoint.file", "occurrence": 2, "rank": 0},
@@ -157,6 +159,7 @@ def test_several_ranks_are_struck_together_from_outside_too():
         ({"kind": "slow", "at_step": 55}, {}, "it slows 10 steps down, and 5 follow step 55"),
         ({"kind": "slow", "at_step": 59}, {}, "and 1 follows step 59"),
         ({"kind": "flip_bit", "state": "moment", "at_step": 1}, {}, "no moment before its first step"),
+        ({"after": "90s"}, {"timeout": "90s"}, "it comes 90 s after the start, when the run has been stopped (90 s, timeout)"),
     ],
 )
 def test_what_can_never_happen_is_refused_before_the_start(entry, fields, reason):

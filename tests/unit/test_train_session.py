@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import chaosrun
 from chaosrun.errors import MisuseError
@@ -114,6 +115,41 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(position: Position, le
     assert position.normalised(length) == expected
 
 
+class Uneven(BatchSampler):
+    """Another number of batches in every epoch, as bucketing by length has it."""
+
+    def __init__(self) -> None:
+        self.batch_size, self.drop_last, self.epoch = 2, False, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return (3, 5, 2)[self.epoch]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.epoch, batch] for batch in range(len(self))])
+
+
+@pytest.mark.parametrize(
+    ("restored", "rest"),
+    [
+        (Position(epoch=1, batches=3, step=6), [[1, 3], [1, 4], [2, 0], [2, 1]]),
+        (Position(epoch=1, batches=5, step=8), [[2, 0], [2, 1]]),
+        (Position(epoch=2, batches=2, step=10), []),
+    ],
+)
+def test_an_epoch_ends_where_its_own_length_says(restored: Position, rest: list[list[int]]) -> None:
+    job = Job(attach=False)
+    data = TensorDataset(torch.arange(10.0).unsqueeze(1))
+    job.loader = job.accelerator.prepare(DataLoader(data, batch_sampler=Uneven()))
+    job.run = chaosrun.attach(job.accelerator)
+    job.run._recorder = MagicMock(ended=False)
+    job.run._recorder.begin.return_value = restored
+    assert job.train(epochs=3) == rest
+    assert job.run.position.epoch == 2
+
+
 class TestMisuse:
     def test_attach_before_prepare(self) -> None:
         accelerator = Accelerator(cpu=True)
@@ -153,6 +189,17 @@ class TestMisuse:
         next(job.run.batches(job.loader, epochs=1))
         with pytest.raises(MisuseError, match=r"before optimizer\.step"):
             job.run.step(torch.tensor(1.0))
+
+    def test_gradients_that_came_past_the_accelerator(self) -> None:
+        job = Job()
+        job.run._primer = MagicMock(done=False)
+        (samples,) = next(job.run.batches(job.loader, epochs=1))
+        loss = job.model(samples).mean()
+        loss.backward()
+        job.optimizer.step()
+        with pytest.raises(MisuseError, match=r"loss\.backward") as raised:
+            job.run.step(loss)
+        assert raised.value.hint and "accelerator.backward(loss)" in raised.value.hint
 
     def test_a_loss_that_is_no_scalar(self) -> None:
         job = Job()

@@ -13,9 +13,11 @@ from chaosrun.errors import ResourcesError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
+from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.history import read_leg
+from chaosrun.verify.verdict import judge_drill
 
 Break = Callable[[RunLayout], None]
 
@@ -460,6 +462,52 @@ def test_quarantined_checkpoint_is_not_to_be_resumed_from(tmp_path: Path) -> Non
     path.write_text("".join(json.dumps({**line, "seq": number}) + "\n" for number, line in enumerate(out, start=1)))
     check = checks_of(run)["resume_points"]
     assert check.status == "pass", check.summary
+    # Nobody had planned to spoil it: a PASS says so.
+    assert check.summary.endswith("; 2 checkpoints set aside that no fault had damaged: sha256")
+    assert check.evidence["unplanned"] == ["step-00000008"] * 2
+    spoiled = put(found={"checkpoint": "step-00000008"})
+    edit_journal(run, "chaos", only("fault.observed", lambda line: spoiled(line) if line["fault"] == "F2" else line))
+    assert checks_of(run)["resume_points"].evidence["unplanned"] == []
+
+
+def test_what_ended_the_attempt_of_a_fault_that_nobody_saw_is_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    other = put(event="death.unplanned", rank=0, reason="rank 0 was killed", step=5, error=None)
+    edit_journal(run, "chaos", only("fault.observed", lambda line: other(line) if line["fault"] == "F2" else line))
+    said = "F2: it was requested, but nobody saw it happen before its attempt was ended: rank 0 was killed"
+    assert checks_of(run)["faults_landed"].summary.endswith(said)
+
+
+RAISED = {"exit_code": 4, "type": "ValueError", "message": "loaded state dict has a different number of parameter groups"}
+
+
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ((RAISED, RAISED), "FAIL"),
+        # Killed, refused by the storage, or one of chaosrun's own: the older checkpoint is all that can be asked for.
+        ((RAISED, None), "PASS"),
+        ((RAISED, {**RAISED, "message": "[Errno 5] Input/output error"}), "PASS"),
+        (({**RAISED, "exit_code": 5}, {**RAISED, "exit_code": 5}), "PASS"),
+    ],
+)
+def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, errors: Any, status: str) -> None:
+    drill = load(run)
+    first, second, *rest = drill.chaos.attempts
+    name = "step-00000006"
+    tries = [
+        replace(
+            second, number=0, resume=name, resume_step=6, traces={}, unplanned=({"rank": 1, "reason": "no", "error": error},)
+        )
+        for error in errors
+    ]
+    attempts = (first, *tries, replace(second, quarantined=(name,)), *rest)
+    verdict = judge_drill(replace(drill, chaos=replace(drill.chaos, attempts=attempts)))
+    assert verdict.status == status, verdict.cause
+    if status == "FAIL":
+        assert verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no"
+        assert verdict.hint and "before" in verdict.hint
+        assert (blame(verdict).whose, blame(verdict).part, blame(verdict).likely) == ("yours", "script", True)
 
 
 def test_one_worker_has_no_ranks_to_compare(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from legs import Bugs, copy_run, drop, edit_trace, only, put, write_run
 
 from chaosrun.plan.faults import Fault
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify.blame import blame
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import judge
 
@@ -152,6 +153,58 @@ def test_a_right_restore_is_not_blamed(run: RunLayout, key: str, value: Any, kin
     divergence = diverging(run)
     assert (divergence.step, divergence.kind, divergence.cause) == (5, kind, cause)
     assert "not restored" not in divergence.hint
+
+
+def test_a_right_restore_of_what_only_the_chaos_leg_saved_is_not_blamed(run: RunLayout) -> None:
+    """A job that leaves on notice saves where the reference does not."""
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("checkpoint", drop, step=4))
+    edit_trace(run, "chaos", 2, 1, only("step", put(param="0" * 16), step=5))
+    assert diverging(run).cause == "optimizer update"
+    edit_trace(run, "chaos", 2, 1, restored_as("optimizer", {}))
+    assert diverging(run).cause == "optimizer state not restored"
+
+
+@pytest.mark.parametrize(("step", "words"), [(5, "changed after the restore"), (6, "steps after a restore")])
+def test_another_update_after_a_restore_is_not_called_chance(run: RunLayout, step: int, words: str) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(param="0" * 16), step=step))
+    hint = diverging(run).hint
+    assert words in hint and "state_dict leaves out" in hint and "not deterministic" not in hint
+
+
+@pytest.mark.parametrize(("also", "words"), [({}, "same data and RNG"), ({"rng": "0" * 16}, "differ after it")])
+def test_numbers_drawn_within_a_step_show_after_it(run: RunLayout, also: dict[str, str], words: str) -> None:
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3", "0x1p-3"]), step=5))
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3", "0x1p-3"], **also), step=6))
+    assert diverging(run).cause == "forward pass"
+    assert words in diverging(run).hint
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [("independent", "a cache of what was augmented"), ("global_rng", "item 3 depends"), ("unknown", "a random stream")],
+)
+def test_batch_contents_as_the_probe_saw_them(run: RunLayout, items: str, words: str) -> None:
+    def with_finding(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "kind": "probe", "items": items, "detail": "item 3 depends"} if line["kind"] == "buckets" else line
+
+    edit_trace(run, "chaos", 1, 0, with_finding)
+    edit_trace(run, "chaos", 2, 0, only("step", put(batch=["0" * 16, "1" * 16]), step=5))
+    assert diverging(run).cause == "batch contents"
+    assert words in diverging(run).hint
+
+
+def test_an_optimizer_that_differs_between_ranks_is_not_a_wrong_file(run: RunLayout) -> None:
+    other = {**checkpointed(run, 0, 4)["optimizer"], "0/state/w/prev_loss": "1" * 16}
+    edit_trace(run, "reference", 1, 1, only("checkpoint", lambda line: _with(line, "optimizer", other), step=4))
+    edit_trace(run, "chaos", 1, 1, only("checkpoint", lambda line: _with(line, "optimizer", other), step=4))
+    assert (diverging(run).cause, diverging(run).ranks) == ("optimizer state of another rank", (1,))
+    assert "ranks held different ones" in diverging(run).hint
+    assert (blame(judge(run)).whose, blame(judge(run)).part) == ("yours", "script")
+
+
+def _with(line: dict[str, Any], component: str, values: dict[str, str]) -> dict[str, Any]:
+    return {**line, "digests": {**line["digests"], component: values}}
 
 
 def test_another_checkpoint_than_the_one_ordered(run: RunLayout) -> None:

@@ -237,6 +237,8 @@ def test_a_fault_that_is_gone_from_the_plan_is_never_a_pass(run: RunLayout, even
     replan(run, *KILLS, replace(late, required=False))
     # Without a digest, nobody can tell what was planned; what was injected is to strike in any case.
     assert judge(run).status == ("INCONCLUSIVE" if digest or event == "injected" else "PASS")
+    late_words = "it never fired" if event == "injected" else "its time had not come when the training ended"
+    assert judge(run).faults[-1].problem == late_words
 
 
 def test_a_plan_that_was_changed_is_told_by_its_digest(run: RunLayout) -> None:
