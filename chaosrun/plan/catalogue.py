@@ -275,7 +275,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "no_arrival": Kind(
         family="rendezvous",
-        words="{rank} never arrives at the rendezvous",
+        words="{rank} never arrives",
         phases=frozenset({"rendezvous"}),
         default_phase="rendezvous",
         evidence="hang",

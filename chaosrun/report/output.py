@@ -85,6 +85,12 @@ def as_json(value: Mapping[str, Any]) -> str:
 def write_error(message: str, hint: str | None, *, colour: bool) -> None:
     """`error: …` and `hint: …` on stderr; the message's own lines (a source line, a caret) are kept as they are."""
     red, cyan, plain = ("\x1b[1;31m", "\x1b[36m", "\x1b[0m") if colour else ("", "", "")
-    print(f"{red}error:{plain} {harmless(message)}", file=sys.stderr)
+    lines = f"{red}error:{plain} {harmless(message)}\n"
     if hint:
-        print(f"{cyan}hint:{plain} {harmless(hint)}", file=sys.stderr, flush=True)
+        lines += f"{cyan}hint:{plain} {harmless(hint)}\n"
+    try:
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        # Who listened has gone: the exit code tells the rest, if the interpreter's last flush does not fail as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -456,6 +456,13 @@ class TestProcess:
             done = subprocess.run(f"{command} {arguments} <&- >&- 2>&-", shell=True, check=False)
             assert done.returncode == code
 
+    def test_who_listens_to_errors_may_go(self, tmp_path: Path) -> None:
+        command = [str(Path(sys.executable).with_name("chaosrun")), "wait", "latest", "--root", str(tmp_path)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.wait(timeout=300) == 2
+
     def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "PYTHONPATH": str(Path(chaosrun.__file__).parents[1]), "COLUMNS": "80", **environ}
         command = [sys.executable, "-m", "chaosrun.cli", *arguments]
