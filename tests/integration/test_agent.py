@@ -307,6 +307,7 @@ def test_an_address_that_nobody_answers_and_rays_client_are_refused() -> None:
         assert done.stdout.startswith(expected.__name__), done
 
 
+@pytest.mark.nightly
 def test_two_nodes_meet_at_the_port_that_the_first_one_chose(tmp_path: Path) -> None:
     driver = subprocess.run(
         [sys.executable, "-m", "tests.integration.drive_two_nodes", str(tmp_path)], capture_output=True, text=True, timeout=300

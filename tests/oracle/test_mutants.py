@@ -246,7 +246,7 @@ def test_there_are_mutants_and_each_has_its_cause() -> None:
     assert len(WORKER_NOTICES) >= 12
 
 
-@pytest.mark.parametrize("blind", [(), ("--blind",)])
+@pytest.mark.parametrize("blind", [("--blind",), pytest.param((), marks=pytest.mark.nightly)])
 def test_the_script_without_a_mutant_passes(drills: Drills, blind: tuple[str, ...]) -> None:
     drills.control(blind)
 
