@@ -14,6 +14,7 @@ from chaosrun.plan.faults import INJECTED, Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
+from chaosrun.wording import count
 
 __all__ = ["RANK_ZERO_PHASES", "first_checkpoint", "objections", "only_rank"]
 
@@ -55,7 +56,7 @@ def _alone(track: Track, fault: Fault, unusual: set[int] | None) -> Iterator[str
     None: any."""
     workers, step = track.workers, fault.at_step
     if fault.rank >= workers:
-        yield f"rank {fault.rank} does not exist, {_count(workers, 'worker')} have ranks 0 to {workers - 1}"
+        yield f"rank {fault.rank} does not exist, {count(workers, 'worker')} have ranks 0 to {workers - 1}"
     yield from _alone_at_its_place(track, fault)
     if fault.kind == "pause" and fault.option("duration_s") >= track.patience_s:
         yield (
@@ -185,7 +186,7 @@ def _why(faults: Sequence[Fault], fault: Fault, course: Course) -> str:
         if fault.at_step is not None and fault.at_step not in resumed:
             return f"step {fault.at_step} is never restored; the other faults lead to a restore of step {steps}"
     if fault.attempt is not None and fault.attempt > attempts:
-        return f"attempt {fault.attempt} may never begin, the other faults lead to {_count(attempts, 'attempt')}"
+        return f"attempt {fault.attempt} may never begin, the other faults lead to {count(attempts, 'attempt')}"
     if fault.attempt is not None:
         attempt = course.attempts[fault.attempt - 1]
         begin = f"from step {attempt.resume}" if attempt.resume else "from the beginning"
@@ -199,13 +200,9 @@ def _why(faults: Sequence[Fault], fault: Fault, course: Course) -> str:
                     f"there too and the job then goes on from the checkpoint of step {following.resume}"
                 )
         return f"{fault.describe()} may never happen, the job does not come by there"
-    led = f"the faults lead to {_count(attempts, 'attempt')}"
+    led = f"the faults lead to {count(attempts, 'attempt')}"
     if fault.phase in RESTORE_PHASES:
-        led = f"the other faults lead to {_count(sum(attempt.resume > 0 for attempt in course.attempts), 'restore')}"
+        led = f"the other faults lead to {count(sum(attempt.resume > 0 for attempt in course.attempts), 'restore')}"
     elif fault.phase != "rendezvous":
-        led = f"no attempt comes by there {_count(fault.occurrence, 'time')}"
+        led = f"no attempt comes by there {count(fault.occurrence, 'time')}"
     return f"{fault.describe()} may never happen, {led}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

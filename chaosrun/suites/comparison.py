@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from chaosrun.spec.suite import Comparison, Suite, SuiteDrill
+from chaosrun.wording import listed
 
 __all__ = ["comparison_of"]
 
@@ -24,10 +25,9 @@ def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparis
         return None, [f"the losses are not compared: drill {first} is not in this part of the suite"]
     if here == [first] and elsewhere:
         return None, [f"the losses are not compared: of the drills with losses {first} alone is in this part of the suite"]
-    notes = [f"the losses are compared of {_listed(here)} alone: {_listed(elsewhere)} left out"] if elsewhere else []
+    notes = (
+        [f"the losses are compared of {listed(here, MOST_NAMED)} alone: {listed(elsewhere, MOST_NAMED)} left out"]
+        if elsewhere
+        else []
+    )
     return asked.model_copy(update={"first": first, "beyond": tuple(name for name in asked.beyond if name in here)}), notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
