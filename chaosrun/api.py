@@ -6,33 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaosrun import afar
-from chaosrun.afar import cancel, inject, landings
-from chaosrun.creation import create, plan
 from chaosrun.errors import UsageError
-from chaosrun.execution import Listener, placed
-from chaosrun.export.kinds import export
 from chaosrun.housekeeping.cleaning import clean
 from chaosrun.housekeeping.environment import environment
-from chaosrun.interrupts import Interrupts
-from chaosrun.keeper import carry_out
+from chaosrun.integrations.export.kinds import export
+from chaosrun.integrations.scaffold.files import init
+from chaosrun.integrations.schemas import schema
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
-from chaosrun.runs import default_root, find_run, list_runs
-from chaosrun.scaffold.files import init
-from chaosrun.schemas import schema
+from chaosrun.supervise import afar
+from chaosrun.supervise.afar import cancel, inject, landings
+from chaosrun.supervise.creation import create, plan
+from chaosrun.supervise.execution import Listener, placed
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.keeper import carry_out
+from chaosrun.supervise.runs import default_root, find_run, list_runs
 
 if TYPE_CHECKING:
+    from chaosrun.campaign.folder import Agenda
+    from chaosrun.campaign.night import Wish
+    from chaosrun.campaign.results import SuiteResult
     from chaosrun.campaign.shrink import Shrunk
     from chaosrun.campaign.sweeps import Sweep
     from chaosrun.preflight.conduct import Wish as PreflightWish
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result as PreflightResult
     from chaosrun.report.write import Report, ReportFormat
-    from chaosrun.suites.folder import Agenda
-    from chaosrun.suites.night import Wish
-    from chaosrun.suites.results import SuiteResult
-    from chaosrun.tether import Tether
+    from chaosrun.supervise.tether import Tether
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
     from chaosrun.verify.verdict import Verdict
@@ -113,14 +113,14 @@ def begin(
 ) -> "Tether":
     """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
     Raises as `submit` before anything starts."""
-    from chaosrun.tether import Tether
+    from chaosrun.supervise.tether import Tether
 
     return Tether(create(job, overrides, (default_root() if root is None else root).absolute(), address, reference), address)
 
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "Tether":
     """As `begin`, to continue a run."""
-    from chaosrun.tether import Tether
+    from chaosrun.supervise.tether import Tether
 
     return Tether(run, address)
 
@@ -239,7 +239,7 @@ def suite(
     A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix, "latest").
     An interrupt leaves pages of the drills that had ended; `on_cut_short` is told of those before it is raised.
     """
-    from chaosrun.suite import run_suite
+    from chaosrun.campaign.suite import run_suite
 
     base = default_root() if root is None else root
     return run_suite(
@@ -255,7 +255,7 @@ def suite(
 
 def suite_plan(wish: "Wish", *, root: Path | None = None) -> "Agenda":
     """What `suite` would do. Starts nothing."""
-    from chaosrun.suite import list_drills
+    from chaosrun.campaign.suite import list_drills
 
     return list_drills(wish, default_root() if root is None else root)
 

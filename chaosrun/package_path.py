@@ -4,8 +4,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["PACKAGE_ROOT", "with_package"]
-
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 

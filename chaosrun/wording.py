@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["GIB", "MIB", "ago", "clock", "count", "duration", "listed", "size", "span", "with_unit"]
-
 MIB = 1 << 20
 GIB = 1 << 30
 

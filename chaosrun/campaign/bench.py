@@ -15,8 +15,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["Bench"]
-
 APART = frozenset({"node", "control"})
 """Families of faults that take agents, Ray or the supervising process along: their drills have all that to themselves."""
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-__all__ = ["ddmin"]
-
 T = TypeVar("T")
 
 

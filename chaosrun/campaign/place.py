@@ -9,17 +9,15 @@ from typing import Any
 
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
-from chaosrun.execution import reachable
-from chaosrun.interrupts import OneOfMany
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import Drill, create_run, read_run, supervised
+from chaosrun.supervise.execution import reachable
+from chaosrun.supervise.interrupts import OneOfMany
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.verdict import Verdict
-
-__all__ = ["Listener", "WarmPlace", "Watch", "new_run", "remove_run", "warm_places"]
 
 Watch = Callable[[Supervisor | None], None]
 """Told which supervisor to interrupt; None: none."""

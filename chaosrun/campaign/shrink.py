@@ -23,8 +23,6 @@ from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import read_run
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["MAX_DRILLS", "Case", "Shrunk", "open_case", "shrink", "symptom_of"]
-
 SHRUNK_VERSION = 1
 MAX_DRILLS = 100
 CRASHES = frozenset({"recovery_failed", "user_error"})

@@ -14,8 +14,6 @@ from chaosrun.records.trace import read_lines
 from chaosrun.supervise.drill import leg_of, read_run
 from chaosrun.supervise.reference import leg_end
 
-__all__ = ["Survey", "survey"]
-
 ERRORS: dict[str, type[ChaosrunError]] = {
     "user_error": UserScriptError,
     "resources": ResourcesError,

@@ -27,8 +27,6 @@ from chaosrun.spec.source import load_job
 from chaosrun.supervise.reference import reference_key
 from chaosrun.supervise.supervisor import Supervisor
 
-__all__ = ["Choice", "Interruptible", "begin_sweep", "opened", "take_up", "try_points"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:

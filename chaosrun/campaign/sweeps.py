@@ -18,8 +18,6 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.locks import locked
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
-__all__ = ["SWEEP_VERSION", "Sweep", "SweepFolder", "Tried", "find_sweep", "new_sweep"]
-
 SWEEP_VERSION = 1
 
 

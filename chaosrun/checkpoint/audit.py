@@ -14,8 +14,6 @@ from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 
-__all__ = ["audit_directory", "hash_member", "list_members", "open_member"]
-
 _HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-__all__ = ["MANIFEST_NAME", "FileEntry", "Manifest", "Position", "check_member_name"]
-
 MANIFEST_NAME = "MANIFEST.json"
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["FEWEST_KEPT", "to_delete"]
-
 FEWEST_KEPT = 2
 """Valid checkpoints that always stay, whatever `keep` says: one may turn out damaged when it is needed."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from chaosrun.errors import ResourcesError
 
-__all__ = ["hint_of", "is_full", "storage_errors"]
-
 FULL_BELOW_BYTES = 1 << 20
 
 _FULL = "free some space there, or put checkpoints elsewhere with checkpoint.storage"

@@ -21,8 +21,6 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import CHECKPOINT_NAME, LegLayout, checkpoint_name, checkpoint_step
 
-__all__ = ["CheckpointStore", "Quarantined", "Selection"]
-
 STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
 

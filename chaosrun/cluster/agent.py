@@ -45,8 +45,6 @@ from chaosrun.package_path import with_package
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 
-__all__ = ["NodeAgent"]
-
 MARK_VARIABLE = "CHAOSRUN_SESSION"
 MESSAGE_LIMIT = 1 << 24
 # One thread each while modules are imported: a thread would not survive a fork, and it would not be safe to fork beside it.

@@ -12,8 +12,6 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 
-__all__ = ["AgentClient", "Sink"]
-
 Sink = Callable[[str, dict[str, Any]], None]
 """Takes (node id, event); called from another thread."""
 

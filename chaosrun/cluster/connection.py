@@ -25,8 +25,6 @@ from chaosrun.cluster.processes import shared_memory_entries
 from chaosrun.cluster.reaper import Reaper, clean_up
 from chaosrun.errors import ResourcesError, UsageError
 
-__all__ = ["Connection", "connect", "cpu_count"]
-
 # Ray's minimum is 75 MiB; no training data goes through it.
 OBJECT_STORE_BYTES = 80 << 20
 # Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.

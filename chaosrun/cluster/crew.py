@@ -18,8 +18,6 @@ from chaosrun.cluster.connection import Connection, connect
 from chaosrun.cluster.probe_agent import ProbeAgent
 from chaosrun.preflight.model import Call, Node, Outcome
 
-__all__ = ["ProbeCrew"]
-
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
 START_S = 30.0
 """For an agent to answer for the first time: a Python process and a few imports, from a slow disk."""

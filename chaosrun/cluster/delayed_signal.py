@@ -20,8 +20,6 @@ from typing import Any
 
 from chaosrun.cluster.processes import ProcessIdentity, identify, send_signal, state_of
 
-__all__ = ["pause"]
-
 STOP_LIMIT_S = 10.0
 """For a process to be seen stopped after SIGSTOP, and running after SIGCONT."""
 LOOK_EVERY_S = 0.001

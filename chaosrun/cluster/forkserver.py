@@ -46,8 +46,6 @@ from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 
-__all__ = ["PRELOAD", "TARGET", "ForkServer"]
-
 TARGET = "chaosrun.train.worker:main"
 PRELOAD = (
     "torch",

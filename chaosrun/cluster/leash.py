@@ -19,8 +19,6 @@ from contextlib import suppress
 from chaosrun.cluster.leftovers import VARIABLE, remove_announced
 from chaosrun.cluster.processes import become_subreaper, children
 
-__all__ = ["KILL_S", "main"]
-
 KILL_S = 5.0
 """A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""
 

@@ -9,8 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-__all__ = ["PREFIX", "VARIABLE", "announce", "new_name", "remove_announced"]
-
 PREFIX = ".chaosrun-preflight-"
 """Nothing that is called otherwise is ever removed."""
 VARIABLE = "CHAOSRUN_LEASH_FOLDERS"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from chaosrun.cluster.spare import Target
 
-__all__ = ["import_all", "why_unsafe_to_fork"]
-
 
 def import_all(names: list[str], target: str) -> Target:
     module, _, function = target.partition(":")

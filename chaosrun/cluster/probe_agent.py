@@ -22,8 +22,6 @@ from chaosrun.cluster.processes import kill_marked
 from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
 from chaosrun.package_path import with_package
 
-__all__ = ["ProbeAgent"]
-
 PRINTED_BYTES = 1 << 14
 """Of what a probe printed: the end is looked at, for the reason of a death."""
 KEPT_OF_RAYS = ("RAY_AUTH_",)

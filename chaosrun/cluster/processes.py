@@ -15,28 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "ProcessIdentity",
-    "become_subreaper",
-    "catches",
-    "children",
-    "cpu_and_state",
-    "die_with_parent",
-    "identify",
-    "is_alive",
-    "kill_all",
-    "kill_marked",
-    "marked",
-    "pids",
-    "remove_shared_memory_leftovers",
-    "send_signal",
-    "shared_memory_entries",
-    "stat_fields",
-    "state_of",
-    "unused_shared_memory",
-    "wait_gone",
-]
-
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,8 +7,6 @@ from chaosrun.cluster.processes import cpu_and_state
 from chaosrun.records.heartbeat import Pulse, read_heartbeat
 from chaosrun.records.layout import AttemptLayout
 
-__all__ = ["feel_pulses"]
-
 
 def feel_pulses(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Pulse]:
     """By rank; `live` are the pids of those that have not exited."""

@@ -27,8 +27,6 @@ from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.order import WorkerOrder
 
-__all__ = ["AttemptStarted", "NodePlacement", "Placement", "RayCluster"]
-
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
 
 

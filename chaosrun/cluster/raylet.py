@@ -4,8 +4,6 @@ import asyncio
 import os
 from pathlib import Path
 
-__all__ = ["environment_of_the_raylet", "leave_with_the_raylet"]
-
 _watched: set[int] = set()
 
 

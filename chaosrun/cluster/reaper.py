@@ -17,8 +17,6 @@ from pathlib import Path
 from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, kill_marked, remove_shared_memory_leftovers
 from chaosrun.package_path import with_package
 
-__all__ = ["Reaper", "clean_up"]
-
 GOODBYE = b"goodbye\n"
 RAY_TITLES = (b"ray::",)
 

@@ -23,8 +23,6 @@ from chaosrun.cluster.processes import die_with_parent
 from chaosrun.cluster.stacks import answer_with_stacks
 from chaosrun.records.order import WorkerOrder
 
-__all__ = ["Spare", "Target", "fork_spare"]
-
 Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from chaosrun.cluster.processes import ProcessIdentity, children, identify, send_signal, state_of
 
-__all__ = ["STACKS_SIGNAL", "answer_with_stacks", "ask_for_stacks", "collect_stacks", "main_thread"]
-
 STACKS_SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
 LOOK_S = 0.02

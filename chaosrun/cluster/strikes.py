@@ -19,8 +19,6 @@ from chaosrun.cluster.witness import Seen, call_witness, seen_as
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 
-__all__ = ["Blow", "NodeProcesses", "deliver"]
-
 TELL_LIMIT_S = 5.0
 """For the fork server to say how ranks have ended that are gone."""
 POLL_S = 0.005

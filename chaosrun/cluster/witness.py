@@ -21,8 +21,6 @@ from chaosrun.package_path import with_package
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 
-__all__ = ["Seen", "call_witness", "seen_as"]
-
 LIMIT_S = 30.0
 POLL_S = 0.02
 Seen = Mapping[str, Any]

@@ -19,8 +19,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["ClusterWorkers"]
-
 
 class ClusterWorkers:
     """Implements `supervise.supervisor.Workers`. The same agents and fork servers serve one leg after the other."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.campaign.sweeps import SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.housekeeping.inventory import FOLDERS, Choice, Found, Kept, Storage, choose, look_again, storage_of, take_stock
@@ -22,11 +23,8 @@ from chaosrun.records.locks import locked
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.records.storage_owner import disown
-from chaosrun.suites.folder import SuiteFolder
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.reference import ReferenceCache
-
-__all__ = ["Cleaning", "clean"]
 
 TRASH = ".trash"
 LOCK = ".clean.lock"

@@ -22,8 +22,6 @@ import chaosrun
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit
 from chaosrun.records.runs import default_root
 
-__all__ = ["environment", "installed_version", "listed_variables"]
-
 PACKAGES = (
     "accelerate",
     "ray",

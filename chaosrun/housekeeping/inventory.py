@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.campaign.sweeps import SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.run_file import own_leg, read_object, read_run
 from chaosrun.records.storage_owner import is_owner
-from chaosrun.suites.folder import SuiteFolder
 from chaosrun.supervise.drill import is_supervised
 from chaosrun.supervise.reference import leg_end
-
-__all__ = ["FOLDERS", "Choice", "Found", "Kept", "Kind", "Storage", "choose", "look_again", "storage_of", "take_stock"]
 
 Kind = Literal["run", "reference", "sweep", "suite"]
 FOLDERS: dict[Kind, str] = {"run": "runs", "reference": "references", "sweep": "sweeps", "suite": "suites"}

@@ -6,8 +6,6 @@ Source: the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/.
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_limit", "memory_limit", "memory_room", "process_room"]
-
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 NO_LIMIT_BYTES = 1 << 60

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from chaosrun.inject import corruption, process, rendezvous, storage
 from chaosrun.inject.strike import Strike
 
-__all__ = ["ARMS"]
-
 ARMS: Mapping[str, Callable[[Strike], None]] = {
     "kill": process.kill,
     "preempt": process.preempt,

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from chaosrun.inject.strike import Strike, Training
 
-__all__ = ["diverge", "flip_bit", "nan"]
-
 RELATIVE_SHIFT = 2.0**-6
 """By how much `diverge` moves a tensor, of its largest absolute value: far above rounding in every floating type."""
 

@@ -9,8 +9,6 @@ from chaosrun.plan.kinds import Phase
 from chaosrun.records.filesystem import Moment, Operation, written_for
 from chaosrun.records.layout import LegLayout
 
-__all__ = ["DiskPoints"]
-
 _AT_FSYNC: dict[Moment, Phase] = {"before": "checkpoint.fsync.before", "after": "checkpoint.fsync.after"}
 _AT_RENAME: dict[Moment, Phase] = {"before": "checkpoint.rename.before", "after": "checkpoint.rename.after"}
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chaosrun.inject.strike import Strike
 
-__all__ = ["Pace"]
-
 MEASURED_STEPS = 20
 """Steps before the fault that are compared with those during it."""
 

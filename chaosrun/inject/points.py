@@ -25,8 +25,6 @@ from chaosrun.records.order import WorkerOrder
 if TYPE_CHECKING:
     from chaosrun.inject.strike import Training
 
-__all__ = ["FaultPoints"]
-
 NOTICE_LIMIT_S = 10.0
 LOOK_EVERY_S = 0.002
 

@@ -18,21 +18,6 @@ from chaosrun.inject.strike import Strike
 from chaosrun.package_path import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
 
-__all__ = [
-    "InjectedError",
-    "exception",
-    "exit_silently",
-    "hang",
-    "kill",
-    "loader_worker",
-    "memory",
-    "pause",
-    "preempt",
-    "segfault",
-    "slow",
-    "stop",
-]
-
 MIB = 1 << 20
 BALLAST_LIMIT = 2
 """Give up when this many times the allowance could be taken: the limit does not hold."""

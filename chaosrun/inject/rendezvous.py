@@ -9,8 +9,6 @@ import torch
 
 from chaosrun.inject.strike import Strike
 
-__all__ = ["no_arrival", "port_taken"]
-
 STRANGER = """\
 import signal, socket, sys
 taken = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=128)

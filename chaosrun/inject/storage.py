@@ -17,20 +17,6 @@ from chaosrun.inject.strike import Strike
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 
-__all__ = [
-    "failed_rename",
-    "flip_file_bit",
-    "foreign_manifest",
-    "io_error",
-    "missing_file",
-    "missing_manifest",
-    "no_space",
-    "slow_storage",
-    "stale_staging",
-    "truncate",
-    "zero_tail",
-]
-
 TAIL_BYTES = 4096
 FULL_DEVICE = "/dev/full"
 

@@ -17,8 +17,6 @@ from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_marker, write_note
 from chaosrun.records.order import WorkerOrder
 
-__all__ = ["Strike", "Training"]
-
 GROUP_LIMIT_S = 60.0
 LOOK_EVERY_S = 0.002
 

@@ -4,8 +4,6 @@ import json
 import os
 from pathlib import Path
 
-__all__ = ["Survey"]
-
 
 class Survey:
     """The points of one rank in one attempt, in the order in which it reaches them."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind, Option
 
-__all__ = ["KINDS"]
-
 _SIGKILL, _SIGSEGV = int(signal.SIGKILL), int(signal.SIGSEGV)
 _EVERYWHERE = frozenset(PHASES)
 _IN_TRAINING = TRAINING_PHASES

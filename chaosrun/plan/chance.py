@@ -8,8 +8,6 @@ differ between C libraries.
 import random
 from collections.abc import Iterator, Sequence
 
-__all__ = ["bernoulli", "distinct", "exponential", "nth_free"]
-
 
 def distinct(count: int, among: int, chance: random.Random) -> list[int]:
     """`count` different numbers of range(among), ascending, each set equally likely (R. W. Floyd's sampling: `count` draws)."""

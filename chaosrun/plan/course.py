@@ -17,8 +17,6 @@ from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import AFTER_THE_STEP, LEAVING, Place, Track
 
-__all__ = ["MOST_COURSES", "Attempt", "Course", "Obstacle", "courses"]
-
 MOST_COURSES = 500
 """Branches of one plan that are followed."""
 MOST_RACING = 3

@@ -4,8 +4,6 @@ import signal
 
 from chaosrun.plan.faults import Fault
 
-__all__ = ["damages", "is_notice", "outlives"]
-
 
 def outlives(fault: Fault) -> bool:
     """Whether it is seen to happen even where its process is killed with the attempt right after the fault was claimed."""

@@ -18,8 +18,6 @@ from typing import Any
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
 
-__all__ = ["death_problem", "hang_problem", "note_problem", "signal_name"]
-
 _WANTED_EXIT_CODES = {"none": None, "zero": 0, "preempted": PREEMPTED_EXIT_CODE}
 
 

@@ -16,8 +16,6 @@ from chaosrun.errors import UsageError
 from chaosrun.plan.catalogue import KINDS
 from chaosrun.plan.kinds import OPTIONS, FaultKind, Kind, Phase
 
-__all__ = ["INJECTED", "PLAN_VERSION", "Fault", "FaultPlan"]
-
 PLAN_VERSION = 2
 INJECTED = "inject"
 """The source of a fault that was asked for while the job ran."""

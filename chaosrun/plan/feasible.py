@@ -16,8 +16,6 @@ from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import count
 
-__all__ = ["RANK_ZERO_PHASES", "first_checkpoint", "objections", "only_rank"]
-
 RANK_ZERO_PHASES = frozenset({"checkpoint.rename.before", "checkpoint.rename.after"})
 _RANK_FILES = ("chaosrun-rank-{}.pt", "random_states_{}.pkl")
 """What each rank writes into a checkpoint itself; all else is rank 0's."""

@@ -11,8 +11,6 @@ from chaosrun.plan.kinds import RESTORE_PHASES
 from chaosrun.plan.points import Entry
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["as_entries", "as_yaml", "cleared", "flow", "scheduled"]
-
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 """Words that YAML reads as something else."""

@@ -20,8 +20,6 @@ from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import seconds_of
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["INJECTED", "OUTSIDE_KINDS", "injected"]
-
 MOST_DIGITS = 9
 """Of a rank; no cluster has more."""
 OUTSIDE_KINDS: tuple[str, ...] = tuple(name for name, kind in KINDS.items() if kind.timed)

@@ -4,21 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-__all__ = [
-    "CHECKPOINT_PHASES",
-    "LEFT_ON_NOTICE",
-    "OPTIONS",
-    "PHASES",
-    "PREEMPTED_EXIT_CODE",
-    "RESTORE_PHASES",
-    "TRAINING_PHASES",
-    "Evidence",
-    "FaultKind",
-    "Kind",
-    "Option",
-    "Phase",
-]
-
 Phase = Literal[
     "rendezvous",
     "restore.begin",

@@ -11,8 +11,6 @@ from chaosrun.plan.kinds import Phase
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["RefusedError", "at_one_moment"]
-
 
 class RefusedError(Exception):
     """One entry cannot be planned; the message says which and why."""

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 from chaosrun.errors import UsageError
 from chaosrun.plan.faults import Fault
 
-__all__ = ["ask_permission"]
-
 _ONE_NODE = {
     "raylet": "on a private Ray it is the only one, and nothing would be left to go on with",
     "drain": "a private Ray is one node, and nothing would be left to go on with",

@@ -19,8 +19,6 @@ from chaosrun.spec.faults import RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Source
 
-__all__ = ["MAX_DRAWN_STEPS", "MAX_FAULTS", "make_plan"]
-
 MAX_FAULTS = 10_000
 MAX_DRAWN_STEPS = 10_000_000
 """Steps that `mean_steps` and `rate` may range over: each is one draw."""

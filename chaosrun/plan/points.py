@@ -14,8 +14,6 @@ from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAIN
 from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["Entry", "Passage", "Point", "chosen_steps", "enumerate_points", "first_kill", "matching", "saved_steps"]
-
 Entry = Mapping[str, Any]
 """One entry of `faults.schedule`, as a job file writes it."""
 

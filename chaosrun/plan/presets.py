@@ -13,8 +13,6 @@ from chaosrun.plan.track import Track
 from chaosrun.spec.faults import PresetFault, PresetSpec
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["drawn"]
-
 TRIES = 30
 """Draws of one entry, until its faults can happen together with those that are there already."""
 ROUNDS = 30

@@ -24,8 +24,6 @@ from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source, spec_error
 
-__all__ = ["Loss", "Recording", "detect", "read_recording", "replayed"]
-
 SHORTEST_S = 0.001
 """Faults come in steps of one millisecond."""
 MOST_NODES = 10**9

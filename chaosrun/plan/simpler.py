@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from chaosrun.plan.points import Entry
 
-__all__ = ["simpler"]
-
 WHEN_AND_WHO = frozenset({"rank", "phase", "at_step", "occurrence", "attempt", "after"})
 """Keys that entries of every kind may have; the others are options."""
 

@@ -7,8 +7,6 @@ from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.spec.model import SHORTEST_HANG_S, JobSpec
 
-__all__ = ["AFTER_THE_STEP", "LEAVING", "RENDEZVOUS", "RESTORED", "Place", "Track"]
-
 Place = tuple[int, int]
 """A moment of an attempt: a step, and a slot within it. Of two places of one attempt the smaller comes first."""
 

@@ -12,8 +12,6 @@ from chaosrun.preflight.checks.shared_storage import SHARED_STORAGE
 from chaosrun.preflight.checks.storage import STORAGE
 from chaosrun.preflight.model import Check
 
-__all__ = ["CHECKS"]
-
 CHECKS: tuple[Check, ...] = (
     CLUSTER,
     HOST,

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from chaosrun.errors import UsageError
 from chaosrun.preflight.model import Check, Level
 
-__all__ = ["choose"]
-
 
 def choose(checks: Sequence[Check], level: Level, *, only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Check, ...]:
     """In the catalogue's order. A check that is named is made whatever its level. Raises UsageError for a name that none has,

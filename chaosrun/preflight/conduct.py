@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.errors import UsageError
-from chaosrun.interrupts import Interrupts
 from chaosrun.preflight.assess.peers import Baseline
 from chaosrun.preflight.catalogue import CHECKS
 from chaosrun.preflight.choice import choose
@@ -18,12 +17,11 @@ from chaosrun.preflight.good_nodes import make_way, write_good_nodes
 from chaosrun.preflight.model import Level, Setting
 from chaosrun.preflight.result import Result
 from chaosrun.records.naming import root_arguments
+from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from chaosrun.cluster.crew import ProbeCrew
     from chaosrun.spec.source import Job
-
-__all__ = ["Wish", "conduct"]
 
 DEADLINE_S = {Level.QUICK: 120.0, Level.STANDARD: 600.0}
 """No probe runs after this, whatever hangs: far more than the level takes where nothing does."""

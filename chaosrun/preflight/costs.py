@@ -8,8 +8,6 @@ from chaosrun.preflight.model import Facts
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.recovery_times import PHASES, recoveries_of
 
-__all__ = ["costs_of", "together"]
-
 
 def costs_of(legs: Sequence[LegHistory]) -> Facts:
     """Medians: "step_s", "save_s", "restart_s" and its phases "detect_s" … "first_step_s"; None of what was not seen. A step

@@ -15,8 +15,6 @@ from chaosrun.records.run_file import read_json, read_object, read_run, recorded
 from chaosrun.records.tail import Tail
 from chaosrun.spec.source import Job
 
-__all__ = ["last_run", "saves_of"]
-
 TAIL_BYTES = 1 << 20
 """Of a trace: its last steps say enough."""
 

@@ -15,8 +15,6 @@ from chaosrun.preflight.assess.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Node, Outcome, Setting, Status, answers
 from chaosrun.preflight.result import ANSWERS, LEFT_OUT, CheckRun, Result
 
-__all__ = ["Flight", "Listener"]
-
 Listener = Callable[[Mapping[str, Any]], None]
 EVERY_NODE_ANSWERS = "every node answers"
 LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs, and that the machine answers"

@@ -11,8 +11,6 @@ J. T. Daly, "A higher order estimate of the optimum checkpoint interval for rest
 import math
 from dataclasses import dataclass
 
-__all__ = ["Costs", "Forecast", "daly_interval", "forecast", "goodput", "young_interval"]
-
 LARGEST_EXPONENT = 700.0
 
 

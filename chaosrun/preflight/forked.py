@@ -7,8 +7,6 @@ from typing import Any
 
 from chaosrun.cluster.processes import die_with_parent
 
-__all__ = ["Say", "forked"]
-
 Say = Callable[[Any], None]
 
 

@@ -9,8 +9,6 @@ from chaosrun.errors import UsageError
 from chaosrun.preflight.result import Result
 from chaosrun.records.destination import expect_folder, is_stream, write_to
 
-__all__ = ["make_way", "write_good_nodes"]
-
 
 def make_way(path: Path) -> None:
     """Remove an older list: it would be taken for this preflight's, should this one not come to its end. Raises UsageError

@@ -10,21 +10,6 @@ if TYPE_CHECKING:
     from chaosrun.preflight.drills.wanted import Drills
     from chaosrun.spec.source import Job
 
-__all__ = [
-    "Call",
-    "Check",
-    "Crew",
-    "Facts",
-    "Finding",
-    "Level",
-    "Measure",
-    "Node",
-    "Outcome",
-    "Setting",
-    "Status",
-    "answers",
-]
-
 Facts = Mapping[str, Any]
 """What probes found: JSON values."""
 

@@ -9,8 +9,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["main"]
-
 
 def main(name: str) -> None:
     answers = os.dup(sys.stdout.fileno())

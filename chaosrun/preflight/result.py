@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from chaosrun.preflight.model import Facts, Finding, Level, Node, Status
 
-__all__ = ["ANSWERS", "EXIT_UNFIT", "LEFT_OUT", "CheckRun", "Result", "worst"]
-
 EXIT_UNFIT = 8
 ANSWERS = "answers"
 """What stands for the check that every node is asked by, where one does not answer."""

@@ -15,8 +15,6 @@ from chaosrun.errors import UsageError
 from chaosrun.preflight.model import Finding, Level, Measure, Node, Status
 from chaosrun.preflight.result import CheckRun, Result, worst
 
-__all__ = ["RESULT_VERSION", "SavedResult", "from_json", "to_json"]
-
 RESULT_VERSION = 1
 HINT = "name a file that `chaosrun preflight -o json` has written"
 

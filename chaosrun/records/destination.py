@@ -6,8 +6,6 @@ from pathlib import Path
 
 from chaosrun.records.filesystem import Filesystem
 
-__all__ = ["expect_folder", "is_stream", "write_to"]
-
 
 def is_stream(path: Path) -> bool:
     """A device, a pipe or a socket, by whatever links: it is written into, never put something in the place of."""

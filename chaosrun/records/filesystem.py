@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-__all__ = ["Filesystem", "Listener", "Moment", "Operation", "written_for"]
-
 Moment = Literal["before", "after"]
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from chaosrun.errors import UsageError
 from chaosrun.wording import listed
 
-__all__ = ["called", "find_folder", "new_folder"]
-
 MOST_AT_ONCE = 100
 """Folders of one name in one second."""
 

@@ -19,8 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["STAGES", "Heart", "Heartbeat", "Pulse", "Stage", "read_heartbeat"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:

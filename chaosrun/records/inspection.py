@@ -12,8 +12,6 @@ step-NNNNNNNN.json`, or `end.json` after the last step: {v, step, entries}. An e
 
 from typing import Literal, get_args
 
-__all__ = ["INSPECTION_VERSION", "QUANTITIES", "Quantity"]
-
 INSPECTION_VERSION = 1
 
 Quantity = Literal[

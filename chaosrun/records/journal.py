@@ -35,8 +35,6 @@ from typing import Any, Literal, get_args
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.trace import TornRecordError, read_lines
 
-__all__ = ["CONCLUSIVE", "JOURNAL_VERSION", "OUTCOMES", "Journal", "Outcome", "fsync_directory", "write_durably"]
-
 JOURNAL_VERSION = 1
 
 Outcome = Literal["completed", "user_error", "recovery_failed", "inexact_restore", "resources", "timeout", "interrupted"]

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CHECKPOINT_NAME", "LEGS", "AttemptLayout", "LegLayout", "RunLayout", "checkpoint_name", "checkpoint_step"]
-
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
 ATTEMPT_NAME = re.compile(r"[0-9]{3,}")
 DIAGNOSIS = "diagnosis"
@@ -180,7 +178,7 @@ class RunLayout:
 
     @property
     def supervisor_log(self) -> Path:
-        """What a supervisor of its own process said on stdout and stderr; see `chaosrun.detached`."""
+        """What a supervisor of its own process said on stdout and stderr; see `chaosrun.supervise.detached`."""
         return self.path / "supervisor.log"
 
     @property

@@ -14,8 +14,6 @@ from pathlib import Path
 from chaosrun.errors import UsageError
 from chaosrun.records.own_files import open_own_file
 
-__all__ = ["awaited", "is_locked", "locked", "wait_until_free"]
-
 TRIES = 5
 """Who looks whether it is held, holds it for a moment."""
 

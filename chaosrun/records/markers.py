@@ -16,9 +16,6 @@ from chaosrun.records.journal import fsync_directory, write_durably
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.run_file import read_json
 
-__all__ = ["read_marker", "read_note", "start_ticks", "write_marker", "write_note"]
-
-
 _NUMBER = (int, float)
 _MARKER = {
     "attempt": int,

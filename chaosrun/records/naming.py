@@ -6,8 +6,6 @@ from pathlib import Path
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import default_root
 
-__all__ = ["root_arguments", "run_argument", "run_arguments", "shortest"]
-
 
 def run_arguments(run: RunLayout) -> tuple[str, ...]:
     """The run's id, then the --root that is needed, if any; the path alone of a run that lies under none."""

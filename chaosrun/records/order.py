@@ -7,8 +7,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["DataResume", "WorkerOrder"]
-
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `train.protocols`."""
 

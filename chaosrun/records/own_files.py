@@ -10,8 +10,6 @@ from pathlib import Path
 
 from chaosrun.errors import ResourcesError, UsageError
 
-__all__ = ["open_own_file"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 

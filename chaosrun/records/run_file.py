@@ -12,8 +12,6 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
 
-__all__ = ["own_leg", "read_json", "read_object", "read_run", "recorded_leg"]
-
 DAMAGED = "the run is damaged, or was written by another version of chaosrun; submit the job again"
 _KEYS: Mapping[str, type | tuple[type, ...]] = {
     "run_id": str,

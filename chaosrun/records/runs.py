@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RunSummary", "default_root"]
-
 
 def default_root() -> Path:
     """Where runs are kept: $CHAOSRUN_ROOT, else .chaosrun in the working directory."""

@@ -12,8 +12,6 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
 
-__all__ = ["NONCE", "claim", "disown", "is_owner"]
-
 VERSION = 1
 NONCE = "storage_nonce"
 """In run.json."""

@@ -20,8 +20,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
 
-__all__ = ["Supervision", "described", "raised_again", "read_supervision", "supervision"]
-
 VERSION = 1
 RUN = "{run}"
 """In a hint: the run, named in the way that it is found from wherever the hint is read."""

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-__all__ = ["Tail"]
-
 CHUNK_BYTES = 1 << 20
 HEAD_BYTES = 64
 """What a file is known again by: records begin with numbers and times of their own."""

@@ -31,8 +31,6 @@ from typing import Any
 
 from chaosrun.errors import RecoveryError
 
-__all__ = ["TRACE_VERSION", "TornRecordError", "TraceWriter", "read_lines"]
-
 TRACE_VERSION = 1
 
 

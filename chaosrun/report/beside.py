@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.report.live import LiveProgress
 
-__all__ = ["progress", "warn"]
-
 
 @contextmanager
 def progress(*, quiet: bool, run: "RunLayout | None" = None) -> "Iterator[LiveProgress | None]":

@@ -13,8 +13,6 @@ from chaosrun.wording import count, size, span
 if TYPE_CHECKING:
     from chaosrun.housekeeping.cleaning import Cleaning
 
-__all__ = ["cleaning_sentence", "render_cleaning"]
-
 DAY_S = 86400.0
 
 

@@ -13,8 +13,6 @@ from chaosrun.wording import count
 if TYPE_CHECKING:
     from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference
 
-__all__ = ["render_comparison"]
-
 LEGS = {"reference": "undisturbed", "chaos": "under faults"}
 
 

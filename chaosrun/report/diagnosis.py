@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis, Replay
     from chaosrun.verify.inspection import Comparison, Finding
 
-__all__ = ["render_diagnosis"]
-
 
 def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
     finding = diagnosis.comparison.finding

@@ -17,8 +17,6 @@ from chaosrun.report.escapes import on_one_line
 from chaosrun.report.picture import FaultSeen, Lane, LegPicture, RunPicture
 from chaosrun.wording import count, span
 
-__all__ = ["ASCII", "UNICODE", "Signs", "draw", "sparkline"]
-
 LABEL = 12
 NARROW = 80
 LEAST_TRACK = 8

@@ -5,8 +5,6 @@ from typing import Any
 
 from chaosrun.wording import size
 
-__all__ = ["environment_lines"]
-
 UNLIMITED = -1
 
 

@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["harmless", "on_one_line", "without_escapes"]
-
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """Colours and movements of the cursor (ECMA-48, 5.4: control sequences)."""
 

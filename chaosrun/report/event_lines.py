@@ -10,8 +10,6 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import Teller, happened_s, plain_line
 from chaosrun.report.progress import sentence
 
-__all__ = ["Event", "EventFollower"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

@@ -10,8 +10,6 @@ from chaosrun.plan.faults import INJECTED, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_json
 
-__all__ = ["RunFacts", "read_facts", "read_object", "read_versions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:

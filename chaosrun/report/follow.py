@@ -20,8 +20,6 @@ from chaosrun.records.tail import Tail
 from chaosrun.report.facts import read_facts, read_object
 from chaosrun.report.picture import LegPicture, RunPicture
 
-__all__ = ["RunFollower"]
-
 POLL_BYTES = 4 << 20
 """Of traces, at a time: who joins a long run late catches up while it draws."""
 GLIMPSE_BYTES = 1 << 16

@@ -24,12 +24,10 @@ from chaosrun.report.text import fatal_death
 from chaosrun.verify.blame import blame
 
 if TYPE_CHECKING:
-    from chaosrun.suites.results import SuiteResult
+    from chaosrun.campaign.results import SuiteResult
     from chaosrun.verify.account import FaultOutcome
     from chaosrun.verify.check import Check
     from chaosrun.verify.verdict import Verdict
-
-__all__ = ["comparison_suite", "drill_suite", "render_junit", "skipped_suite", "to_xml", "xml_text"]
 
 LONGEST_EVIDENCE = 4000
 """Characters of a check's evidence; verdict.json holds the whole."""

@@ -13,8 +13,6 @@ from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.report.progress import last_step, sound
 from chaosrun.verify.seen import seen_words
 
-__all__ = ["Landed", "read_landings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landed:

@@ -26,8 +26,6 @@ from chaosrun.report.picture import RunPicture
 from chaosrun.report.progress import sentence
 from chaosrun.report.screen import Screen, size_of
 
-__all__ = ["Display", "LiveProgress", "Pace", "Teller", "happened_s", "is_live_terminal", "plain_line"]
-
 REDRAW_S = 0.2
 """At most this often: five times a second."""
 POLL_S = 0.1

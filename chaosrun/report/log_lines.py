@@ -8,8 +8,6 @@ from pathlib import Path
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.report.logs import WorkerLog, ranks_of
 
-__all__ = ["LogFollower", "LogLine", "last_written"]
-
 READ_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 1 << 14
 """What is longer is shown in pieces: a program that never ends its line would fill the memory."""

@@ -8,8 +8,6 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, AttemptLayout, RunLayout
 from chaosrun.records.naming import run_argument
 
-__all__ = ["WorkerLog", "ranks_of", "read_log", "rest_sentence", "select_logs"]
-
 LOG_NAME = re.compile(r"rank-([0-9]+)\.log")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["SIGNS", "render_markdown"]
-
 SIGNS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 
 

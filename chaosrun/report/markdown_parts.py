@@ -9,8 +9,6 @@ from typing import Any
 
 from chaosrun.report.escapes import without_escapes
 
-__all__ = ["LONGEST", "MOST_BYTES", "ROWS", "fence", "fitting", "paragraph", "table", "text"]
-
 MOST_BYTES = 60_000
 """GitHub takes 1 MiB a step; a summary that is read holds less."""
 ROWS = 40

@@ -12,8 +12,6 @@ from chaosrun.report.facts import RunFacts
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["next_commands", "repeat_command", "repeat_note"]
-
 
 def next_commands(verdict: "Verdict", run: RunLayout, facts: RunFacts) -> list[tuple[str, list[str]]]:
     """Each with its label."""

@@ -8,8 +8,6 @@ from chaosrun.records.journal import Outcome
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["OUTCOME_WORDS", "status_words", "undecided_by"]
-
 OUTCOME_WORDS: Mapping[Outcome, str] = {
     "user_error": "the script failed",
     "recovery_failed": "recovery failed",

@@ -14,8 +14,6 @@ from chaosrun.report.escapes import harmless
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["as_json", "has_colour", "page_width", "rendered", "write_error", "write_json", "write_out", "write_product"]
-
 WIDEST = 120
 """Wider than this a table is hard to read across."""
 

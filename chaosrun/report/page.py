@@ -10,8 +10,6 @@ from rich.text import Text
 
 from chaosrun.report.escapes import harmless
 
-__all__ = ["columns", "indented", "labelled", "plain", "section", "shown", "unwrapped"]
-
 LONGEST_VALUE = 160
 """Characters of an expected or seen value; verdict.json holds the whole."""
 

@@ -16,8 +16,6 @@ from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.progress import LegProgress, advance, sound
 
-__all__ = ["FaultSeen", "Lane", "LegPicture", "RunPicture", "State"]
-
 """In the order in which a drill runs them."""
 State = Literal["starting", "restoring", "training", "saving", "ending", "done", "stopped", "killed", "left", "failed", "hung"]
 """Of a rank: what it does, then how it ended. stopped: by the supervisor, with its attempt."""

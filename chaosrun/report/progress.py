@@ -16,19 +16,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.wording import count
 
-__all__ = [
-    "ENDED_BY_DEATH",
-    "Landing",
-    "LegProgress",
-    "StepSeen",
-    "UnplannedDeath",
-    "advance",
-    "last_step",
-    "read_progress",
-    "sentence",
-    "sound",
-]
-
 TAIL_BYTES = 1 << 16
 LARGEST = sys.float_info.max
 ENDED_BY_DEATH = ("user_error", "recovery_failed")

@@ -9,8 +9,6 @@ import shutil
 from collections.abc import Sequence
 from typing import TextIO
 
-__all__ = ["Screen", "size_of"]
-
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 TO_LINE_END, TO_SCREEN_END = "\x1b[K", "\x1b[J"
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"

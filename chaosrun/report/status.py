@@ -17,8 +17,6 @@ from chaosrun.report.picture import LegPicture, RunPicture
 from chaosrun.report.progress import LegProgress, StepSeen, last_step, read_progress
 from chaosrun.wording import count, span
 
-__all__ = ["LegStatus", "RunState", "RunStatus", "read_status", "status_lines"]
-
 RunState = Literal["not started", "running", "interrupted", "judged"]
 """interrupted: nobody supervises it, and it has no verdict, or one that only says that it was interrupted."""
 

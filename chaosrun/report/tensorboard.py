@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from chaosrun.verify.traces import StepRecord
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["write_tensorboard"]
-
 Put = Callable[[str, int, float, Any], None]
 """`put(tag, step, time_s, value)`: a number as a scalar, text as text."""
 

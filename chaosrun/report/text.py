@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["ended_by", "fatal_death", "job_sentence", "render_plan", "render_runs", "render_verdict"]
-
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
 """In the order of interest."""

@@ -8,8 +8,6 @@ from typing import Any, TextIO
 
 from chaosrun.report.escapes import on_one_line
 
-__all__ = ["Ticker", "TickingLine", "tick"]
-
 ERASE = "\r\x1b[2K"
 
 

@@ -8,8 +8,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import POLL_S, REDRAW_S, Display
 
-__all__ = ["watch"]
-
 
 def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[], bool]) -> None:
     """Show a run until `ended()`, then take in what is left, and return. KeyboardInterrupt passes, the terminal put right.

@@ -21,8 +21,6 @@ from chaosrun.records.naming import run_argument
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["Report", "ReportFormat", "make_report", "write_reports"]
-
 ReportFormat = Literal["html", "junit", "markdown", "tensorboard", "text"]
 TEXT_WIDTH = 120
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -17,8 +17,6 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Place, Problem
 from chaosrun.spec.tree import Mapping, find
 
-__all__ = ["dotted", "nearest", "problems_of"]
-
 Location = tuple[str | int, ...]
 
 EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -29,17 +29,6 @@ from chaosrun.spec.fields import (
     wrong,
 )
 
-__all__ = [
-    "FaultOptions",
-    "FaultsSpec",
-    "FollowingFault",
-    "PresetFault",
-    "PresetSpec",
-    "RandomFaults",
-    "ReplaySpec",
-    "ScheduledFault",
-]
-
 ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
 _OPTION_KEYS: dict[str, Option] = {

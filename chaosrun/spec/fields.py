@@ -9,31 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-__all__ = [
-    "Argument",
-    "ClassName",
-    "Count",
-    "Device",
-    "Duration",
-    "Flag",
-    "JobName",
-    "Number",
-    "Positive",
-    "Rank",
-    "Section",
-    "Seed",
-    "Share",
-    "StepRange",
-    "Stretch",
-    "Text",
-    "Variables",
-    "conflict",
-    "raise_conflicts",
-    "seconds_of",
-    "some",
-    "wrong",
-]
-
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DURATION = re.compile(r"(?P<amount>[0-9]+(\.[0-9]+)?)\s*(?P<unit>ms|s|m|h|d)")
 DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

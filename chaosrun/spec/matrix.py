@@ -14,18 +14,6 @@ from chaosrun.spec.problems import Place, Problem
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, flow, plain
 from chaosrun.spec.tree import Sequence as List
 
-__all__ = [
-    "MOST_DRILLS",
-    "Choice",
-    "Combination",
-    "axes_of",
-    "combination_of",
-    "combinations",
-    "matches",
-    "matrix_problem",
-    "named",
-]
-
 LONGEST_LABEL = 24
 LONGEST_OWN_LABEL = 40
 MOST_DRILLS = 2000

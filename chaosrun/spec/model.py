@@ -26,18 +26,6 @@ from chaosrun.spec.fields import (
     Variables,
 )
 
-__all__ = [
-    "SHORTEST_HANG_S",
-    "VERBATIM",
-    "CheckpointSpec",
-    "DataSpec",
-    "JobSpec",
-    "PerWorker",
-    "RecoverySpec",
-    "Tolerance",
-    "VerifySpec",
-]
-
 SHORTEST_HANG_S = 20.0
 """A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than sound machines stand still: an fsync
 on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""

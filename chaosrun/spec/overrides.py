@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from chaosrun.spec.problems import Place, Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
 
-__all__ = ["apply_changes", "apply_overrides"]
-
 PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})\]")
 EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
 

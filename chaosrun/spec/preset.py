@@ -10,8 +10,6 @@ from chaosrun.spec.diagnosis import nearest
 from chaosrun.spec.problems import Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, read_tree
 
-__all__ = ["named_presets", "with_preset"]
-
 FOLDER = Path(__file__).parent / "presets"
 PATH = ("faults", "preset")
 

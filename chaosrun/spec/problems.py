@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from chaosrun.errors import SpecError
 
-__all__ = ["Place", "Problem", "Source", "spec_error"]
-
 LINE_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # what YAML counts as one
 SHOWN_WIDTH = 110
 

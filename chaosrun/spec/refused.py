@@ -8,8 +8,6 @@ from chaosrun.spec.problems import Problem, spec_error
 from chaosrun.spec.source import Job
 from chaosrun.spec.tree import find
 
-__all__ = ["refused"]
-
 ENTRY = re.compile(r"(?P<path>faults(?:\.\w+|\[\d+\])*): ")
 PART = re.compile(r"(?P<name>\w+)|\[(?P<index>\d+)\]")
 

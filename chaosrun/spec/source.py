@@ -17,8 +17,6 @@ from chaosrun.spec.preset import with_preset
 from chaosrun.spec.problems import Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
-__all__ = ["Job", "load_job", "read_source"]
-
 LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 

@@ -22,8 +22,6 @@ from chaosrun.spec.source import Job, load_job, read_source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 
-__all__ = ["CaseSpec", "Comparison", "DrillSpec", "Expectation", "Suite", "SuiteDrill", "SuiteSpec", "load_suite"]
-
 SMALLEST_SUITE = "the least a suite holds: name: nightly, job: job.yaml, drills: [{name: first, expect: PASS}]"
 OWN_FAULTS = "job"
 """`faults: job`: those of the job file, whatever the suite has for other drills."""

@@ -16,8 +16,6 @@ from ruamel.yaml.reader import ReaderError
 
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 
-__all__ = ["Entry", "Mapping", "Node", "Scalar", "Sequence", "find", "flow", "plain", "read_tree"]
-
 MAX_DEPTH = 24
 MAX_VALUES = 20_000  # an alias can make a few lines expand to billions of values
 TAG = "tag:yaml.org,2002:"

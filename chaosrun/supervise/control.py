@@ -26,8 +26,6 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "ControlServer", "NobodyListensError", "control_directory", "request", "serve"]
-
 MESSAGE_LIMIT_BYTES = 64 * 1024
 PATIENCE_S = 5.0
 """For one client, from its connection to its answer."""

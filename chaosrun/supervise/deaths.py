@@ -18,8 +18,6 @@ from chaosrun.supervise.lifecycle import Failure
 from chaosrun.supervise.reducer import reducer_error
 from chaosrun.verify.traces import whole_lines
 
-__all__ = ["failure_of", "fault_markers", "last_step", "reach_of", "read_end", "withdraw_marker"]
-
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)

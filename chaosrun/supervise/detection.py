@@ -13,8 +13,6 @@ from chaosrun.supervise.hangs import HangWatch, Standstill
 from chaosrun.supervise.moves import Hang
 from chaosrun.supervise.sightings import Record, Sightings
 
-__all__ = ["Detector", "Feeler"]
-
 STACKS_LIMIT_S = 3.0
 """For the ranks to write their stacks down; those that are stopped never will."""
 

@@ -40,8 +40,6 @@ from chaosrun.verify.history import read_leg
 from chaosrun.verify.inspection import Comparison, compare_inspections
 from chaosrun.verify.verdict import judge
 
-__all__ = ["Case", "diagnose", "open_case"]
-
 ENDS = {"user_error": UserScriptError, "resources": ResourcesError, "timeout": RunTimeoutError}
 """What a replay that did not complete is raised as; RecoveryError otherwise."""
 NOT_SHOWN_HINT = (

@@ -35,19 +35,6 @@ from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
-__all__ = [
-    "Drill",
-    "create_run",
-    "has_ended",
-    "is_supervised",
-    "leg_of",
-    "lock_run",
-    "read_run",
-    "run_files",
-    "supervise_leg",
-    "supervised",
-]
-
 RUN_VERSION = 1
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
@@ -120,7 +107,7 @@ class Drill:
     on_supervisor: Callable[[Supervisor | None], None]
     """Told which supervisor to interrupt."""
     kept: bool = False
-    """Somebody goes on with the run when this process is killed (`chaosrun.keeper`)."""
+    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.keeper`)."""
     survey: bool = False
     """Have every rank write down which points it reaches."""
     _deadline_s: float | None = field(default=None, init=False)

@@ -25,8 +25,6 @@ from typing import Any
 from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
 from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
 
-__all__ = ["HangWatch", "Patience", "SeenRank", "Silence", "Standstill", "patience_of"]
-
 FACTOR = 10.0
 LONGEST_LOOK_S = 2.0
 VALIDATION = 20.0

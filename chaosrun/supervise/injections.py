@@ -24,8 +24,6 @@ from chaosrun.records.run_file import read_object, read_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.supervisor import Supervisor
 
-__all__ = ["Injections"]
-
 CHAOS = "chaos"
 SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""

@@ -21,8 +21,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, read_note, write_marker, write_note
 from chaosrun.supervise.sightings import Sightings
 
-__all__ = ["Injector", "Striker"]
-
 LOOK_EVERY_S = 0.025
 """While a rank may come to a point and wait there, or a witness is at work."""
 WITNESS_LIMIT_S = 45.0

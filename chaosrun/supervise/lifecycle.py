@@ -44,35 +44,6 @@ from chaosrun.supervise.moves import (
     Unstoppable,
 )
 
-__all__ = [
-    "Action",
-    "AgentLost",
-    "Audit",
-    "Audited",
-    "Death",
-    "Event",
-    "Failure",
-    "Finish",
-    "Hang",
-    "Interrupt",
-    "LegState",
-    "Place",
-    "Placed",
-    "PlacementFailed",
-    "Rest",
-    "Rested",
-    "Resume",
-    "RunTimeout",
-    "SetAside",
-    "Start",
-    "Started",
-    "Stop",
-    "Stopped",
-    "Unstoppable",
-    "begin",
-    "decide",
-]
-
 Phase = Literal["placing", "auditing", "starting", "running", "stopping", "resting", "done"]
 
 LONGEST_REST_S = 30.0

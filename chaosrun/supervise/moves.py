@@ -8,32 +8,6 @@ from typing import Literal
 
 from chaosrun.records.journal import Outcome
 
-__all__ = [
-    "Action",
-    "AgentLost",
-    "Audit",
-    "Audited",
-    "Death",
-    "Event",
-    "Failure",
-    "Finish",
-    "Hang",
-    "Interrupt",
-    "Place",
-    "Placed",
-    "PlacementFailed",
-    "Rest",
-    "Rested",
-    "Resume",
-    "RunTimeout",
-    "SetAside",
-    "Start",
-    "Started",
-    "Stop",
-    "Stopped",
-    "Unstoppable",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:

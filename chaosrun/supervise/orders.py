@@ -7,8 +7,6 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.reference import job_fingerprint
 
-__all__ = ["order_template"]
-
 
 def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
     """What every worker of a leg is told; attempt and rank are filled in later."""

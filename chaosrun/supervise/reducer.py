@@ -6,8 +6,6 @@ These errors are the script's (hazards C8, C9). TORCH_DISTRIBUTED_DEBUG=DETAIL h
 import re
 from dataclasses import dataclass
 
-__all__ = ["ReducerError", "reducer_error"]
-
 _FIND_UNUSED = "DistributedDataParallelKwargs(find_unused_parameters=True)"
 _HINTS = {
     "Expected to mark a variable ready only once": (

@@ -24,8 +24,6 @@ from chaosrun.records.run_file import read_json
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["ReferenceCache", "job_fingerprint", "reference_key"]
-
 PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "torchdata", "transformers", "datasets")
 IRRELEVANT = {"name", "faults", "recovery", "verify", "timeout"}
 """Parts of a spec that do not change what an uninterrupted run computes."""

@@ -13,8 +13,6 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
 from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
 
-__all__ = ["Sightings"]
-
 Record = Callable[..., None]
 """`record(event, durable=…, **fields)`: append to the journal."""
 

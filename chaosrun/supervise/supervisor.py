@@ -23,8 +23,6 @@ from chaosrun.supervise.sightings import Sightings
 from chaosrun.supervise.workers import Workers
 from chaosrun.verify.history import journal_records
 
-__all__ = ["LegResult", "Supervisor", "Workers"]
-
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
 """Phases at which the checkpoint of that step, if one was due, has been committed."""

@@ -7,8 +7,6 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.detection import Feeler
 from chaosrun.supervise.injector import Striker
 
-__all__ = ["Workers"]
-
 
 class Workers(Striker, Feeler, Protocol):
     """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""

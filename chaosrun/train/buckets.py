@@ -19,8 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import ChaosrunError, MisuseError
 
-__all__ = ["BucketPrimer", "bucket_layout"]
-
 
 def bucket_layout(model: DistributedDataParallel) -> list[list[int]]:
     """Indices into the parameters that need gradients, bucket by bucket, in the order in which they lie in the bucket."""

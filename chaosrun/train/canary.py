@@ -8,8 +8,6 @@ legs differ, a difference in the training is not recovery's doing.
 import torch
 import xxhash
 
-__all__ = ["canary"]
-
 LENGTH = 8192
 """Elements of the longest sum: long enough for every kernel to split it."""
 

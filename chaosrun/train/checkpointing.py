@@ -31,8 +31,6 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.train.position import Position
 from chaosrun.train.state import TrainingState
 
-__all__ = ["Checkpointer"]
-
 
 def rank_file(rank: int) -> str:
     return f"chaosrun-rank-{rank}.pt"

@@ -9,8 +9,6 @@ import xxhash
 
 from chaosrun.train.fingerprint import tensor_digest
 
-__all__ = ["content_digest"]
-
 
 def content_digest(content: Any) -> str:
     """A digest of all bytes of a batch or an item: tensors and arrays by content, dtype and shape, plain values by their text.

@@ -14,8 +14,6 @@ from chaosrun.train.preemption import Preemption
 if TYPE_CHECKING:
     from chaosrun.train.session import Session
 
-__all__ = ["WorkerContext", "current", "enter"]
-
 
 @dataclass(slots=True)
 class WorkerContext:

@@ -15,8 +15,6 @@ import torch
 
 from chaosrun.errors import UserScriptError
 
-__all__ = ["Determinism", "environment_facts", "pin", "refused_operation", "seed_everything", "seed_streams"]
-
 Determinism = Literal["strict", "warn", "off"]
 
 _REFUSALS = (

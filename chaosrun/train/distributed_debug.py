@@ -6,8 +6,6 @@ from typing import Any
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-__all__ = ["speak_in_detail"]
-
 
 def speak_in_detail() -> None:
     """Call before the process group is made; torch was loaded long ago and has read its environment.

@@ -21,8 +21,6 @@ import torch
 import xxhash
 from torch import Tensor
 
-__all__ = ["Fingerprint", "digests", "fingerprint", "tensor_digest"]
-
 MASK = (1 << 64) - 1
 CHUNK_WORDS = 1 << 22
 """Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""

@@ -20,8 +20,6 @@ from chaosrun.train.position import Position
 from chaosrun.train.rng import capture_rng
 from chaosrun.train.state import TrainingState
 
-__all__ = ["Inspector"]
-
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 INT64 = range(-(2**63), 2**63)
 

@@ -13,8 +13,6 @@ from accelerate.data_loader import DataLoaderDispatcher
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-__all__ = ["SampleLedger", "listen"]
-
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
 _next_index = _BaseDataLoaderIter._next_index

@@ -19,8 +19,6 @@ from chaosrun.train.determinism import seed_streams
 from chaosrun.train.randomness import SharedMemory, loader_generator, share_epoch, shared_epoch
 from chaosrun.train.rng import digest_rng
 
-__all__ = ["LoaderWorkers", "WorkerSeeding", "newest_workers", "seed_loader", "seed_worker", "worker_processes"]
-
 STREAMS = ("python", "numpy", "torch")
 _SLOT = struct.Struct("<?5Q")
 _CPU = torch.device("cpu")

@@ -9,8 +9,6 @@ from chaosrun.train.context import current
 from chaosrun.train.protocols import STATEFUL
 from chaosrun.train.randomness import enter_epoch
 
-__all__ = ["dataloader_configuration"]
-
 
 def dataloader_configuration(data_seed: int | None = None, **settings: Any) -> DataLoaderConfiguration:
     """What to give to `Accelerator(dataloader_config=...)` so that the loaders fit `data.resume` of the job file.

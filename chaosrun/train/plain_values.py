@@ -19,8 +19,6 @@ import torch
 from chaosrun.errors import InvalidCheckpointError, MisuseError
 from chaosrun.wording import listed
 
-__all__ = ["load_values", "plain_values", "refuse_code", "unpicklable"]
-
 PICKLED = frozenset({".bin", ".pkl", ".pt", ".pth"})
 NUMPY_VALUES: list[Any] = [
     numpy.ndarray,

@@ -2,8 +2,6 @@
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["Position"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:

@@ -24,8 +24,6 @@ from chaosrun.errors import RecoveryError
 from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.order import WorkerOrder
 
-__all__ = ["Preempted", "Preemption"]
-
 KEY = "chaosrun/preemption"
 GATHER_LIMIT = timedelta(seconds=10)
 

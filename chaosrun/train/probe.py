@@ -28,8 +28,6 @@ from torch.utils.data import IterableDataset, _DatasetKind
 from chaosrun.train.contents import content_digest
 from chaosrun.train.rng import digest_rng
 
-__all__ = ["Finding", "probe"]
-
 SAMPLES = 3
 BUDGET_S = 5.0
 ENOUGH_S = 1.0

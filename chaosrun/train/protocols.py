@@ -22,8 +22,6 @@ from chaosrun.train.position import Position
 from chaosrun.train.randomness import enter_epoch
 from chaosrun.train.sources import check_sources, unseedable_sampler
 
-__all__ = ["STATEFUL", "check_loader", "open_epoch", "resumed_position"]
-
 STATEFUL = frozenset({"stateful", "stateful_skip"})
 SKIPPING = frozenset({"skip", "stateful_skip"})
 

@@ -20,18 +20,6 @@ import numpy
 import torch
 import xxhash
 
-__all__ = [
-    "SharedMemory",
-    "derive_seed",
-    "enter_epoch",
-    "loader_generator",
-    "own_epoch",
-    "sample_rng",
-    "sample_streams",
-    "share_epoch",
-    "shared_epoch",
-]
-
 _PAIR = struct.Struct("<QQ")
 _GLOBAL_STREAMS = (1,)
 """Keeps the seeds of the global streams apart from those of `sample_rng`."""

@@ -28,8 +28,6 @@ from chaosrun.train.probe import probe
 from chaosrun.train.rng import digest_rng
 from chaosrun.train.state import TrainingState
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """One rank of one attempt, on paper."""

@@ -7,8 +7,6 @@ from torch.utils.data import Dataset, IterableDataset
 from chaosrun.errors import MisuseError
 from chaosrun.train.randomness import sample_streams
 
-__all__ = ["Reproducible", "reproducible"]
-
 
 class Reproducible(Dataset[Any]):
     """`dataset`, each item fetched while the global streams stand where (seed, epoch, index) puts them. Attributes are the

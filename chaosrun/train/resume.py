@@ -22,8 +22,6 @@ from chaosrun.train.randomness import enter_epoch
 from chaosrun.train.rng import capture_rng, digest_rng, restore_rng
 from chaosrun.train.sources import samplers, set_epoch
 
-__all__ = ["batches_of", "check_loader", "open_epoch", "total_batch_size"]
-
 CPU = torch.device("cpu")
 
 

@@ -11,8 +11,6 @@ import numpy
 import torch
 import xxhash
 
-__all__ = ["capture_rng", "digest_rng", "restore_rng"]
-
 
 def capture_rng(device: torch.device) -> dict[str, Any]:
     """The streams as values that `torch.load(weights_only=True)` accepts: python, numpy, torch, and cuda on a CUDA device."""

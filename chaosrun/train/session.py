@@ -27,8 +27,6 @@ from chaosrun.train.windows import Window, WindowCutter
 if TYPE_CHECKING:
     from chaosrun.train.recorder import Recorder
 
-__all__ = ["Session", "attach"]
-
 UNSUPPORTED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
 

@@ -14,8 +14,6 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRand
 
 from chaosrun.errors import MisuseError
 
-__all__ = ["check_sources", "samplers", "set_epoch", "shuffle_buffer", "unseedable_sampler"]
-
 UNSEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 UPSTREAM = (

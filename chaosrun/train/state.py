@@ -18,8 +18,6 @@ from chaosrun.train.loader_workers import worker_processes
 from chaosrun.train.plain_values import load_values, plain_values, refuse_code, unpicklable
 from chaosrun.train.rng import capture_rng, digest_rng, restore_rng
 
-__all__ = ["TrainingState"]
-
 
 class TrainingState:
     """Models, optimizers, schedulers, random streams, and whatever the script registered."""

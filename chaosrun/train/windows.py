@@ -18,8 +18,6 @@ from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
 
-__all__ = ["Window", "WindowCutter"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:

@@ -32,8 +32,6 @@ from chaosrun.train.distributed_debug import speak_in_detail
 from chaosrun.train.ledger import listen
 from chaosrun.train.randomness import own_epoch
 
-__all__ = ["main"]
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PACKAGE = Path(__file__).parents[1]
 

@@ -13,8 +13,6 @@ from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
 from chaosrun.verify.seen import seen_words
 
-__all__ = ["UNPLANNED", "AttemptSummary", "FaultOutcome", "attempt_summaries", "fault_outcomes"]
-
 UNPLANNED = "unplanned death"
 """How the end of an attempt begins that nobody had planned."""
 

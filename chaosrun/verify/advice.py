@@ -10,8 +10,6 @@ from itertools import pairwise
 from chaosrun.verify.check import Drill
 from chaosrun.verify.loading import irreproducible_samples, repeated_streams
 
-__all__ = ["WARNINGS", "warnings"]
-
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from chaosrun.verify.divergence import Divergence
     from chaosrun.verify.verdict import Verdict
 
-__all__ = ["INEXACT_PROTOCOL", "WHOSE", "Blame", "Whose", "blame"]
-
 Whose = Literal["nobody", "planned", "yours", "machine", "chaosrun", "unknown"]
 
 WHOSE: Mapping[Whose, str] = {

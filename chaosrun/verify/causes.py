@@ -17,8 +17,6 @@ from chaosrun.verify.restored import StateDifference, reference_state, restored_
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.traces import StartRecord, StepRecord
 
-__all__ = ["Cause", "Moment", "of_field", "of_position", "of_restored_state", "of_saved_state", "of_weights"]
-
 WHOLE = {
     "model": "weights",
     "buffers": "buffers",

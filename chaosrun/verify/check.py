@@ -12,8 +12,6 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.verify.history import LegHistory
 from chaosrun.verify.lineage import Lineage, lineage
 
-__all__ = ["Check", "Drill", "Status", "failed", "inconclusive", "passed", "skipped"]
-
 Status = Literal["pass", "fail", "inconclusive", "skip"]
 
 

@@ -9,8 +9,6 @@ from chaosrun.errors import ChaosrunError
 from chaosrun.verify import corruption, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 
-__all__ = ["CHECKS", "PREMISES", "REQUIRED", "required", "run_checks"]
-
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
     premises.completed,

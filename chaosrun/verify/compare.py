@@ -12,8 +12,6 @@ from chaosrun.spec.model import Tolerance
 from chaosrun.verify.history import LegHistory
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["EXACT", "FIELDS", "Field", "Mismatch", "close", "compare", "compared_fields", "differing_keys", "first_difference"]
-
 Field = Literal["ids", "batch", "position", "rng", "loss", "grad", "lr", "param"]
 FIELDS: tuple[Field, ...] = ("ids", "batch", "position", "rng", "loss", "grad", "lr", "param")
 """In the order of diagnosis: an earlier one that differs makes the later ones differ."""

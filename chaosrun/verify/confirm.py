@@ -9,8 +9,6 @@ from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["UNDISTURBED", "undisturbed_difference", "worth_confirming"]
-
 UNDISTURBED = FaultPlan(seed=0, faults=())
 COMPARABLE = PREMISES | {"completed", "lineage"}
 """Undecided, these leave nothing to compare. Others are undecided for reasons that a second run does not change (no fault

@@ -16,18 +16,6 @@ from chaosrun.verify.compare import FIELDS, Field
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.replicas import Drift, drift
 
-__all__ = [
-    "CAUSE",
-    "HINT",
-    "UNSEEN_HINT",
-    "Injection",
-    "corrupts",
-    "explained",
-    "injections",
-    "memory_problem",
-    "silent_corruption",
-]
-
 CAUSE = "silent corruption, as injected"
 HINT = "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it"
 UNSEEN_HINT = (

@@ -21,8 +21,6 @@ from chaosrun.verify.inspection import Comparison
 from chaosrun.verify.landed import requests_of
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["DIAGNOSIS_VERSION", "Diagnosis", "Replay", "Target", "repeats", "target_of"]
-
 DIAGNOSIS_VERSION = 1
 ON_DISK = frozenset({"final_checkpoint", "records", "lineage", "completed"})
 """Checks whose failure lies in files or in the course of the run: no step shows more of it."""

@@ -17,8 +17,6 @@ from chaosrun.verify.restored import StateDifference, restored_difference, saved
 from chaosrun.verify.steps import reference_parameters
 from chaosrun.verify.traces import StartRecord, StepRecord
 
-__all__ = ["Divergence", "Kind", "first_divergence"]
-
 Kind = Literal[
     "data order",
     "batch",

@@ -17,16 +17,6 @@ from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.history import LegHistory
 from chaosrun.wording import listed
 
-__all__ = [
-    "final_checkpoint",
-    "final_optimizer",
-    "final_position",
-    "final_registered",
-    "final_rng",
-    "final_scheduler",
-    "final_weights",
-]
-
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
 

@@ -10,8 +10,6 @@ from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
 from chaosrun.verify.history import LegHistory
 
-__all__ = ["gone_problem"]
-
 _SIGKILL = 9
 _STRUCK: Mapping[str, tuple[str, ...]] = {
     "node": ("agent", "fork server", "{rank}"),

@@ -13,8 +13,6 @@ from chaosrun.records.inspection import Quantity
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.inspection import Finding
 
-__all__ = ["HAZARDS", "Hazard", "hazard_of", "row_of_cause"]
-
 CATALOGUE = "docs/hazards.md"
 
 HAZARDS: Mapping[str, str] = {

@@ -15,8 +15,6 @@ from chaosrun.records.journal import JOURNAL_VERSION, OUTCOMES, Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.traces import EndRecord, RankTrace, read_trace, whole_lines
 
-__all__ = ["Attempt", "Exit", "LegHistory", "journal_records", "read_leg"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:

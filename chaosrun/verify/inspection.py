@@ -15,8 +15,6 @@ from chaosrun.records.inspection import INSPECTION_VERSION, QUANTITIES, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.ulp import TensorDifference, tensor_difference
 
-__all__ = ["Comparison", "Finding", "QuantityComparison", "compare_inspections"]
-
 AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "parameters after")
 """Looked at when batch, random streams and loss of every micro-batch have been; up to there micro-batches are told in time."""
 

@@ -15,8 +15,6 @@ from chaosrun.verify.gone import gone_problem
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.storage import storage_problem
 
-__all__ = ["fault_problem", "faults_landed", "requests_of"]
-
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 """Phases of a step that is not recorded yet."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from chaosrun.verify.check import Drill
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["Displacement", "displacement"]
-
 WINDOW = 16
 """Micro-batches followed to tell one occurrence of a batch from another."""
 NEAR = 8

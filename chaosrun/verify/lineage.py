@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from chaosrun.verify.history import LegHistory
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["Lineage", "lineage"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:

@@ -7,8 +7,6 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.history import Attempt
 from chaosrun.verify.traces import ProbeRecord
 
-__all__ = ["irreproducible_samples", "repeated_streams", "sample_finding", "unrepeatable"]
-
 REMEDY = {
     "global_rng": "draw from chaosrun.sample_rng(index) in __getitem__, or wrap the dataset in chaosrun.reproducible",
     "never_repeats": "draw from chaosrun.sample_rng(index) instead of a generator that the dataset keeps or that the operating "

@@ -13,8 +13,6 @@ from chaosrun.verify.history import Attempt
 from chaosrun.verify.restored import saved_difference
 from chaosrun.verify.traces import Position, StepRecord
 
-__all__ = ["completed", "environment", "records", "reference", "reproducible"]
-
 
 def records(drill: Drill) -> Check:
     """Both legs' files can be read in full and do not contradict each other."""

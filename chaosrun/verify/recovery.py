@@ -12,8 +12,6 @@ from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.traces import BucketsRecord, Position, RankTrace, StepRecord
 from chaosrun.wording import count
 
-__all__ = ["bucket_layout", "layout_at", "lineage", "replay_agreement", "resume_points", "wrong_position"]
-
 
 def lineage(drill: Drill) -> Check:
     """The chaos leg's lineage holds each step of the reference, on every rank, exactly once."""

@@ -15,18 +15,6 @@ from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.verify.history import Attempt, LegHistory, read_leg
 from chaosrun.verify.lineage import Lineage
 
-__all__ = [
-    "PHASES",
-    "RecoveryTimes",
-    "Work",
-    "finite",
-    "from_first_attempt",
-    "pauses",
-    "recoveries_of",
-    "recovery_times",
-    "work_of",
-]
-
 PHASES = ("detect", "stop", "start", "restore", "first_step")
 """The spans of a recovery, in order: they follow each other without a gap."""
 

@@ -12,8 +12,6 @@ from chaosrun.verify.compare import first_difference
 from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.traces import StartRecord, StepRecord
 
-__all__ = ["DRIFT_HINT", "Drift", "drift", "rank_agreement"]
-
 DRIFT_HINT = (
     "where DDP does not average gradients, each rank trains a model of its own: pass "
     "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "

@@ -14,16 +14,6 @@ from chaosrun.verify.history import Attempt
 from chaosrun.verify.traces import Digests
 from chaosrun.wording import listed
 
-__all__ = [
-    "COMPONENTS",
-    "StateDifference",
-    "checkpointed_state",
-    "reference_state",
-    "restored_difference",
-    "saved_before",
-    "saved_difference",
-]
-
 COMPONENTS = ("model", "buffers", "optimizer", "scheduler", "registered", "rng")
 """In the order in which a difference is told: one that differs together with later ones most likely explains them."""
 

@@ -14,8 +14,6 @@ from chaosrun.verify.check import Status
 from chaosrun.verify.divergence import Kind
 from chaosrun.verify.verdict import EXIT_CODES, OUTCOME_EXIT_CODES, VERDICT_VERSION
 
-__all__ = ["verdict_schema"]
-
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 

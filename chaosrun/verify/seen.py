@@ -11,8 +11,6 @@ from chaosrun.plan.evidence import signal_name
 from chaosrun.plan.faults import Fault
 from chaosrun.wording import count
 
-__all__ = ["seen_words"]
-
 _ERRNO_NAMES = {"No space left on device": "ENOSPC", "Input/output error": "EIO"}
 _NODE_ORDER = ("raylet", "head", "supervisor", "agent", "fork server")
 BRIEF = 60

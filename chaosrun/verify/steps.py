@@ -11,8 +11,6 @@ from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, sk
 from chaosrun.verify.compare import Field, Mismatch, compare, first_difference
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["data_order", "gradients", "losses", "lr", "parameters", "reference_parameters", "rng"]
-
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from chaosrun.plan.faults import Fault
 from chaosrun.verify.history import Attempt, LegHistory
 
-__all__ = ["DAMAGES", "storage_problem"]
-
 DAMAGES = frozenset({"truncate", "zero_tail", "flip_file_bit", "missing_file", "missing_manifest", "foreign_manifest"})
 """Kinds that spoil a committed checkpoint."""
 

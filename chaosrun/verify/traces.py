@@ -16,20 +16,6 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.trace import TRACE_VERSION, TornRecordError, read_lines
 
-__all__ = [
-    "BucketsRecord",
-    "CheckpointRecord",
-    "EndRecord",
-    "LoaderWorkersRecord",
-    "Position",
-    "ProbeRecord",
-    "RankTrace",
-    "StartRecord",
-    "StepRecord",
-    "read_trace",
-    "whole_lines",
-]
-
 WORD_BYTES = 4
 
 

@@ -16,17 +16,6 @@ from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.traces import StepRecord
 
-__all__ = [
-    "ComparedRun",
-    "Comparison",
-    "Difference",
-    "Trajectory",
-    "compare_trajectories",
-    "loss_of",
-    "losses_of",
-    "trajectory",
-]
-
 EXIT_BEYOND = 3
 
 

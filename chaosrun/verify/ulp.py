@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy
 
-__all__ = ["TensorDifference", "float_distance", "float_distances", "tensor_difference"]
-
 FLOAT_BITS = {
     # dtype: (bits, bits of the magnitude of infinity; None where there is none)
     "float64": (64, 0x7FF0_0000_0000_0000),

@@ -29,8 +29,6 @@ from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.replicas import DRIFT_HINT, drift
 from chaosrun.wording import count
 
-__all__ = ["EXIT_CODES", "VERDICT_VERSION", "Verdict", "VerdictStatus", "judge", "judge_drill"]
-
 VERDICT_VERSION = 1
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]

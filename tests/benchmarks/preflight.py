@@ -14,7 +14,7 @@ from pathlib import Path
 from chaosrun.preflight.catalogue import CHECKS
 from chaosrun.preflight.engine import Flight
 from chaosrun.preflight.model import Call, Check, Level, Node, Outcome, Setting
-from chaosrun.report.preflight.text import render_text
+from chaosrun.preflight.report.text import render_text
 from tests.benchmarks.samples import Samples
 from tests.local_crew import LocalCrew
 

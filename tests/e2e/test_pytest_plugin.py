@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from chaosrun.integrations.testing.marks import cases
 from chaosrun.records.layout import RunLayout
-from chaosrun.testing.marks import cases
 from tests.e2e.drills import Shell, eventually, finish, kills, open_shell, reached, write_job
 
 CONFTEST = """\
@@ -161,7 +161,7 @@ def test_collecting_imports_nothing_heavy(tmp_path: Path) -> None:
         "import sys\n"
         "def pytest_collection_finish(session):\n"
         "    heavy = {'torch', 'ray', 'pydantic', 'numpy', 'accelerate', 'jinja2'} & set(sys.modules)\n"
-        "    print('chaosrun.pytest_plugin' in sys.modules, 'heavy:', *sorted(heavy))\n"
+        "    print('chaosrun.integrations.pytest_plugin' in sys.modules, 'heavy:', *sorted(heavy))\n"
     )
     # Others' plugins import what they like.
     options = ["--collect-only", "-q", "-s", "-p", "no:hypothesispytest", "-p", "no:anyio"]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.records.layout import RunLayout
-from chaosrun.suites.folder import SuiteFolder
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import Shell, eventually, finish, reached, write_job
 

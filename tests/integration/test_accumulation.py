@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.results import SuiteResult, compare_losses, drill_result
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.suite import load_suite
-from chaosrun.suites.results import SuiteResult, compare_losses, drill_result
 from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict

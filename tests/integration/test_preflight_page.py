@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaosrun.report.preflight.html import render_html
+from chaosrun.preflight.report.html import render_html
 from tests.browser import SCHEMES, WIDTHS, open_browser, opened, overflow
 from tests.unit.preflight_results import node, odd_bits, result, small_shm, sound, three_bad_of_512
 

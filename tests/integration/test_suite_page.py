@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from chaosrun.campaign.history import Entry, Night, label, nights, trend
+from chaosrun.campaign.report.suite_html import render_index
+from chaosrun.campaign.report.suite_pages import junit_text
+from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.suite_html import render_index
-from chaosrun.report.suite_pages import junit_text
-from chaosrun.suites.history import Entry, Night, label, nights, trend
-from chaosrun.suites.results import DrillResult, SuiteResult
 from tests.browser import SCHEMES, WIDTHS, open_browser, opened, overflow
 
 if TYPE_CHECKING:

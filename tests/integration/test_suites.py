@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.folder import SuiteFolder
+from chaosrun.campaign.history import read_history
+from chaosrun.campaign.night import Wish
+from chaosrun.campaign.report.suite import render_suite
+from chaosrun.campaign.results import SuiteResult
 from chaosrun.errors import InterruptedRunError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
-from chaosrun.report.suite import render_suite
-from chaosrun.suites.folder import SuiteFolder
-from chaosrun.suites.history import read_history
-from chaosrun.suites.night import Wish
-from chaosrun.suites.results import SuiteResult
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import eventually, reached, write_job
 

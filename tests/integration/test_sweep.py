@@ -10,11 +10,11 @@ import numpy
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.report.sweep import render_sweep
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run
 from chaosrun.report.output import rendered
-from chaosrun.report.sweep import render_sweep
 from tests.conftest import REPOSITORY, WarmDrills
 
 pytestmark = pytest.mark.ray

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from chaosrun import afar, errors
+from chaosrun import errors
 from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
+from chaosrun.supervise import afar
 from chaosrun.supervise.control import control_directory, serve
 from chaosrun.supervise.drill import lock_run
 
@@ -123,7 +124,7 @@ class TestWaiting:
         assert late.value.exit_code == 124 and "it goes on" in (late.value.hint or "")
 
     def test_a_lock_goes_with_the_last_who_has_it(self, run: RunLayout) -> None:
-        """As `chaosrun.keeper` hands it on: when the keeper is killed, its child holds the run for as long as it lives."""
+        """As `chaosrun.supervise.keeper` hands it on: killed, its child holds the run while it lives."""
         with lock_run(run) as descriptor:
             process = subprocess.Popen(
                 [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(descriptor,)

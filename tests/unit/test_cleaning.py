@@ -17,9 +17,9 @@ from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import RunLayout
-from chaosrun.runs import list_runs
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import create_run, lock_run
+from chaosrun.supervise.runs import list_runs
 
 DAY_S = 86400.0
 OLD_S = 30 * DAY_S

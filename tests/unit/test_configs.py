@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.choice import Shard, sharded
+from chaosrun.campaign.planned import plan_drills
 from chaosrun.spec.suite import load_suite
-from chaosrun.suites.choice import Shard, sharded
-from chaosrun.suites.planned import plan_drills
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from chaosrun.errors import InterruptedRunError, UsageError
-from chaosrun.interrupts import Interrupts, OneOfMany
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
 from chaosrun.supervise.control import MESSAGE_LIMIT_BYTES, ControlServer, control_directory, request, serve
+from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 
 
 class Served:
@@ -253,7 +253,7 @@ def test_a_cancel_ends_one_drill_of_many_alone() -> None:
 HANGUP = """\
 import os, signal, sys, time
 from chaosrun.errors import InterruptedRunError
-from chaosrun.interrupts import Interrupts
+from chaosrun.supervise.interrupts import Interrupts
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 try:
     with Interrupts():
@@ -277,7 +277,7 @@ STUCK = """\
 import os, sys, threading, time
 from pathlib import Path
 from chaosrun import detached
-from chaosrun.interrupts import Interrupts
+from chaosrun.supervise.interrupts import Interrupts
 
 def stuck(run, address, ties):
     with Interrupts() as interrupts:

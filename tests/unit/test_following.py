@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaosrun.commands import following
+from chaosrun.cli import following
 from tests.terminal import Terminal
 
 FOLLOWER = """\
 import os, signal, sys, threading, time
-from chaosrun.commands import following
+from chaosrun.cli import following
 from chaosrun.records.layout import RunLayout
 
 class Tether:
@@ -167,7 +167,7 @@ def test_sigterm_cancels(follow: Callable[..., Follower]) -> None:
 
 
 def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
-    question = "from chaosrun.commands.following import at_a_terminal; print(at_a_terminal())"
+    question = "from chaosrun.cli.following import at_a_terminal; print(at_a_terminal())"
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):
         done = subprocess.run([sys.executable, "-c", question], stdin=stdin, capture_output=True, text=True, check=True)
         assert done.stdout == "False\n"

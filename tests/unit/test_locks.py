@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from chaosrun import afar
+from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.campaign.sweeps import SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records import locks, own_files
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.own_files import open_own_file
-from chaosrun.suites.folder import SuiteFolder
+from chaosrun.supervise import afar
 from chaosrun.supervise.drill import is_supervised, lock_run
 from chaosrun.supervise.reference import ReferenceCache
-from chaosrun.tether import Tether
+from chaosrun.supervise.tether import Tether
 
 HOLDERS: list[Callable[[Path], AbstractContextManager[Any]]] = [
     lambda path: lock_run(RunLayout(path)),

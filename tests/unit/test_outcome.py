@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from verdicts import PASSED
 
+from chaosrun.integrations.testing.outcome import TRACEBACK_LINES, DrillFailed, Outcome
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
-from chaosrun.testing.outcome import TRACEBACK_LINES, DrillFailed, Outcome
 from chaosrun.verify.verdict import Verdict
 
 TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 7, in main\n' * 40 + "ValueError: \x1b[2Jboom\n"

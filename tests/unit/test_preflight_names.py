@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaosrun.report.preflight.names import brief, folded, in_order
+from chaosrun.preflight.report.names import brief, folded, in_order
 
 
 def unfolded(term: str) -> Iterator[str]:

@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 
 from chaosrun.errors import UsageError
+from chaosrun.integrations.schemas import preflight_schema
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Status
 from chaosrun.preflight.result import EXIT_UNFIT, CheckRun, Result
 from chaosrun.preflight.saved import RESULT_VERSION, SavedFinding, SavedMeasure, SavedNode, SavedResult, from_json, to_json
-from chaosrun.schemas import preflight_schema
 from tests.unit.fuzzing import AMOUNTS, changed_value, tried
 from tests.unit.preflight_results import left_out, lost, node, odd_bits, result, sound, swap
 

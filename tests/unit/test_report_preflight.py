@@ -11,13 +11,13 @@ import pytest
 
 from chaosrun.preflight.assess.peers import BASELINE
 from chaosrun.preflight.model import Finding, Measure, Status
+from chaosrun.preflight.report.account import commands, groups, headline, problems, skips_by_reason
+from chaosrun.preflight.report.html import render_html
+from chaosrun.preflight.report.junit import render_junit
+from chaosrun.preflight.report.numbers import measures
+from chaosrun.preflight.report.text import render_text
+from chaosrun.preflight.report.ticker import PreflightTicker
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
-from chaosrun.report.preflight.account import commands, groups, headline, problems, skips_by_reason
-from chaosrun.report.preflight.html import render_html
-from chaosrun.report.preflight.junit import render_junit
-from chaosrun.report.preflight.numbers import measures
-from chaosrun.report.preflight.text import render_text
-from chaosrun.report.preflight.ticker import PreflightTicker
 from tests.unit.preflight_results import left_out, lost, node, odd_bits, result, small_shm, sound, swap, three_bad_of_512
 
 NODES = [node(number) for number in (1, 2, 3)]

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 
 from chaosrun import cli
-from chaosrun.schemas import job_schema, schema, suite_schema
+from chaosrun.integrations.schemas import job_schema, schema, suite_schema
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.problems import Source
 from chaosrun.spec.suite import SuiteSpec

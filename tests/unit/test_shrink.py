@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from verdicts import PASSED
 
 from chaosrun.campaign.ddmin import ddmin
+from chaosrun.campaign.report.shrink import render_shrunk
 from chaosrun.campaign.shrink import Case, open_case, shrink, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.plan.catalogue import KINDS
@@ -22,7 +23,6 @@ from chaosrun.plan.points import Entry
 from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
-from chaosrun.report.shrink import render_shrunk
 from chaosrun.spec.source import load_job
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from verdicts import PASSED
 
+from chaosrun.campaign.report.suite import render_suite
+from chaosrun.campaign.report.suite_markdown import render_markdown
+from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
-from chaosrun.report.suite import render_suite
-from chaosrun.report.suite_markdown import render_markdown
 from chaosrun.spec.suite import Expectation
-from chaosrun.suites.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 

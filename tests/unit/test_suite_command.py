@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from chaosrun import cli
+from chaosrun.campaign.night import SuiteRun
+from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.ticker import Ticker
-from chaosrun.suites.night import SuiteRun
-from chaosrun.suites.results import DrillResult
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 SUITE = "name: toys\njob: job.yaml\nmatrix: {workers: [1, 2], faults: [spot, torture]}\ndrills:\n  - {name: a}\n  - {name: b}\n"
@@ -115,8 +115,8 @@ def test_a_suite_that_is_cut_short_hands_out_what_had_ended(
         raise InterruptedRunError("interrupted, 1 of 8 drills done", hint="go on")
 
     nothing = nullcontext()
-    monkeypatch.setattr("chaosrun.suite._one_ray", lambda *_: nothing)
-    monkeypatch.setattr("chaosrun.suites.places.Places", lambda *_: nothing)
+    monkeypatch.setattr("chaosrun.campaign.suite._one_ray", lambda *_: nothing)
+    monkeypatch.setattr("chaosrun.campaign.places.Places", lambda *_: nothing)
     monkeypatch.setattr(SuiteRun, "carry_out", carry_out)
     arguments = ["suite", "toys.yaml", "--quiet", "--junit", "j.xml", "--markdown", "s.md"]
     assert cli.main(arguments) == 130

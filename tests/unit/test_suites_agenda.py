@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.choice import Shard
+from chaosrun.campaign.folder import Agenda, SuiteFolder
+from chaosrun.campaign.history import Entry, nights, read_history
+from chaosrun.campaign.night import SuiteRun, Wish, agree, opened
+from chaosrun.campaign.report.suite import render_suite
+from chaosrun.campaign.report.suite_html import render_index
+from chaosrun.campaign.report.suite_markdown import render_markdown
+from chaosrun.campaign.report.suite_pages import junit_text
+from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.export.github import workflow
+from chaosrun.integrations.export.github import workflow
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
-from chaosrun.report.suite import render_suite
-from chaosrun.report.suite_html import render_index
-from chaosrun.report.suite_markdown import render_markdown
-from chaosrun.report.suite_pages import junit_text
 from chaosrun.spec.suite import Comparison
-from chaosrun.suites.choice import Shard
-from chaosrun.suites.folder import Agenda, SuiteFolder
-from chaosrun.suites.history import Entry, nights, read_history
-from chaosrun.suites.night import SuiteRun, Wish, agree, opened
-from chaosrun.suites.results import DrillResult, SuiteResult, compare_losses
 from chaosrun.verify.trajectory import Trajectory
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
@@ -68,7 +68,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(run: RunLayout) -> Trajectory:
         return Trajectory(workers=1, losses=(LOSSES[run.path.name.partition("@")[0]],))
 
-    monkeypatch.setattr("chaosrun.suites.results.trajectory", known)
+    monkeypatch.setattr("chaosrun.campaign.results.trajectory", known)
 
 
 def told(agenda: Agenda) -> tuple[str | None, list[str]]:

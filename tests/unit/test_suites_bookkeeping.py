@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.history import Entry, append, read_history
+from chaosrun.campaign.kept import KeptPlans
+from chaosrun.campaign.night import SuiteRun, Wish, opened
+from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign.report.suite import render_suite
+from chaosrun.campaign.report.suite_html import render_index
+from chaosrun.campaign.report.suite_markdown import render_markdown
+from chaosrun.campaign.report.suite_pages import junit_text
+from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.sweep import Interruptible
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.output import rendered
-from chaosrun.report.suite import render_suite
-from chaosrun.report.suite_html import render_index
-from chaosrun.report.suite_markdown import render_markdown
-from chaosrun.report.suite_pages import junit_text
-from chaosrun.suites.history import Entry, append, read_history
-from chaosrun.suites.kept import KeptPlans
-from chaosrun.suites.night import SuiteRun, Wish, opened
-from chaosrun.suites.planned import PlannedDrill
-from chaosrun.suites.results import DrillResult
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
 
@@ -106,7 +106,7 @@ def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
     def carry_out(*_: object) -> None:
         raise InterruptedRunError("interrupted in the chaos leg")
 
-    monkeypatch.setattr("chaosrun.suites.night.carry_out", carry_out)
+    monkeypatch.setattr("chaosrun.campaign.night.carry_out", carry_out)
     result, sound = run._carry(run.agenda.drills[0], None, Interruptible(), lambda record: None, None)
     assert not sound
     return result
@@ -153,7 +153,7 @@ def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
     assert (whole.as_expected, whole.exit_code) == (False, 6)
     shown = ET.fromstring(junit_text(whole)).iter("testcase")
     cases = {case.attrib["classname"]: [each.tag for each in case] for case in shown}
-    assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.suite toys"] == ["error"]
+    assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.campaign.suite toys"] == ["error"]
     page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
     assert "CUT SHORT 1 drill, 1 not ended" in page and f"toys.yaml --resume {run.agenda.suite_id}" in page
     assert "🚫 toys: cut short" in render_markdown(whole)

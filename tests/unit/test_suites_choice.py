@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaosrun.campaign.choice import Shard, chosen, parse_shard, sharded
+from chaosrun.campaign.seeds import derive, night_of, parse_seed
 from chaosrun.errors import UsageError
-from chaosrun.suites.choice import Shard, chosen, parse_shard, sharded
-from chaosrun.suites.seeds import derive, night_of, parse_seed
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from chaosrun.suites.crew import Listener, carry_out_all
-from chaosrun.suites.places import Place, Places
-from chaosrun.suites.planned import PlannedDrill
-from chaosrun.suites.results import DrillResult
+from chaosrun.campaign.crew import Listener, carry_out_all
+from chaosrun.campaign.places import Place, Places
+from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign.results import DrillResult
 
 DRILL = PlannedDrill(
     name="a",

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaosrun.campaign.history import Entry, append, expect_writable, label, nights, read_history, trend
 from chaosrun.errors import UsageError
-from chaosrun.suites.history import Entry, append, expect_writable, label, nights, read_history, trend
 
 ENTRY = Entry(
     suite="nightly-1",

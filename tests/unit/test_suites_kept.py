@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.kept import PASSES, KeptPlans, reruns
+from chaosrun.campaign.night import Wish, agree, opened
+from chaosrun.campaign.planned import PlannedDrill, plan_drills
+from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
-from chaosrun.suites.kept import PASSES, KeptPlans, reruns
-from chaosrun.suites.night import Wish, agree, opened
-from chaosrun.suites.planned import PlannedDrill, plan_drills
-from chaosrun.suites.results import DrillResult
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
 SUITE = "name: toys\njob: job.yaml\ndrills:\n  - {name: a}\n  - {name: b, matrix: {workers: [1, 2], faults: [torture, spot]}}\n"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chaosrun.campaign.report.sweep import render_sweep
 from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_sweep
 from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
@@ -23,7 +24,6 @@ from chaosrun.plan.points import (
     saved_steps,
 )
 from chaosrun.report.output import rendered
-from chaosrun.report.sweep import render_sweep
 from chaosrun.report.ticker import Ticker, tick
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import load_job

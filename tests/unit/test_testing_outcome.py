@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from legs import Bugs, write_run
 
+from chaosrun.integrations.testing.outcome import DrillFailed, Outcome
 from chaosrun.records.layout import RunLayout
-from chaosrun.testing.outcome import DrillFailed, Outcome
 from chaosrun.verify.verdict import judge
 
 

@@ -16,8 +16,6 @@ from chaosrun.preflight.devices.little_training import first_difference
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.wording import count, listed
 
-__all__ = ["CHECK", "assess"]
-
 CHECK = "bits"
 
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")

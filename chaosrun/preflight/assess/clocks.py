@@ -11,8 +11,6 @@ from statistics import median
 
 from chaosrun.preflight.model import Finding, Status
 
-__all__ = ["clocks"]
-
 CHECK = "cluster"
 NAME = "clock"
 WARN_S = 0.1

@@ -10,8 +10,6 @@ from chaosrun.preflight.assess.script import script
 from chaosrun.preflight.assess.versions import variables, versions
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 
-__all__ = ["CHECK", "assess"]
-
 CHECK = "cluster"
 
 

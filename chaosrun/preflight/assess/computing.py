@@ -8,8 +8,6 @@ from chaosrun.preflight.assess.placement import gpus_per_worker
 from chaosrun.preflight.devices.processor import FEWER_THREADS
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 
-__all__ = ["gpus_for_work", "of_unused", "product", "remedy_for", "unfinished"]
-
 UNUSED = "no worker gets this device"
 DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")
 """How torch tells what a device refused. Anything else is said of the program."""

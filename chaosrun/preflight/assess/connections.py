@@ -11,8 +11,6 @@ from chaosrun.preflight.assess.cover import fewest_to_blame
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 from chaosrun.wording import listed
 
-__all__ = ["assess_connections", "late"]
-
 SOME = 3
 ROUND_TRIP_WARN = 0.05
 """On a busy machine a round trip of 0.05 ms easily takes ten times that."""

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["fewest_to_blame"]
-
 
 def fewest_to_blame(names: Sequence[str], failed: Iterable[tuple[str, str]], head: str | None = None) -> list[str]:
     """Names without which none of the failed (from, to) is left, as few as a greedy choice finds.

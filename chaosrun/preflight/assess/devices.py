@@ -9,8 +9,6 @@ from chaosrun.preflight.assess.placement import gpus_per_worker
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.wording import MIB, listed, size
 
-__all__ = ["CHECK", "assess"]
-
 CHECK = "devices"
 
 RESET = "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; if it comes back, have the GPU replaced"

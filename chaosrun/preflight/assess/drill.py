@@ -7,8 +7,6 @@ from typing import Any
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 from chaosrun.wording import listed
 
-__all__ = ["LEAST_FAULTS", "assess_drill"]
-
 LEAST_FAULTS = 2
 EXACT = f"bit-identical to the undisturbed run after at least {LEAST_FAULTS} faults"
 ENDED = {"recovery_failed": "it did not come back", "inexact_restore": "it did not come back exactly"}

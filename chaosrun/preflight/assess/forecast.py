@@ -9,8 +9,6 @@ from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.spec.source import Job
 from chaosrun.wording import count, duration
 
-__all__ = ["assess_forecast"]
-
 LARGEST_CLUSTER = 1024
 LEAST_GOODPUT = 0.5
 """Below it a training spends more time on failures than on steps."""

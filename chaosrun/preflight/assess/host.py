@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from chaosrun.preflight.assess.host_activity import activity
 from chaosrun.preflight.assess.host_limits import limits
 from chaosrun.preflight.assess.host_places import places, shared_memory
-from chaosrun.preflight.assess.host_rows import CHECK, graded, row
+from chaosrun.preflight.assess.host_rows import graded, row
 from chaosrun.preflight.assess.kernel_log import kernel_log
 from chaosrun.preflight.assess.placement import workers_on
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 from chaosrun.wording import GIB, MIB, count, size
-
-__all__ = ["CHECK", "assess"]
 
 LEAST_WORKER_BYTES = 256 * MIB
 """Python, torch and accelerate alone, measured: 0.2 GiB."""

@@ -8,8 +8,6 @@ from chaosrun.preflight.assess.host_rows import row
 from chaosrun.preflight.model import Facts, Finding, Node, Status
 from chaosrun.wording import count, listed, size
 
-__all__ = ["activity"]
-
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
 """Of the CPUs, and in cores: less is a desktop, or a service that woke up."""
 LARGE_SHARE = 0.25

@@ -6,8 +6,6 @@ from chaosrun.preflight.assess.host_rows import graded, row
 from chaosrun.preflight.model import Facts, Finding, Node, Status
 from chaosrun.wording import MIB, count, size
 
-__all__ = ["limits"]
-
 FILES_OF_A_WORKER = 256
 """Measured: 21 with torch and Gloo. Loader workers take one more for every tensor that is on its way from them."""
 FILES_PER_RANK = 4

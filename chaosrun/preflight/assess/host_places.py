@@ -8,8 +8,6 @@ from chaosrun.preflight.assess.host_rows import graded, row
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.wording import GIB, MIB, size
 
-__all__ = ["places", "shared_memory"]
-
 ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
 """FAIL and WARN below this many bytes: a small model's checkpoints, a run's traces and logs. Whether the job's own checkpoints
 fit, the check of the storage knows."""

@@ -4,8 +4,6 @@ from typing import Any
 
 from chaosrun.preflight.model import Finding, Node, Status
 
-__all__ = ["CHECK", "graded", "row"]
-
 CHECK = "host"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from chaosrun.preflight.model import Facts, Finding, Node, Status
 from chaosrun.wording import ago
 
-__all__ = ["kernel_log"]
-
 CHECK = "host"
 NAME = "kernel's messages"
 RECENT_S = 86400.0

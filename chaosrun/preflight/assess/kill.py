@@ -6,8 +6,6 @@ from typing import Any
 from chaosrun.preflight.assess.placement import may_take_gpus
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 
-__all__ = ["LIMIT_S", "assess_kill"]
-
 LIMIT_S = 5.0
 WAITS = {
     "D": "it waits in the kernel, for a device or a file server: look into dmesg; a restart of the node ends it",

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from chaosrun.wording import listed
 
-__all__ = ["Majority", "majority"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Majority:

@@ -10,8 +10,6 @@ from typing import Any
 
 from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 
-__all__ = ["assess_names"]
-
 Interfaces = Mapping[str, Mapping[str, Any]]
 
 SLOW_S = 1.0

@@ -7,8 +7,6 @@ from chaosrun.preflight.assess.names import assess_names
 from chaosrun.preflight.assess.sums import assess_sums
 from chaosrun.preflight.model import Facts, Finding, Node, Setting
 
-__all__ = ["assess_network"]
-
 
 def assess_network(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     return [found for assess in (assess_names, assess_connections, assess_sums) for found in assess(setting, nodes, facts)]

@@ -11,8 +11,6 @@ from chaosrun.preflight.model import Finding, Measure, Node, Status
 from chaosrun.preflight.result import Result, worst
 from chaosrun.wording import listed, with_unit
 
-__all__ = ["BASELINE", "Baseline", "Kinds", "against_peers"]
-
 BASELINE = "baseline"
 """What stands for the check whether there was anything to compare."""
 MIN_PEERS = 3

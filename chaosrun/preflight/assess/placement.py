@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from chaosrun.preflight.model import Node, Setting
 
-__all__ = ["gpus_per_worker", "may_take_gpus", "nodes_used", "room_on", "workers_on"]
-
 
 def may_take_gpus(setting: Setting) -> bool:
     """All that can be said where only one of the cluster's nodes is known. Without a job: yes."""

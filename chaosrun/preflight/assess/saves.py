@@ -7,8 +7,6 @@ from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, size
 
-__all__ = ["SAMPLE_BYTES", "saves"]
-
 SAVE, ROOM = "a save of the job", "room for checkpoints"
 LARGEST_SHARE = 0.1
 """Of the time between two checkpoints: more goes into saving than most failures would cost."""

@@ -9,8 +9,6 @@ from chaosrun.preflight.assess.versions import COMPARED, tie
 from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import count, listed
 
-__all__ = ["script"]
-
 CHECK = "cluster"
 ABSENT = "not there"
 

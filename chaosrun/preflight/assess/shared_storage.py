@@ -13,8 +13,6 @@ from chaosrun.preflight.assess.storage import IN_MEMORY, failure
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 from chaosrun.wording import count, duration, listed
 
-__all__ = ["CHECK", "assess"]
-
 CHECK = "shared storage"
 SAME, SEEN = "same storage", "files of one seen by the other"
 LATEST_SEEN_S = 1.0

@@ -11,8 +11,6 @@ from chaosrun.preflight.assess.saves import SAMPLE_BYTES, saves
 from chaosrun.preflight.model import Facts, Finding, Level, Measure, Node, Setting, Status
 from chaosrun.wording import duration, listed, size
 
-__all__ = ["CHECK", "IN_MEMORY", "assess", "failure"]
-
 CHECK = "storage"
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 UNSAFE_OPTIONS = frozenset({"nobarrier", "barrier=0", "volatile"})

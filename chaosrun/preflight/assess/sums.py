@@ -15,8 +15,6 @@ from chaosrun.preflight.assess.cover import fewest_to_blame
 from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
 from chaosrun.wording import duration, size
 
-__all__ = ["assess_sums", "sound", "suspects"]
-
 BANDWIDTH_WARN = 0.25
 PLACES = {"start": "join the others", "joined": "form the group", "formed": "begin", "timed": "leave", "done": "leave"}
 ORDER = {"start": -3, "joined": -2, "formed": -1, "timed": 1 << 30, "done": 1 << 31}

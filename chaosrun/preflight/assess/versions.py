@@ -10,8 +10,6 @@ from typing import Any
 from chaosrun.preflight.assess.majority import Majority, majority
 from chaosrun.preflight.model import Facts, Finding, Status
 
-__all__ = ["COMPARED", "tie", "variables", "versions"]
-
 CHECK = "cluster"
 EVERYWHERE = ("python", "chaosrun", "ray")
 OF_WORKERS = ("torch", "accelerate")

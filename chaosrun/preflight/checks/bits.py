@@ -5,8 +5,6 @@ from chaosrun.preflight.assess.placement import may_take_gpus
 from chaosrun.preflight.checks.devices import LIMIT_S, PATIENCE_S
 from chaosrun.preflight.model import Call, Check, Level, Node, Setting
 
-__all__ = ["BITS"]
-
 REPEATS = 3
 THREADS = 2
 """Without a job: enough to see whether their number matters."""

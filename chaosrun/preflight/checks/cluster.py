@@ -7,8 +7,6 @@ from chaosrun.preflight.assess.cluster import assess
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting, answers
 from chaosrun.spec.model import JobSpec
 
-__all__ = ["CLUSTER"]
-
 LIMIT_S = 10.0
 UNCERTAIN_S = 0.2
 """Clocks known less well than this are asked once more, on their own: starting a process costs less than that where nothing

@@ -4,8 +4,6 @@ from chaosrun.preflight.assess.devices import CHECK, assess
 from chaosrun.preflight.assess.placement import may_take_gpus
 from chaosrun.preflight.model import Call, Check, Level, Node, Setting
 
-__all__ = ["DEVICES", "LIMIT_S", "PATIENCE_S"]
-
 PATIENCE_S = {Level.QUICK: 20.0, Level.STANDARD: 40.0, Level.DEEP: 60.0}
 """Of a device, with one operation."""
 LIMIT_S = {Level.QUICK: 100.0, Level.STANDARD: 150.0, Level.DEEP: 180.0}

@@ -10,8 +10,6 @@ from chaosrun.preflight.assess.drill import assess_drill
 from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting
 
-__all__ = ["DRILL"]
-
 BEGIN_WITHIN_S = 40.0
 """No drill of a single node begins later, unless the preflight is deep."""
 LIMIT_S = 120.0

@@ -10,8 +10,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.verify.history import LegHistory, read_leg
 
-__all__ = ["FORECAST"]
-
 
 def gather(setting: Setting, crew: Crew) -> Facts:
     """{"drill": costs, "job": costs, "run": its id}; None of what there is not."""

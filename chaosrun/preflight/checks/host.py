@@ -3,8 +3,6 @@
 from chaosrun.preflight.assess.host import assess
 from chaosrun.preflight.model import Call, Check, Level, Node, Setting
 
-__all__ = ["HOST"]
-
 LIMIT_S = 15.0
 
 

@@ -4,8 +4,6 @@ from chaosrun.preflight.assess.kill import LIMIT_S, assess_kill
 from chaosrun.preflight.assess.placement import may_take_gpus
 from chaosrun.preflight.model import Call, Check, Level, Node, Setting
 
-__all__ = ["KILL"]
-
 DEVICES_S = 60.0
 """For torch to be imported and CUDA to start in the worker that is to be killed."""
 

@@ -15,8 +15,6 @@ from chaosrun.preflight.assess.placement import gpus_per_worker, workers_on
 from chaosrun.preflight.assess.sums import sound, suspects
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Node, Outcome, Setting, Status
 
-__all__ = ["NETWORK", "backends", "gather"]
-
 LOOKUP_S = 5.0
 MOST_LOOKUPS = 32
 """Nodes that a node looks up, those after it: a name server need not stand what the square of hundreds would be."""

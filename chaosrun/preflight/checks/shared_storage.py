@@ -5,8 +5,6 @@ import secrets
 from chaosrun.preflight.assess.shared_storage import CHECK, assess
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting, answers
 
-__all__ = ["SHARED_STORAGE"]
-
 _EFFORT = {
     Level.QUICK: {"meet_s": 3.0, "names": 40, "rounds": 20, "ring_s": 0.5, "wait_s": 3.0, "patience_s": 8.0},
     Level.STANDARD: {"meet_s": 10.0, "names": 100, "rounds": 100, "ring_s": 2.0, "wait_s": 5.0, "patience_s": 25.0},

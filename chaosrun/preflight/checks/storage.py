@@ -3,8 +3,6 @@
 from chaosrun.preflight.assess.storage import CHECK, assess
 from chaosrun.preflight.model import Call, Check, Level, Node, Setting
 
-__all__ = ["STORAGE"]
-
 _EFFORT = {
     Level.QUICK: {"kills": 8, "kills_s": 0.25, "names": 20, "speed_s": 0.25, "speed_bytes": 64 << 20},
     Level.STANDARD: {"kills": 60, "kills_s": 3.0, "names": 100, "speed_s": 1.5, "speed_bytes": 1 << 30},

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["first_difference", "little_training", "other_cores", "repeated"]
-
 SEED = 20011
 STEPS = 2
 IMAGES, SIDE, WIDTH, CLASSES = 2, 16, 64, 10

@@ -9,8 +9,6 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-__all__ = ["parse"]
-
 _NOTHING = re.compile(r"n/?a|\[n/a\]|not supported|none|-|requested functionality has been deprecated", re.IGNORECASE)
 _LOST = re.compile(r"gpu is lost|gpu requires reset", re.IGNORECASE)
 _REASON = re.compile(r"clocks_(?:event|throttle)_reason_(.+)")

@@ -10,8 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from typing import Any
 
-__all__ = ["compute", "gpu_devices", "how_it_ended", "patience_in", "visible_gpus"]
-
 BEFORE_THE_DEVICE = ("start", "import of torch")
 """Phases in which no device has been touched yet."""
 START_PATIENCE_S = 40.0

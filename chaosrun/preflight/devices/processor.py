@@ -5,8 +5,6 @@ import platform
 import re
 from pathlib import Path
 
-__all__ = ["FEWER_THREADS", "processor", "read_cpuinfo"]
-
 FEWER_THREADS = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
 """Environment variables that let OpenMP give a library fewer threads than it has shared its work out to. Measured with torch
 2.13, 2 threads and any of the three: of a bfloat16 product half of the entries are 0."""

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_memory", "check_products", "product_gflops"]
-
 PERIOD = 31
 INNER = 8 * PERIOD
 """Length of every sum: below 256, up to which bfloat16 holds all integers."""

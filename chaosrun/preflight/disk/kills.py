@@ -21,8 +21,6 @@ from chaosrun.preflight.model import Facts
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 
-__all__ = ["kill_writers", "number_in", "payload"]
-
 KEPT = 2
 SIZES = (5_000, 60_000, 250_000)
 """Bytes of the files: of one page and of many."""

@@ -20,8 +20,6 @@ from chaosrun.preflight.model import Facts
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.locks import is_locked
 
-__all__ = ["Meeting", "folder_of"]
-
 PAYLOAD_BYTES = 60_000
 MEET_POLL_S, EACH_S = 0.01, 0.001
 NODE_POLL_S = 0.001

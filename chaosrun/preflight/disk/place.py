@@ -12,8 +12,6 @@ from pathlib import Path
 from chaosrun.cluster.leftovers import PREFIX, announce
 from chaosrun.preflight.model import Facts
 
-__all__ = ["about_place", "nearest_folder", "own_folder", "remove_stale"]
-
 STALE_S = 3600.0
 """A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))

@@ -14,8 +14,6 @@ from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.layout import checkpoint_name
 from chaosrun.records.locks import is_locked, locked
 
-__all__ = ["created", "make_checkpoint", "race_for_names", "try_lock"]
-
 CONTESTANTS = 4
 START_S = 0.02
 EACH_S = 0.001

@@ -17,8 +17,6 @@ from typing import Any
 
 from chaosrun.preflight.model import Facts
 
-__all__ = ["measure_speed"]
-
 BLOCK = 1 << 20
 GROWTH = 4
 ROUNDS = 3

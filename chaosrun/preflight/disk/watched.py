@@ -15,8 +15,6 @@ from typing import Any
 from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
 
-__all__ = ["Report", "watched"]
-
 GONE_S = 1.0
 SIGN_S = 0.05
 """Between two signs of life: more would cost time."""

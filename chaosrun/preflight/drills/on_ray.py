@@ -23,8 +23,6 @@ from chaosrun.spec.source import load_job
 from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["JOB", "RayDrills"]
-
 JOB = Path(__file__).parent / "job" / "job.yaml"
 AT_ONCE = 64
 """Drills at a time: their supervisors are threads of this one process."""

@@ -13,8 +13,6 @@ from chaosrun.preflight.assess.placement import gpus_per_worker, room_on
 from chaosrun.preflight.model import Facts, Node, Setting
 from chaosrun.spec.source import Job
 
-__all__ = ["Drills", "Terms", "Wanted", "wanted_on", "wanted_over"]
-
 MOST_WORKERS = 2
 """Of a drill on one node."""
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import TCPStore
 
-__all__ = ["MOST_ADDENDS", "PERIOD", "Rank", "listen", "probe"]
-
 PERIOD = 8191
 """Of the numbers that are summed, a prime: pieces that were swapped show."""
 MOST_ADDENDS = 32

@@ -4,8 +4,6 @@ from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_
 from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.devices import ask_driver
 
-__all__ = ["probe"]
-
 
 def probe(parameters: Facts) -> Facts:
     """`gpus`: as Ray counts them; `patience_s` of a phase; `compute`: what the probe `compute` takes."""

@@ -17,8 +17,6 @@ import psutil
 from chaosrun.cluster.processes import SHARED_MEMORY, pids, shared_memory_entries, stat_fields, unused_shared_memory
 from chaosrun.preflight.probes.room import temporary_files
 
-__all__ = ["busy", "left_over"]
-
 APART_S = 0.4
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -9,8 +9,6 @@ from typing import Any
 from chaosrun.preflight.devices.processor import FEWER_THREADS, processor
 from chaosrun.preflight.model import Facts
 
-__all__ = ["probe"]
-
 CPU_BYTES = 16 << 20
 GPU_SHARE = 0.75
 """Of the memory that is free."""

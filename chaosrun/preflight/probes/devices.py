@@ -10,8 +10,6 @@ from chaosrun.preflight.devices.nvidia import parse
 from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
 
-__all__ = ["ask_driver", "probe"]
-
 DRIVER_PATIENCE_S = 30.0
 """Without persistence mode a driver starts every GPU anew when it is asked."""
 

@@ -5,8 +5,6 @@ from chaosrun.preflight.probes.busy import busy, left_over
 from chaosrun.preflight.probes.kernel_log import kernel_log
 from chaosrun.preflight.probes.room import cpus, limits, memory, places, shared_memory
 
-__all__ = ["probe"]
-
 
 def probe(parameters: Facts) -> Facts:
     """Parameters: {places: {purpose: path}}."""

@@ -8,8 +8,6 @@ import re
 import time
 from typing import Any
 
-__all__ = ["kernel_log", "told_by"]
-
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
 MOST = 20

@@ -37,8 +37,6 @@ from chaosrun.preflight.devices.per_device import gpu_devices, visible_gpus
 from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
 
-__all__ = ["device_memory", "probe"]
-
 SHARED_BYTES = 1 << 20
 DEVICE_MIB = 256
 BACK_MIB = 64

@@ -27,8 +27,6 @@ from typing import Any
 
 from chaosrun.preflight.model import Facts
 
-__all__ = ["probe"]
-
 AT_ONCE = 16
 """Connections that a node opens at the same time; each that somebody drops costs its whole time."""
 BLOCK = memoryview(bytes(1 << 20))

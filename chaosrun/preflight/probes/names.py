@@ -17,8 +17,6 @@ import psutil
 
 from chaosrun.preflight.model import Facts
 
-__all__ = ["probe"]
-
 LOOKUPS_AT_ONCE = 8
 FREE_PORTS = 12
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

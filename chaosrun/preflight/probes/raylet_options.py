@@ -2,8 +2,6 @@
 
 import psutil
 
-__all__ = ["raylet_options"]
-
 
 def raylet_options() -> dict[str, str]:
     """By name, without dashes; empty where there is no raylet, or it is another user's."""

@@ -14,8 +14,6 @@ from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, p
 from chaosrun.preflight.disk.place import nearest_folder
 from chaosrun.preflight.probes.raylet_options import raylet_options
 
-__all__ = ["cpus", "limits", "memory", "places", "shared_memory", "temporary_files"]
-
 SHARED_MEMORY = "/dev/shm"
 INFINIBAND = Path("/sys/class/infiniband")
 MAY_LOCK_MEMORY = 14

@@ -16,8 +16,6 @@ from typing import Any
 
 from chaosrun.housekeeping.environment import installed_version
 
-__all__ = ["imports_of", "loader_workers", "script_facts"]
-
 MOST_FILES = 500
 LOADER_WORKERS = {"num_workers", "dataloader_num_workers"}
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from chaosrun.preflight.model import Facts
 
-__all__ = ["probe"]
-
 POLL_S = 0.1
 
 

@@ -13,8 +13,6 @@ from chaosrun.preflight.disk.watched import Report, watched
 from chaosrun.preflight.model import Facts
 from chaosrun.records.locks import locked
 
-__all__ = ["probe"]
-
 
 def probe(parameters: Facts) -> Facts:
     patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]

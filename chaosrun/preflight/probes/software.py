@@ -16,8 +16,6 @@ from chaosrun.preflight.probes.clock import clock_of_this_process
 from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.script import script_facts
 
-__all__ = ["probe"]
-
 PACKAGES = ("ray", "accelerate", "numpy")
 DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 PARAMETER = re.compile(r"^(__version__|cuda|hip)\b[^=]*= *'([^']*)'", re.MULTILINE)

@@ -16,8 +16,6 @@ from chaosrun.preflight.disk.speed import measure_speed
 from chaosrun.preflight.disk.watched import Report, watched
 from chaosrun.preflight.model import Facts
 
-__all__ = ["probe"]
-
 
 def probe(parameters: Facts) -> Facts:
     patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]

@@ -16,8 +16,6 @@ from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check
 from chaosrun.wording import count
 
-__all__ = ["Answers", "Command", "Death", "answers", "deaths"]
-
 ORDER = ("fail", "inconclusive", "pass", "skip")
 """Of checks, by interest."""
 MOST_FAULTS = 3

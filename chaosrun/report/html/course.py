@@ -10,8 +10,6 @@ from chaosrun.report.progress import sentence
 from chaosrun.verify.account import FaultOutcome
 from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
 
-__all__ = ["MOST_MARKS", "Clock", "Placed", "marks_of", "told"]
-
 MOST_MARKS = 400
 Placed = tuple[int | None, Mark]
 """A mark and its rank; None for what belongs to the row of checkpoints."""

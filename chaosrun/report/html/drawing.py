@@ -9,21 +9,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-__all__ = [
-    "SHAPES",
-    "WIDE",
-    "Mark",
-    "Scale",
-    "across",
-    "figure_mark",
-    "integer_ticks",
-    "join",
-    "path_of",
-    "rules",
-    "text",
-    "ticks",
-]
-
 WIDE = 10_000
 """Units across of the stretched inner drawing that paths live in."""
 SHAPES: dict[str, Markup] = {

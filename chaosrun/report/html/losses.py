@@ -17,8 +17,6 @@ from chaosrun.verify.traces import StepRecord
 from chaosrun.verify.trajectory import loss_of
 from chaosrun.verify.ulp import float_distances
 
-__all__ = ["Losses", "losses", "thinned"]
-
 HEIGHT = 220.0
 ULP_HEIGHT = 120.0
 STRETCHES = 500

@@ -16,8 +16,6 @@ from markupsafe import Markup
 
 from chaosrun.wording import count, span
 
-__all__ = ["environment", "moment", "number", "script_data", "share", "since"]
-
 TEMPLATES = Path(__file__).parent / "templates"
 
 

@@ -11,8 +11,6 @@ from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ulp import float_distance
 
-__all__ = ["EnvironmentRow", "Particulars", "particulars"]
-
 FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
 """Kinds of which the records hold digests, not values."""
 MOST_TEXT = 20_000

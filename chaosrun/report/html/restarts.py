@@ -11,8 +11,6 @@ from chaosrun.report.html.source import Source
 from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
 from chaosrun.wording import count, span
 
-__all__ = ["PHASE_NAMES", "Restarts", "Resumption", "restarts"]
-
 PHASE_NAMES = {
     "detect": "detect",
     "stop": "stop",

@@ -9,8 +9,6 @@ from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.traces import StepRecord
 
-__all__ = ["Ledger", "Row", "ledger"]
-
 BEFORE, AFTER = 2, 4
 """Steps shown before and after."""
 MOST_ROWS = 40

@@ -16,8 +16,6 @@ from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.lineage import Lineage, lineage
 from chaosrun.verify.verdict import Verdict
 
-__all__ = ["Leg", "Source", "read_source"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:

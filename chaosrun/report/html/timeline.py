@@ -14,8 +14,6 @@ from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import finite
 from chaosrun.wording import count
 
-__all__ = ["Timeline", "timeline"]
-
 LANE = 26.0
 HEAD = 24.0
 MOST_LANES = 24

@@ -1,0 +1,169 @@
+"""What a suite is going to do and has done, in a folder of its own: `<root>/suites/<suite id>/`.
+
+suite.json is written durably before anything starts; journal.jsonl gets a line when a drill starts and one when it has ended.
+Runs nothing.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign.results import DrillResult
+from chaosrun.errors import UsageError
+from chaosrun.records.folders import find_folder, new_folder
+from chaosrun.records.journal import Journal, write_durably
+from chaosrun.records.locks import locked
+from chaosrun.records.naming import root_arguments, shortest
+from chaosrun.records.trace import TornRecordError, read_lines
+
+AGENDA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """What a suite was asked to do, all of it planned."""
+
+    suite_id: str
+    name: str
+    path: str
+    """Absolute path of the suite's file."""
+    created_s: float
+    night: str
+    seed: int | None
+    shard: str | None
+    fail_fast: bool
+    by_hand: bool
+    """A choice of its drills by name, which stands for no night."""
+    history: str
+    drills: tuple[PlannedDrill, ...]
+    """In the order in which they are begun."""
+    notes: tuple[str, ...] = ()
+    comparison: Mapping[str, Any] | None = None
+    """Of the drills' losses, its first drill named; None: there is none to make."""
+    files: Mapping[str, str | None] = field(default_factory=dict)
+    """Digests of what it was planned from, beside the job files, by absolute path."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when drills share a name, by which their results are told apart."""
+        if len({drill.name for drill in self.drills}) < len(self.drills):
+            raise ValueError("two drills have one name")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"v": AGENDA_VERSION, **asdict(self), "drills": [drill.to_json() for drill in self.drills]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Agenda":
+        """Raises TypeError or KeyError when the value is none."""
+        known = {key: inner for key, inner in value.items() if key != "v"}
+        drills = tuple(PlannedDrill.from_json(drill) for drill in known["drills"])
+        return cls(**{**known, "drills": drills, "notes": tuple(known["notes"])})
+
+
+@dataclass(slots=True)
+class Done:
+    """What the journal says."""
+
+    started: dict[str, str] = field(default_factory=dict)
+    """Run directory by drill, of the latest start."""
+    results: dict[str, DrillResult] = field(default_factory=dict)
+    """Without those that were cancelled: they are still to be carried out."""
+    took_s: float = 0.0
+    """While a process carried the suite out, all of them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFolder:
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        return self.path / "suite.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def index_html(self) -> Path:
+        return self.path / "index.html"
+
+    @property
+    def junit_xml(self) -> Path:
+        return self.path / "suite.junit.xml"
+
+    @property
+    def summary_md(self) -> Path:
+        return self.path / "summary.md"
+
+    def save(self, agenda: Agenda) -> None:
+        write_durably(self.file, json.dumps(agenda.to_json(), indent=1).encode())
+
+    def load(self) -> Agenda:
+        """Raises UsageError when it holds no suite that this version can go on with."""
+        try:
+            value = json.loads(self.file.read_bytes())
+            if value["v"] != AGENDA_VERSION:
+                raise UsageError(
+                    f"{self.file} has version {value['v']!r}, this chaosrun reads version {AGENDA_VERSION}",
+                    hint="go on with the chaosrun that began the suite, or begin it anew",
+                )
+            return Agenda.from_json(value)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(f"{self.path} holds no suite that can be read ({error})", hint="begin the suite anew") from error
+
+    def done(self) -> Done:
+        """Raises UsageError when the journal is damaged other than at its end."""
+        done = Done()
+        try:
+            records = list(read_lines(self.journal)) if self.journal.is_file() else []
+            for former, record in pairwise(records):
+                # Before one begins, nobody was at it.
+                done.took_s += 0.0 if record["event"] == "suite.began" else max(0.0, record["time_s"] - former["time_s"])
+            for record in records:
+                if record["event"] == "drill.started":
+                    done.started[record["name"]] = record["run"]
+                elif record["event"] == "drill.ended":
+                    result = DrillResult.from_record(record["result"])
+                    if not result.cancelled:
+                        done.results[result.name] = result
+        except (TornRecordError, KeyError, TypeError) as error:
+            raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
+        return done
+
+    @contextmanager
+    def locked(self) -> Iterator[Journal]:
+        """Hold the suite for this process, with its journal. Raises UsageError while another one does."""
+        with locked(self.path / "lock", f"suite {self.path.name} is being carried out"):
+            journal = Journal(self.journal)
+            try:
+                yield journal
+            finally:
+                journal.close()
+
+
+def new_suite(root: Path, name: str) -> SuiteFolder:
+    """A folder of its own. Raises UsageError when none can be made."""
+    return SuiteFolder(new_folder(root / "suites", name))
+
+
+def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
+    """The run of this suite's file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
+
+    def began(path: Path) -> tuple[str, float]:
+        agenda = SuiteFolder(path).load()
+        return agenda.path, agenda.created_s
+
+    otherwise = "without --resume the suite begins anew"
+    return SuiteFolder(find_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))
+
+
+def go_on(agenda: Agenda, root: Path) -> str:
+    """The command that goes on with it."""
+    where = root_arguments(root)
+    return shlex.join(["chaosrun", "suite", shortest(Path(agenda.path)), "--resume", agenda.suite_id, *where])

@@ -1,0 +1,216 @@
+"""A suite over the nights: one line a drill and night in a file that is only appended to, and what the lines say of tonight.
+
+The file may be carried from machine to machine, put together from several, and cut off: a line that cannot be read is told, the
+others count.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from chaosrun.campaign.results import DrillResult
+from chaosrun.errors import UsageError
+from chaosrun.records.destination import is_stream
+
+HISTORY_VERSION = 1
+SHOWN_NIGHTS = 30
+FLAKY_WITHIN = 10
+"""Nights within which a drill that failed, was well, and failed again is flaky."""
+
+Label = Literal["new", "still", "fixed", "flaky"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One drill in one night."""
+
+    suite: str
+    """Id of the suite's run; a night may have several."""
+    night: str
+    time_s: float
+    drill: str
+    ok: bool
+    status: str | None
+    expected: str
+    cause: str | None
+    run: str | None
+    seed: int | None
+    faults: int
+    landed: int
+    restarts: int
+    recovery_s: float | None
+    took_s: float
+    rerun: str | None = None
+    by_hand: bool = False
+    """Of a run of some drills, chosen by name, which stands for no night."""
+
+    @classmethod
+    def of(
+        cls, result: DrillResult, *, suite: str, night: str, time_s: float, seed: int | None, by_hand: bool = False
+    ) -> "Entry":
+        return cls(
+            suite=suite,
+            night=night,
+            time_s=round(time_s, 3),
+            drill=result.name,
+            ok=result.ok,
+            status=result.status,
+            expected=result.expected,
+            cause=result.cause if result.error is None else result.error,
+            run=result.run.run_id if result.run else None,
+            seed=seed,
+            faults=result.faults,
+            landed=result.landed,
+            restarts=result.restarts,
+            recovery_s=result.recovery_s,
+            took_s=result.took_s,
+            rerun=result.rerun,
+            by_hand=by_hand,
+        )
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Entry":
+        """Raises ValueError, TypeError or KeyError when the value is no line of this version."""
+        if not isinstance(value, Mapping) or value.get("v") != HISTORY_VERSION:
+            raise ValueError("not a line of this version")
+        entry = cls(**{key: inner for key, inner in value.items() if key != "v"})
+        texts = (entry.suite, entry.night, entry.drill, entry.expected)
+        numbers = (entry.time_s, entry.took_s, entry.faults, entry.restarts)
+        truths = (entry.ok, entry.by_hand)
+        if not all(isinstance(text, str) for text in texts) or not all(isinstance(truth, bool) for truth in truths):
+            raise TypeError("a value is of another type than it should be")
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError("a value is of another type than it should be")
+        if not isinstance(entry.recovery_s, int | float | None):
+            raise TypeError("recovery_s is no number")
+        return entry
+
+    def to_json(self) -> dict[str, Any]:
+        return {"v": HISTORY_VERSION, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    entries: tuple[Entry, ...] = ()
+    """In the order in which they were written; of one drill and suite the last."""
+    damaged: tuple[int, ...] = ()
+    """Numbers of lines that could not be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Night:
+    """One date, in UTC, and of each drill its latest result then."""
+
+    suite: str
+    """Id of the latest run of the suite."""
+    night: str
+    time_s: float
+    """When that began."""
+    drills: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> int:
+        return sum(entry.ok for entry in self.drills.values())
+
+    @property
+    def rate(self) -> float:
+        return self.passed / len(self.drills)
+
+    @property
+    def recoveries(self) -> list[float]:
+        return sorted(entry.recovery_s for entry in self.drills.values() if entry.recovery_s is not None)
+
+
+def read_history(path: Path) -> History:
+    """A file that is not there is a history without nights. Raises UsageError for one that cannot be read at all."""
+    if is_stream(path):
+        raise UsageError(f"cannot read the history {path}: it is no file", hint="name another file with --history")
+    try:
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the history {path}: {error.strerror}", hint="name another file with --history"
+        ) from error
+    entries: dict[tuple[str, str], Entry] = {}
+    damaged: list[int] = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = Entry.from_json(json.loads(line))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            damaged.append(number)
+            continue
+        entries[entry.suite, entry.drill] = entry
+    return History(entries=tuple(entries.values()), damaged=tuple(damaged))
+
+
+def expect_writable(path: Path) -> None:
+    """Raises UsageError when the history cannot be read, or not be written: told now, not after hours of drills."""
+    read_history(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    hint = "name a file that can be written with --history"
+    return UsageError(f"cannot write the history {path}: {error.strerror}", hint=hint)
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Durably, and after a line that was cut off on a line of its own. Raises UsageError when it cannot be written."""
+    line = json.dumps(entry.to_json(), separators=(",", ":")).encode() + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            end = file.seek(0, os.SEEK_END)
+            if end:
+                file.seek(end - 1)
+                line = line if file.read(1) == b"\n" else b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
+    """The nights, oldest first, the newest `last` of them. Unless `by_hand`, without dates on which drills ran only by hand:
+    they would look like nights that lost the others. Where there are no other dates, those are the nights."""
+    dates: dict[str, list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: entry.time_s):
+        dates.setdefault(entry.night, []).append(entry)
+    whole = {night: found for night, found in dates.items() if not all(entry.by_hand for entry in found)}
+    shown = dates if by_hand or not whole else whole
+    return [_night(night, shown[night]) for night in sorted(shown)[-last:]]
+
+
+def _night(night: str, entries: Sequence[Entry]) -> Night:
+    latest = max(entries, key=lambda entry: (not entry.by_hand, entry.time_s))
+    return Night(suite=latest.suite, night=night, time_s=latest.time_s, drills={entry.drill: entry for entry in entries})
+
+
+def trend(drill: str, known: Sequence[Night]) -> list[Entry]:
+    """What the drill did, oldest night first; nights without it are left out."""
+    return [night.drills[drill] for night in known if drill in night.drills]
+
+
+def label(before: Sequence[bool], ok: bool) -> Label | None:
+    """What tonight is beside the nights before (oldest first): a new failure, one that was there, one that is gone, or a drill
+    that fails now and then. None: it is well, and was."""
+    recent = [*before, ok][-FLAKY_WITHIN:]
+    falls = sum(well and not now for well, now in pairwise(recent)) + (not recent[0])
+    if falls > 1:
+        return "flaky"
+    if not ok:
+        return "still" if before and not before[-1] else "new"
+    return "fixed" if before and not before[-1] else None

@@ -1,0 +1,182 @@
+"""Plans of drills that failed: kept beside the history, run first in the nights that follow, given up when they have passed
+often enough, and for no other reason. A file each."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaosrun.campaign.planned import PlannedDrill, can_be_said, exact_overrides, plan_digest, planned_drill
+from chaosrun.campaign.results import DrillResult
+from chaosrun.errors import ChaosrunError
+from chaosrun.plan.faults import FaultPlan
+from chaosrun.plan.planner import make_plan
+from chaosrun.records.journal import write_durably
+from chaosrun.records.run_file import read_json, read_object
+from chaosrun.spec.source import load_job
+from chaosrun.spec.suite import SuiteDrill
+
+KEPT_VERSION = 1
+PASSES = 3
+"""Nights in which a kept plan has to be as expected, one after the other, before it is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPlan:
+    drill: str
+    night: str
+    """Of the failure."""
+    overrides: tuple[str, ...]
+    """Of the job file: this very plan, fault by fault where that can be said."""
+    exact: bool
+    """The overrides name its faults one by one; else they are planned again, as they were asked for and with their seed."""
+    plan: str
+    """Digest of the drill, the job and the faults."""
+    faults: Mapping[str, Any]
+    """plan.json of the run that failed, for people; empty when it had not got that far."""
+    cause: str
+    run: str | None
+    suite: str
+    """File of the suite, as it was on the machine where it failed: several suites may have one name."""
+    passed: tuple[str, ...] = ()
+    """Nights in which it was as expected since it last was not."""
+
+    @property
+    def name(self) -> str:
+        """A drill may fail with several plans in a night."""
+        return f"{self.drill}@{self.night}-{self.plan[:6]}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"v": KEPT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "KeptPlan":
+        """Raises TypeError, KeyError or ValueError when the value is none of this version."""
+        if value["v"] != KEPT_VERSION:
+            raise ValueError(f"version {value['v']!r}")
+        for key in ("overrides", "passed"):
+            if not isinstance(value[key], list) or not all(isinstance(text, str) for text in value[key]):
+                raise TypeError(f"{key} is no list of texts")
+        known = {key: inner for key, inner in value.items() if key != "v"}
+        kept = cls(**{**known, "overrides": tuple(known["overrides"]), "passed": tuple(known["passed"])})
+        texts = {"drill": kept.drill, "night": kept.night, "plan": kept.plan, "cause": kept.cause, "suite": kept.suite}
+        for key, text in {**texts, "run": kept.run or ""}.items():
+            if not isinstance(text, str):
+                raise TypeError(f"{key} is no text")
+        if not isinstance(kept.exact, bool) or not isinstance(kept.faults, Mapping):
+            raise TypeError("a value is of another type than it should be")
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlans:
+    """The folder of a suite's kept plans, beside its history."""
+
+    folder: Path
+
+    @classmethod
+    def beside(cls, history: Path) -> "KeptPlans":
+        return cls(history.with_name(f"{history.name.removesuffix('.jsonl')}.kept"))
+
+    def read(self) -> tuple[list[KeptPlan], list[str]]:
+        """Oldest first; and what is to be told of files that cannot be read."""
+        found: list[KeptPlan] = []
+        notes: list[str] = []
+        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
+            try:
+                found.append(KeptPlan.from_json(read_json(path.read_bytes())))
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                notes.append(f"the kept plan {path} cannot be read ({type(error).__name__}: {error}): remove it")
+        return sorted(found, key=lambda kept: (kept.night, kept.drill)), notes
+
+    def take(self, result: DrillResult, planned: PlannedDrill, *, suite: str, night: str) -> None:
+        """What a drill's result means for the plans that are kept. Twice in a night as expected is once. `suite`: its file."""
+        known = [kept for kept in self.read()[0] if kept.plan == planned.plan]
+        for kept in known:
+            if not result.ok:
+                self._save(replace(kept, passed=()))
+            elif len(passed := tuple(dict.fromkeys([*kept.passed, night]))) < PASSES:
+                self._save(replace(kept, passed=passed))
+            else:
+                self._path(kept).unlink(missing_ok=True)
+        if not known and not result.ok:
+            self._save(_keep(result, planned, suite, night))
+
+    def _save(self, kept: KeptPlan) -> None:
+        write_durably(self._path(kept), json.dumps(kept.to_json(), indent=1).encode())
+
+    def _path(self, kept: KeptPlan) -> Path:
+        readable = re.sub(r"[^A-Za-z0-9._=@,-]+", "_", f"{kept.drill}@{kept.night}")[:120]
+        return self.folder / f"{readable}-{re.sub('[^a-z0-9]+', '_', kept.plan)[:6]}.json"
+
+
+def _keep(result: DrillResult, planned: PlannedDrill, suite: str, night: str) -> KeptPlan:
+    told: Mapping[str, Any] = {}
+    overrides: tuple[str, ...] | None = None
+    try:
+        job = load_job(Path(planned.job), planned.overrides)
+        plan = make_plan(job.spec, job.trace)
+        if result.run is not None and result.run.plan_json.is_file():
+            told = read_object(result.run.plan_json)
+            plan = FaultPlan.from_json(told)
+        if can_be_said(job.spec, plan):
+            exact = exact_overrides(job.spec, planned.overrides, plan)
+            changed = load_job(Path(planned.job), exact)
+            if plan_digest(planned.drill, changed.spec, make_plan(changed.spec, changed.trace)) == planned.plan:
+                overrides = tuple(exact)
+    except (ChaosrunError, ValueError, TypeError, KeyError):
+        pass  # what the drill failed of may be its job file, or its plan's: kept as it was planned
+    return KeptPlan(
+        drill=planned.drill,
+        night=planned.rerun or night,
+        overrides=overrides or planned.overrides,
+        exact=overrides is not None,
+        plan=planned.plan,
+        faults=told,
+        cause=result.error or result.cause or "",
+        run=None if result.run is None else result.run.run_id,
+        suite=suite,
+    )
+
+
+def reruns(
+    kept: Iterable[KeptPlan], suite: Sequence[SuiteDrill], tonight: Sequence[PlannedDrill]
+) -> tuple[list[PlannedDrill], list[str]]:
+    """The drills that repeat what failed, of drills that run tonight and are not planned alike anyway; and what is to be told.
+    A plan that cannot be repeated here stays: on another branch, or for another suite of the same name, it can."""
+    drills = {drill.name: drill for drill in suite}
+    chosen = {drill.name for drill in tonight}
+    planned_anyway = {drill.plan for drill in tonight}
+    found: list[PlannedDrill] = []
+    notes: list[str] = []
+    elsewhere: list[str] = []
+    for each in {plan.name: plan for plan in kept}.values():
+        if each.drill not in drills:
+            notes.append(f"{each.name} is kept, and not repeated: there is no drill {each.drill} (it failed in {each.suite})")
+            continue
+        if each.drill not in chosen:
+            elsewhere.append(each.name)
+            continue
+        if each.plan in planned_anyway:
+            continue
+        drill = drills[each.drill]
+        try:
+            job = load_job(drill.job.path, each.overrides)
+            plan = make_plan(job.spec, job.trace)
+        except ChaosrunError as error:
+            first = error.message.splitlines()[0]
+            notes.append(f"{each.name} is kept, and not repeated: its plan does not fit the job: {first}")
+            continue
+        planned = planned_drill(replace(drill, job=job), each.overrides, plan, name=each.name, rerun=each.night)
+        if planned.plan != each.plan:
+            notes.append(f"{each.name}: the job has changed since it failed")
+            planned = replace(planned, plan=each.plan)
+        if not each.exact:
+            notes.append(f"{each.name}: its faults are not named one by one, they are drawn again from seed {plan.seed}")
+        found.append(planned)
+    if elsewhere:
+        names = f"{', '.join(elsewhere[:5])}{'…' * (len(elsewhere) > 5)}"
+        notes.append(f"kept, and not repeated because its drill does not run here: {names}")
+    return found, notes

@@ -1,0 +1,200 @@
+"""Planning every drill of a suite before any of them starts. Pure but for the job files that the suite has read."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chaosrun.campaign.seeds import derive
+from chaosrun.errors import UsageError
+from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.plan.fragment import as_entries, flow
+from chaosrun.plan.planner import make_plan
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Problem, spec_error
+from chaosrun.spec.suite import Expectation, SuiteDrill
+
+NO_LENGTH = "give the suite, or the drill, set: {max_steps: 60}, with as many steps as the job makes"
+DRAWS = 50
+"""Seeds that are tried for a drill, until its faults can all happen."""
+ALONE = frozenset({"raylet", "drain", "supervisor", "head"})
+"""Kinds that take along what other drills may be using."""
+FRESH = frozenset({"node", "control"})
+"""Families that leave no agent behind for the drill that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDrill:
+    """What one drill will be: all that is needed to carry it out, and to carry it out again."""
+
+    name: str
+    drill: str
+    """The suite's drill that it is, or repeats."""
+    base: str
+    job: str
+    """Absolute path of the job file."""
+    text: str
+    """Digest of the job file as it was planned."""
+    overrides: tuple[str, ...]
+    expect: Mapping[str, Any]
+    workers: int
+    cpu: float
+    gpu: int | str
+    faults: int
+    kinds: tuple[str, ...]
+    """Of its faults, each once."""
+    seed: int
+    """Its `faults.seed`."""
+    plan: str
+    """Digest of the drill, the job and the faults: the same drill again has the same."""
+    reference: str
+    """Digest of what its undisturbed leg depends on, as far as the job file says it."""
+    rerun: str | None = None
+    """Night whose failure it repeats, with the plan it had then."""
+
+    @property
+    def expectation(self) -> Expectation:
+        return Expectation.model_validate(dict(self.expect))
+
+    @property
+    def needs_all(self) -> bool:
+        """Nothing else may run beside it."""
+        return bool(ALONE & set(self.kinds))
+
+    @property
+    def needs_fresh(self) -> bool:
+        """Its place is of no use to the next one."""
+        from chaosrun.plan.catalogue import KINDS
+
+        return any(KINDS[kind].family in FRESH for kind in self.kinds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "expect": dict(self.expect)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "PlannedDrill":
+        """Raises TypeError or KeyError when the value is not a drill's."""
+        return cls(**{**value, "overrides": tuple(value["overrides"]), "kinds": tuple(value["kinds"])})
+
+
+def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[PlannedDrill]:
+    """With a `seed` each drill's faults are drawn with one of its own, derived from that and its name.
+
+    Raises SpecError that names each drill whose faults cannot happen.
+    """
+    planned: list[PlannedDrill] = []
+    problems: list[Problem] = []
+    for drill in drills:
+        try:
+            planned.append(_plan(drill, seed))
+        except UsageError as error:
+            message, hint = f"drill {drill.name!r} cannot be planned: {error.message}", error.hint
+            spec = drill.job.spec
+            if spec.max_steps is None and spec.faults.preset is not None:
+                if any(told.hint == NO_LENGTH and told.place == drill.place for told in problems):
+                    continue  # of another combination, which lacks the same
+                hint = NO_LENGTH
+            problems.append(Problem(place=drill.place, message=message, hint=hint))
+    if problems:
+        raise spec_error(problems)
+    return planned
+
+
+def _plan(drill: SuiteDrill, seed: int | None) -> PlannedDrill:
+    overrides = list(drill.overrides)
+    spec = drill.job.spec
+    if seed is None:
+        plan = make_plan(spec, drill.job.trace)
+    else:
+        plan = _drawn(drill, seed)
+        overrides.append(f"faults.seed={plan.seed}")
+    return planned_drill(drill, overrides, plan)
+
+
+def planned_drill(
+    drill: SuiteDrill, overrides: Sequence[str], plan: FaultPlan, *, name: str | None = None, rerun: str | None = None
+) -> PlannedDrill:
+    spec = drill.job.spec
+    return PlannedDrill(
+        name=name or drill.name,
+        drill=drill.name,
+        base=drill.base,
+        job=str(drill.job.path.resolve()),
+        text=hashlib.sha256(drill.job.text.encode()).hexdigest(),
+        overrides=tuple(overrides),
+        expect=drill.expect.model_dump(mode="json"),
+        workers=spec.workers,
+        cpu=spec.per_worker.cpu,
+        gpu=spec.per_worker.gpu,
+        faults=len(plan.faults),
+        kinds=tuple(dict.fromkeys(fault.kind for fault in plan.faults)),
+        seed=plan.seed,
+        plan=plan_digest(drill.name, spec, plan),
+        reference=_digest([str(drill.job.path.resolve()), _undisturbed(spec)]),
+        rerun=rerun,
+    )
+
+
+def _drawn(drill: SuiteDrill, seed: int) -> FaultPlan:
+    """The plan of the first derived seed with which something happens, and all that does can."""
+    refused: UsageError | None = None
+    plan: FaultPlan | None = None
+    for draw in range(DRAWS):
+        faults = drill.job.spec.faults.model_copy(update={"seed": derive(seed, drill.name, draw)})
+        try:
+            plan = make_plan(drill.job.spec.model_copy(update={"faults": faults}), drill.job.trace)
+        except UsageError as error:
+            refused = error
+            continue
+        if plan.faults:
+            return plan
+    if plan is None:
+        assert refused is not None
+        raise refused
+    return plan
+
+
+def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) -> list[str]:
+    """Overrides that bring this very plan about again, whatever becomes of the way in which faults are drawn.
+
+    Faults that cannot be said one by one (at times that the training may outrun, on some ranks at once) stay as they are asked
+    for, with their seed.
+    """
+    if not can_be_said(spec, plan):
+        return list(overrides)
+    kept = [override for override in overrides if override.partition("=")[0].partition(".")[0] != "faults"]
+    faults: dict[str, Any] = {"seed": plan.seed, "schedule": as_entries(plan.faults, spec.workers)}
+    if spec.faults.allow_cluster_faults:
+        faults["allow_cluster_faults"] = True
+    return [*kept, f"faults={flow(faults)}"]
+
+
+def can_be_said(spec: JobSpec, plan: FaultPlan) -> bool:
+    """Whether `exact_overrides` names the faults one by one."""
+    groups: dict[str, int] = {}
+    for fault in plan.faults:
+        if fault.group is not None:
+            groups[fault.group] = groups.get(fault.group, 0) + 1
+    return all(fault.required for fault in plan.faults) and all(size == spec.workers for size in groups.values())
+
+
+def plan_digest(drill: str, spec: JobSpec, plan: FaultPlan) -> str:
+    """The same for the same faults on the same job of the same drill, however they were asked for; and wherever the job file
+    lies, since a history is carried from machine to machine."""
+    return _digest([drill, spec.model_dump(mode="json", exclude={"faults"}), [_what(fault) for fault in plan.faults]])
+
+
+def _what(fault: Fault) -> dict[str, Any]:
+    told = fault.to_json()
+    return {key: told[key] for key in told if key not in ("id", "source", "group", "required")} | {
+        "together": bool(fault.group)
+    }
+
+
+def _undisturbed(spec: JobSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

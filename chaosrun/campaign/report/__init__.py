@@ -1,0 +1,1 @@
+"""What people and CI are shown of sweeps, shrinks and suites."""

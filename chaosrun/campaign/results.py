@@ -1,0 +1,253 @@
+"""What became of a suite's drills, and whether it is what was expected. Values; judges by verdicts and records alone."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chaosrun.errors import ChaosrunError
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_object
+from chaosrun.spec.suite import Comparison, Expectation
+from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
+from chaosrun.verify.verdict import EXIT_CODES, Verdict
+
+SUITE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillResult:
+    """One drill of a suite, carried out."""
+
+    name: str
+    run: RunLayout | None
+    """None when it could not be started."""
+    status: str | None
+    """Its verdict; None: there is none."""
+    expected: str
+    exit_code: int | None = None
+    cause: str | None = None
+    difference: str | None = None
+    """The first one, in words."""
+    error: str | None = None
+    """Why there is no verdict."""
+    cancelled: bool = False
+    """It was ended by `chaosrun cancel`; the suite, gone on with, carries it out."""
+    surprises: tuple[str, ...] = ()
+    """In which ways it is not what was expected; none when it is."""
+    faults: int = 0
+    landed: int = 0
+    restarts: int = 0
+    recovery_s: float | None = None
+    """Median over its restarts."""
+    lost_steps: int = 0
+    took_s: float = 0.0
+    reference: str | None = None
+    """cached, or made for it."""
+    rerun: str | None = None
+    """Night whose failure it repeats."""
+    label: str | None = None
+    """Beside the nights before: new, still, fixed or flaky; None: nothing to tell."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.surprises
+
+    @property
+    def word(self) -> str:
+        """What stands where a verdict would."""
+        return self.status or ("cancelled" if self.cancelled else "not run")
+
+    def recorded(self) -> dict[str, Any]:
+        """A line of the suite's journal."""
+        return {**asdict(self), "run": str(self.run.path) if self.run else None, "surprises": list(self.surprises)}
+
+    @classmethod
+    def from_record(cls, value: Mapping[str, Any]) -> "DrillResult":
+        run = RunLayout(Path(value["run"])) if value["run"] else None
+        return cls(**{**value, "run": run, "surprises": tuple(value["surprises"])})
+
+    def to_json(self) -> dict[str, Any]:
+        verdict = read_object(self.run.verdict_json) if self.run and self.status else None
+        about = {key: value for key, value in self.recorded().items() if key not in ("run", "status")}
+        run = {"run": self.run.run_id if self.run else None, "path": str(self.run.path) if self.run else None}
+        return {"name": self.name, **run, "status": self.status, "verdict": verdict, **about}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A drill's losses beside those of the suite's first."""
+
+    name: str
+    difference: Difference
+    control: bool
+    """It is meant to lie beyond the tolerance."""
+
+    @property
+    def as_expected(self) -> bool:
+        return self.difference.within != self.control
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "control": self.control, "as_expected": self.as_expected, **self.difference.to_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteResult:
+    name: str
+    drills: tuple[DrillResult, ...]
+    """Carried out, in the order in which the suite has them."""
+    path: Path | None = None
+    """Its folder, where it has one."""
+    suite_id: str = ""
+    night: str = ""
+    seed: int | None = None
+    """What every drill's faults were drawn with, where one was given."""
+    shard: str | None = None
+    """Which part of the drills it is, where that was asked for."""
+    left: tuple[str, ...] = ()
+    """Drills that were not carried out: not begun after a surprise (`--fail-fast`), or not ended when it was cut short."""
+    cut_short: str | None = None
+    """What ended it before its drills had: an interrupt, or an error that is no drill's."""
+    took_s: float = 0.0
+    first: str | None = None
+    """The drill that the others' losses were compared with."""
+    compared: tuple[Compared, ...] = ()
+    not_compared: str | None = None
+    """Why the comparison that was asked for could not be made."""
+    notes: tuple[str, ...] = ()
+    """What else there is to know: damaged lines of the history, plans that are not kept any more."""
+
+    @property
+    def empty(self) -> bool:
+        """No drill belongs to its part of the suite: that is no success, and no failure."""
+        return not self.drills and not self.left
+
+    @property
+    def as_expected(self) -> bool:
+        compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
+        whole = not self.left and not self.empty and self.cut_short is None
+        return compared and whole and all(drill.ok for drill in self.drills)
+
+    @property
+    def exit_code(self) -> int:
+        """That of PASS when all is as expected, or nothing was to be done; of INCONCLUSIVE when all that is not proves nothing;
+        else of FAIL. (A process whose suite is cut short ends with the code of what did that.)"""
+        if self.as_expected or self.empty:
+            return EXIT_CODES["PASS"]
+        odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())
+        compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
+        return EXIT_CODES["INCONCLUSIVE" if compared and odd and odd <= {"INCONCLUSIVE", None} else "FAIL"]
+
+    @property
+    def cached(self) -> tuple[int, int]:
+        """How many references were taken from the cache, and how many had to be made."""
+        used = [drill.reference for drill in self.drills]
+        return used.count("cached"), used.count("made")
+
+    def to_json(self) -> dict[str, Any]:
+        hits, misses = self.cached
+        return {
+            "v": SUITE_VERSION,
+            "name": self.name,
+            "suite": self.suite_id,
+            "path": str(self.path) if self.path else None,
+            "night": self.night,
+            "seed": self.seed,
+            "shard": self.shard,
+            "as_expected": self.as_expected,
+            "exit_code": self.exit_code,
+            "took_s": round(self.took_s, 3),
+            "references": {"cached": hits, "made": misses},
+            "drills": [drill.to_json() for drill in self.drills],
+            "left": list(self.left),
+            "cut_short": self.cut_short,
+            "first": self.first,
+            "compared": [entry.to_json() for entry in self.compared],
+            "not_compared": self.not_compared,
+            "notes": list(self.notes),
+        }
+
+
+def drill_result(
+    name: str, expect: Expectation, run: RunLayout, verdict: Verdict, *, took_s: float, rerun: str | None = None
+) -> DrillResult:
+    """A drill that came to a verdict."""
+    times = [attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None]
+    source = read_object(run.run_json).get("reference") or {}
+    return DrillResult(
+        name=name,
+        run=run,
+        status=verdict.status,
+        expected=expect.verdict,
+        exit_code=verdict.exit_code,
+        cause=verdict.cause,
+        difference=describe_divergence(verdict.divergence) if verdict.divergence else None,
+        surprises=tuple(surprises(expect, verdict)),
+        faults=len(verdict.faults),
+        landed=sum(fault.landed for fault in verdict.faults),
+        restarts=max(0, len(verdict.attempts) - 1),
+        recovery_s=round(statistics.median(times), 3) if times else None,
+        lost_steps=verdict.lost_steps,
+        took_s=round(took_s, 3),
+        reference=("cached" if source.get("source") else "made") if isinstance(source, Mapping) else None,
+        rerun=rerun,
+    )
+
+
+def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
+    """One sentence for each way in which the verdict is not the expected one."""
+    if verdict.status != expected.verdict:
+        yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
+        return
+    kind = verdict.divergence.kind if verdict.divergence else None
+    if expected.kind is not None and kind != expected.kind:
+        yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
+    if expected.cause is not None and expected.cause not in verdict.cause:
+        yield f"the cause does not say {expected.cause!r}: {verdict.cause}"
+    if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
+        yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
+
+
+def describe_divergence(found: Divergence) -> str:
+    """`data order at step 8, rank 0: expected [9], seen [3] (sampler epoch not set)`."""
+    values = "" if found.kind != "data order" else f": expected samples {_ids(found.expected)}, seen {_ids(found.seen)}"
+    return f"{found.kind} at step {found.step}, rank {found.rank}{values} ({found.cause})"
+
+
+def _ids(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def comparison_result(whole: SuiteResult) -> DrillResult:
+    """The comparison as what the history keeps: a night in which it is not as expected is not well, whatever the drills are."""
+    odd = [f"losses of {entry.name}" for entry in whole.compared if not entry.as_expected]
+    if whole.not_compared is not None:
+        odd.append(whole.not_compared)
+    status = None if whole.not_compared is not None else "FAIL" if odd else "PASS"
+    told = "; ".join(odd) or None
+    return DrillResult(name="comparison of losses", run=None, status=status, expected="PASS", cause=told, surprises=tuple(odd))
+
+
+def compare_losses(result: SuiteResult, comparison: Comparison) -> SuiteResult:
+    """With the losses of its drills' undisturbed legs beside those of one of them."""
+    first = comparison.first
+    assert first is not None  # which one it is, hangs on the suite, not on what of it ran first
+    runs = {drill.name: drill.run for drill in result.drills if drill.run is not None and drill.rerun is None}
+    if first not in runs:
+        return replace(result, first=first, not_compared=f"drill {first} was not run")
+    try:
+        trajectories = {name: trajectory(run) for name, run in runs.items()}
+    except ChaosrunError as error:
+        return replace(result, first=first, not_compared=error.message)
+    compared = tuple(
+        Compared(
+            name=other,
+            difference=compare_trajectories(trajectories[first], seen, atol=comparison.atol),
+            control=other in comparison.beyond,
+        )
+        for other, seen in trajectories.items()
+        if other != first
+    )
+    return replace(result, first=first, compared=compared)

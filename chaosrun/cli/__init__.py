@@ -1,0 +1,131 @@
+"""The command line: which commands there are, and the exit code that it ends with. Nothing else.
+
+Data goes to stdout, progress and errors to stderr. Everything heavy is imported inside the commands: `--help` must be instant.
+
+Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the script failed outside a fault · 5 recovery failed ·
+6 INCONCLUSIVE · 7 resources unavailable · 8 preflight: unfit · 124 timeout · 130 interrupted.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from io import TextIOWrapper
+
+from cyclopts import App, CycloptsError, Parameter
+
+from chaosrun import __version__
+from chaosrun.cli import campaigns, control, drills, export, housekeeping, preflight, reports, runs, start
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
+from chaosrun.report.output import has_colour, write_error, write_json
+
+__all__ = ["app", "main"]
+
+EXIT_BUG = 1
+NEAR = 0.7
+"""How like two words are of which one may stand for the other, from 0 to 1."""
+
+EXIT_CODES = """Exit codes: 0 PASS, 3 FAIL, 6 INCONCLUSIVE, 2 wrong usage or YAML,
+4 the training script failed by itself, 5 recovery failed, 7 no resources,
+8 preflight finds the cluster unfit, 124 timeout, 130 interrupted,
+1 a bug in chaosrun."""
+
+app = App(
+    name="chaosrun",
+    help="Kill a training job on purpose and prove, bit for bit, that it comes back.",
+    help_format="plaintext",
+    help_epilogue=EXIT_CODES,
+    version=__version__,
+    default_parameter=Parameter(negative=()),
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+    exit_on_error=False,
+    print_error=False,
+    help_on_error=False,
+)
+
+
+WITH_CHANGES = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...]"
+
+for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
+    app.command(command, usage=WITH_CHANGES.format(command=command.__name__))
+for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
+    app.command(command)
+app.command(control.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
+app.command(control.wait)
+app.command(control.cancel)
+app.command(drills.compare, usage="Usage: chaosrun compare [OPTIONS] RUN RUN...")
+app.command(campaigns.suite, usage="Usage: chaosrun suite [OPTIONS] SUITE")
+app.command(runs.list_, name="list")
+app.command(reports.report, usage="Usage: chaosrun report [OPTIONS] RUN")
+app.command(start.init, usage="Usage: chaosrun init [OPTIONS] [DIR]")
+app.command(start.schema, usage="Usage: chaosrun schema [OPTIONS] job|suite|verdict|preflight")
+app.command(export.export, usage="Usage: chaosrun export [OPTIONS] github|ray|rayjob|slurm FILE [KEY=VALUE...]")
+app.command(preflight.preflight, usage="Usage: chaosrun preflight [OPTIONS] [JOB] [KEY=VALUE...]")
+app.command(housekeeping.env)
+app.command(housekeeping.clean)
+app.command(housekeeping.completion_of(app), usage="Usage: chaosrun completion [OPTIONS] [SHELL]")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's); returns the exit code."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        # A job's name that the terminal's encoding lacks is no reason to lose the account of a drill.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        return app(tokens) or 0
+    except CycloptsError as error:
+        command = " ".join(["chaosrun", *(error.command_chain or ())])
+        return _report(UsageError(_without_far_guess(str(error).strip()), hint=f"see `{command} --help`"), tokens)
+    except ChaosrunError as error:
+        return _report(error, tokens)
+    except KeyboardInterrupt:
+        return _report(InterruptedRunError("interrupted"), tokens)
+    except Exception as error:
+        return _report_bug(error, tokens)
+
+
+def _without_far_guess(message: str) -> str:
+    """Half the letters in common make no typing error: `bogus` is not `logs`."""
+    guess = re.match(r'Unknown command "(.*?)"\.( Did you mean "(.*?)"\?)', message)
+    if guess is None or SequenceMatcher(None, guess[1], guess[3]).ratio() >= NEAR:
+        return message
+    return message[: guess.start(2)] + message[guess.end(2) :]
+
+
+def _stderr_colour() -> bool:
+    return has_colour(sys.stderr, os.environ)
+
+
+def _report(error: ChaosrunError, tokens: Sequence[str]) -> int:
+    write_error(error.message, error.hint, colour=_stderr_colour())
+    if _asks_for_json(tokens):
+        about = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        write_json({"v": 1, "error": about})
+    return error.exit_code
+
+
+def _report_bug(error: Exception, tokens: Sequence[str]) -> int:
+    import traceback
+
+    traceback.print_exception(error)
+    message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
+    write_error(message, "please report it with the traceback above; the run's files are kept", colour=_stderr_colour())
+    if _asks_for_json(tokens):
+        about = {"kind": type(error).__name__, "message": message, "hint": None, "exit_code": EXIT_BUG}
+        write_json({"v": 1, "error": about})
+    return EXIT_BUG
+
+
+def _asks_for_json(tokens: Sequence[str]) -> bool:
+    """Whether the command line wants JSON, also when it cannot be parsed."""
+    pairs = zip(tokens, [*tokens[1:], ""], strict=True)
+    return any(
+        (option in ("-o", "--output") and value == "json") or option in ("-ojson", "-o=json", "--output=json")
+        for option, value in pairs
+    )

@@ -1,0 +1,8 @@
+"""`python -m chaosrun.cli`."""
+
+import sys
+
+from chaosrun.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

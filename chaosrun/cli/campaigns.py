@@ -1,0 +1,206 @@
+"""Commands about many drills: parse, call `chaosrun.api`, print, return the exit code."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run, numbers
+from chaosrun.cli.terminal import page, ticking
+from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.report.beside import warn
+from chaosrun.report.output import write_json, write_out
+
+if TYPE_CHECKING:
+    from chaosrun.campaign.night import Wish
+    from chaosrun.campaign.results import SuiteResult
+
+MORE_THAN_NONE = "a number, 1 or more"
+
+
+def suite(
+    path: Annotated[Path, Parameter(name="SUITE", help="The suite file (YAML): drills and what is expected of each.")],
+    /,
+    *,
+    only: Annotated[
+        list[str] | None, Parameter(help="Run these drills alone: a name, or a pattern such as 'digits*'; several times.")
+    ] = None,
+    except_: Annotated[list[str] | None, Parameter(name="--except", help="Leave these drills out; several times.")] = None,
+    shard: Annotated[str, Parameter(help="Run one part of several that together are all, such as 2/5.")] = "",
+    seed: Annotated[
+        str, Parameter(help="Draw every drill's faults anew: 'today' (the date in UTC, which is printed) or a number.")
+    ] = "",
+    list_: Annotated[bool, Parameter(name="--list", help="Show what would run, and start nothing.")] = False,
+    fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
+    keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
+    at_once: Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")] = None,
+    resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
+    history: Annotated[
+        Path | None, Parameter(help="File that the nights are kept in (default: ROOT/suites/history/SUITE.jsonl).")
+    ] = None,
+    junit: Annotated[Path | None, Parameter(help="Write JUnit XML here, too.")] = None,
+    markdown: Annotated[Path | None, Parameter(help="Add a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
+    not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
+    from chaosrun import api
+    from chaosrun.campaign.report.suite import render_agenda, render_suite
+    from chaosrun.campaign.report.suite_pages import expect_writable, hand_out
+
+    if fail_fast and keep_going:
+        raise UsageError("--fail-fast and --keep-going exclude each other", hint="leave one of the two out")
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"--at-once {at_once} is no number of drills", hint=f"give --at-once {MORE_THAN_NONE}")
+    for option, file in (("--history", history), ("--junit", junit), ("--markdown", markdown)):
+        if file is not None and not list_:
+            expect_writable(option, file)  # told now, not after hours of drills
+    wish = _wish(path, only or (), except_ or (), shard, seed, fail_fast, history)
+    if list_:
+        agenda = api.suite_plan(wish, root=root)
+        if output == "json":
+            write_json(agenda.to_json())
+        else:
+            write_out(page(render_agenda(agenda)))
+        return 0
+    ended: list[SuiteResult] = []
+
+    def on_cut_short(so_far: "SuiteResult") -> None:
+        ended.append(so_far)
+        try:
+            hand_out(so_far, junit, markdown)
+        except UsageError as error:
+            warn([error.message])
+
+    try:
+        with ticking(quiet=quiet) as ticker:
+            result = api.suite(
+                wish,
+                resume=resume,
+                at_once=at_once,
+                root=root,
+                address=address,
+                on_event=None if ticker is None else ticker.on_event,
+                on_cut_short=on_cut_short,
+            )
+    except ChaosrunError:
+        if output == "text":  # else the error is the only value
+            write_out("".join(page(render_suite(so_far)) for so_far in ended))
+        raise
+    if output == "json":
+        write_json(result.to_json())
+    else:
+        write_out(page(render_suite(result)))
+    hand_out(result, junit, markdown)
+    return result.exit_code
+
+
+def _wish(
+    path: Path,
+    only: Sequence[str],
+    without: Sequence[str],
+    shard: str,
+    seed: str,
+    fail_fast: bool,
+    history: Path | None,
+) -> "Wish":
+    import time
+
+    from chaosrun.campaign.choice import parse_shard
+    from chaosrun.campaign.night import Wish
+    from chaosrun.campaign.seeds import parse_seed
+
+    now_s = time.time()
+    return Wish(
+        path=path,
+        only=tuple(only),
+        without=tuple(without),
+        shard=parse_shard(shard) if shard else None,
+        seed=parse_seed(seed, now_s) if seed else None,
+        fail_fast=fail_fast,
+        history=history,
+        asked_s=now_s,
+    )
+
+
+def sweep(
+    job: Job,
+    /,
+    *overrides: Overrides,
+    steps: Annotated[
+        str,
+        Parameter(help="Steps at which the training's phases are tried, such as 1,27,66 (default: five that stand for all)."),
+    ] = "",
+    only: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Points to try, by phase or by name, such as 'checkpoint.*' or 'recovery/*'; may be given several times."
+        ),
+    ] = None,
+    at_once: Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")] = None,
+    keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
+    resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Kill the job once at every point that it comes by, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
+    none fails and one is inconclusive."""
+    from chaosrun import api
+
+    if at_once is not None and at_once < 1:
+        raise UsageError(f"--at-once {at_once} is no number of drills", hint=f"give --at-once {MORE_THAN_NONE}")
+    with ticking(quiet=quiet) as ticker:
+        swept = api.sweep(
+            job,
+            overrides=overrides,
+            steps=numbers("--steps", steps, "steps"),
+            only=only or (),
+            at_once=at_once,
+            keep=keep,
+            resume=resume,
+            root=root,
+            address=address,
+            on_event=None if ticker is None else ticker.on_event,
+        )
+    if output == "json":
+        write_json({**swept.to_json(), "exit_code": swept.exit_code})
+    else:
+        from chaosrun.campaign.report.sweep import render_sweep
+
+        write_out(page(render_sweep(swept, root=root)))
+    return swept.exit_code
+
+
+def shrink(
+    run: Run,
+    /,
+    *,
+    max_drills: Annotated[int | None, Parameter(help="Stop with the smallest plan found by then (default: 100).")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way. It prints that as part of a job
+    file; exit code 0, or 6 when the run does not fail again."""
+    from chaosrun import api
+
+    if max_drills is not None and max_drills < 1:
+        raise UsageError(f"--max-drills {max_drills} is no number of drills", hint=f"give --max-drills {MORE_THAN_NONE}")
+    layout = api.find_run(run, root)
+    with ticking(quiet=quiet) as ticker:
+        on_event = None if ticker is None else ticker.on_event
+        shrunk = api.shrink(layout, max_drills=max_drills, address=address, on_event=on_event)
+    if output == "json":
+        write_json(shrunk.to_json())
+    else:
+        from chaosrun.campaign.report.shrink import render_shrunk
+
+        write_out(page(render_shrunk(shrunk)))
+    return shrunk.exit_code

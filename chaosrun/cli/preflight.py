@@ -1,0 +1,159 @@
+"""The command that looks at a cluster before a job does: parse, call `chaosrun.api`, print, return the exit code."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from chaosrun.cli.arguments import Address, Overrides, Quiet, Root, duration_s, names, numbers
+from chaosrun.errors import UsageError
+from chaosrun.report.output import WIDEST, has_colour, page_width, write_out
+
+if TYPE_CHECKING:
+    from chaosrun.preflight.engine import Listener
+    from chaosrun.preflight.result import Result
+
+
+def preflight(
+    job: Annotated[
+        Path | None, Parameter(name="JOB", help="A job file (YAML): whether the cluster is fit for that job; else for any.")
+    ] = None,
+    /,
+    *overrides: Overrides,
+    level: Annotated[
+        Literal["quick", "standard", "deep"],
+        Parameter(help="quick: seconds, for a node's start-up; standard: a minute or two; deep: hours if you like."),
+    ] = "standard",
+    only: Annotated[
+        list[str] | None,
+        Parameter(help="Make these checks alone, whatever their level: a name, or several as host,bits; several times."),
+    ] = None,
+    skip: Annotated[list[str] | None, Parameter(help="Leave these checks out, in the same way.")] = None,
+    duration: Annotated[str | None, Parameter(help="How long a deep preflight may take, such as 2h.")] = None,
+    baseline: Annotated[
+        Path | None, Parameter(help="Compare with an earlier preflight: a file that -o json was written to.")
+    ] = None,
+    write_good_nodes: Annotated[
+        Path | None, Parameter(help="Write the names of the nodes that can be used here, one a line, for a scheduler.")
+    ] = None,
+    strict: Annotated[bool, Parameter(help="A WARN speaks against a node as a FAIL does.")] = False,
+    mtbf: Annotated[
+        str | None, Parameter(help="Mean time between failures of one node, such as 5000h: what the forecast reckons with.")
+    ] = None,
+    nodes: Annotated[str, Parameter(help="Numbers of nodes to forecast for, such as 64,512.")] = "",
+    to: Annotated[Path | None, Parameter(help="Write what -o asks for into this file, and the table to stdout.")] = None,
+    address: Address = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Annotated[
+        Literal["text", "json", "junit", "html"],
+        Parameter(
+            name=["--output", "-o"],
+            help="text for people, json for programs and as a baseline, junit for CI systems, html: one page (on stdout).",
+        ),
+    ] = "text",
+) -> int:
+    """Check whether every node of the cluster is fit to train on, and to be preempted on: exit code 0 when all are, 8 when a
+    check fails or could not be made."""
+    from chaosrun import api
+    from chaosrun.preflight.conduct import Wish
+    from chaosrun.preflight.model import Level
+
+    if duration is not None and level != "deep":
+        raise UsageError(f"--duration {duration} goes with --level deep", hint="add --level deep, or leave it out")
+    if job is not None and "=" in job.name and not job.exists():
+        raise UsageError(f"{job} is a change to no job file", hint="name the job file first")
+    if to is not None:
+        _expect_writable(to)
+    wish = Wish(
+        job=job,
+        overrides=overrides,
+        level=Level(level),
+        only=names(only),
+        skip=names(skip),
+        baseline=baseline,
+        good_nodes=write_good_nodes,
+        strict=strict,
+        seconds=None if duration is None else duration_s("--duration", duration),
+        mtbf_s=None if mtbf is None else duration_s("--mtbf", mtbf),
+        forecast_nodes=numbers("--nodes", nodes, "nodes"),
+    )
+    with _progress(quiet=quiet) as on_event:
+        result = api.preflight(wish, root=root, address=address, on_event=on_event)
+    _show(result, output, to, quiet=quiet, good_file=write_good_nodes)
+    return result.exit_code
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> "Iterator[Listener | None]":
+    """What libraries print meanwhile is no data: to stderr."""
+    if quiet:
+        with redirect_stdout(sys.stderr):
+            yield None
+        return
+    from chaosrun.preflight.report.ticker import PreflightTicker
+    from chaosrun.report.live import is_live_terminal
+
+    ticker = PreflightTicker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "cluster.joined" and event["address"] is None:
+            print("only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster", file=sys.stderr)
+        ticker.on_event(event)
+
+    try:
+        with redirect_stdout(sys.stderr):
+            yield on_event
+    finally:
+        ticker.close()
+
+
+def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_file: Path | None) -> None:
+    from chaosrun.preflight.report.text import render_text
+
+    good = None if good_file is None else str(good_file)
+
+    def table(width: int, colour: bool) -> str:
+        return render_text(result, width=width, colour=colour, good_file=good, quiet=quiet)
+
+    def asked_for() -> str:
+        if output == "json":
+            from chaosrun.preflight.saved import to_json
+
+            return json.dumps(to_json(result), indent=2) + "\n"
+        if output == "junit":
+            from chaosrun.preflight.report.junit import render_junit
+
+            return render_junit(result)
+        if output == "html":
+            from chaosrun.preflight.report.html import render_html
+
+            return render_html(result, good_file=good)
+        return table(WIDEST, False)
+
+    if to is not None:
+        _write(to, asked_for())
+    if to is not None or output == "text":
+        write_out(table(page_width(), has_colour(sys.stdout, os.environ)))
+    else:
+        write_out(asked_for())
+
+
+def _write(path: Path, text: str) -> None:
+    from chaosrun.records.destination import write_to
+
+    try:
+        write_to(path, text.encode())
+    except OSError as error:
+        raise UsageError(f"--to {path} cannot be written: {error.strerror}", hint="name another file") from error
+
+
+def _expect_writable(path: Path) -> None:
+    from chaosrun.campaign.report.suite_pages import expect_writable
+
+    expect_writable("--to", path)

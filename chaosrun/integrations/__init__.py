@@ -1,0 +1,1 @@
+"""Other programs: pytest, exports for CI and clusters, new projects, JSON Schemas."""

@@ -1,0 +1,140 @@
+"""The files of a new job, made from the templates beside this module, and how they are written: all of them or none.
+
+The templates are ordinary files: the scripts are checked like every other source. Must not import what they import.
+"""
+
+import json
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from chaosrun.errors import UsageError
+from chaosrun.integrations.export.github import workflow
+from chaosrun.integrations.schemas import job_schema
+
+Template = Literal["accelerate", "trainer", "torch"]
+CI = Literal["github", "none"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+SCHEMA_NAME = "job.schema.json"
+LLAMA = "transformers.models.llama.modeling_llama"
+NEEDS: Mapping[Template, str] = {"trainer": "transformers"}
+MORE: Mapping[Template, str] = {
+    "trainer": f"recovery: {{preload: [transformers.trainer, {LLAMA}]}}   # imported once, not again at each restart\n"
+}
+"""Lines of the job file that one template alone needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaffold:
+    directory: Path
+    template: Template
+    files: Mapping[Path, str]
+    """Text by path, in the order in which they are told."""
+    warning: str | None = None
+    """What has yet to be done for the workflow to be found."""
+
+    @property
+    def job(self) -> Path:
+        return self.directory / "job.yaml"
+
+
+def init(directory: Path, *, template: Template = "accelerate", ci: CI = "github", force: bool = False) -> Scaffold:
+    """Write a job that passes as it is. Raises UsageError, with nothing written, where files are in its way (unless `force`),
+    and when the template needs what is not installed."""
+    made = scaffold(directory, template, ci)
+    write_scaffold(made, force=force)
+    return made
+
+
+def scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
+    """The files of a new job in `directory`. Raises UsageError when its template needs what is not installed."""
+    needed = NEEDS.get(template)
+    if needed and find_spec(needed) is None:
+        raise UsageError(
+            f"--template {template} needs {needed}, which is not installed",
+            hint=f"pip install {needed}, or take --template accelerate or torch",
+        )
+    job = (TEMPLATES / "job.yaml").read_text()
+    files = {
+        directory / "job.yaml": job.replace("{name}", job_name(directory)).replace("{more}", MORE.get(template, "")),
+        directory / "train.py": (TEMPLATES / template / "train.py").read_text(),
+        directory / SCHEMA_NAME: json.dumps(job_schema(), indent=1) + "\n",
+    }
+    warning = None
+    if ci == "github":
+        files |= _github(directory, template)
+        if _repository(directory) is None:
+            warning = (
+                f"{directory} is in no git repository, and GitHub reads workflows at a repository's top alone: make it one "
+                f"(`{shlex.join(['git', 'init', str(directory)])}`), or `init` again, with --force, in one"
+            )
+    return Scaffold(directory=directory, template=template, files=files, warning=warning)
+
+
+def write_scaffold(made: Scaffold, *, force: bool) -> None:
+    """Write every file, or none: raises UsageError, before anything is written, when one is there already (unless `force`) or
+    its place is not a file's, and when a directory cannot be made."""
+    taken = [path for path in made.files if os.path.lexists(path)]
+    if wrong := [path for path in taken if path.is_dir() or path.is_symlink()]:
+        raise UsageError(f"{_list(wrong)}: not an ordinary file, and never overwritten", hint="name another directory")
+    if taken and not force:
+        raise UsageError(
+            f"already there: {_list(taken)}; nothing was written", hint="name another directory, or overwrite them with --force"
+        )
+    staged: list[tuple[str, Path]] = []
+    try:
+        for path, text in made.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+            staged.append((name, path))
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                os.fchmod(handle, 0o644)
+        while staged:
+            name, path = staged[-1]
+            os.replace(name, path)
+            staged.pop()
+    except OSError as error:
+        raise UsageError(
+            f"{made.directory} cannot be written: {error.strerror}", hint="name a directory that can be written"
+        ) from error
+    finally:
+        for name, _ in staged:
+            os.unlink(name)
+
+
+def job_name(directory: Path) -> str:
+    """The directory's name, as far as a job can be called so."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).lstrip("._-")[:64]
+    return name or "job"
+
+
+def _list(paths: Sequence[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
+def _github(directory: Path, template: Template) -> dict[Path, str]:
+    """The workflow, where GitHub looks for it: at the top of the repository that the directory is in, else in it."""
+    here = directory.resolve()
+    top = _repository(directory) or here
+    inside = here.relative_to(top)
+    name = "-".join(("chaosrun", *inside.parts))
+    place = Path(".github", "workflows", f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.yml")
+    install = " ".join(['python -m pip install "$CHAOSRUN_REQUIREMENT"', *([NEEDS[template]] if template in NEEDS else [])])
+    title = " ".join(("chaosrun", *inside.parts))
+    return {
+        (directory if top == here else top) / place: workflow((inside / "job.yaml").as_posix(), title=title, install=install)
+    }
+
+
+def _repository(directory: Path) -> Path | None:
+    """The top of the repository that a directory is in, or will be."""
+    here = directory.resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)

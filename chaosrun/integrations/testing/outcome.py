@@ -1,0 +1,154 @@
+"""How a drill of a test ended, what the test may ask of it, and what is said when it is not so.
+
+The words are for whoever reads a red test: the cause, the first difference, where the report is, what to type. Frames of
+chaosrun are hidden from tracebacks; what is left is the line of the test.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from chaosrun.errors import ChaosrunError
+from chaosrun.report.escapes import harmless
+
+if TYPE_CHECKING:
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.verify.divergence import Divergence
+    from chaosrun.verify.verdict import Verdict, VerdictStatus
+
+LABEL_WIDTH = 10
+TRACEBACK_LINES = 12
+
+
+class DrillFailed(AssertionError):
+    """A drill is not what its test asked for, or could not be carried out."""
+
+
+DrillFailed.__module__ = "chaosrun"  # pytest prints the full name: where the class is written is of no use to anybody
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One drill, carried out. Nothing has been asked of it yet: `assert_exact` and `assert_verdict` do."""
+
+    run: "RunLayout"
+    seed: int
+    """Of everything random in its fault plan."""
+    again: str | None
+    """The command line that runs the same test again, where the session says what the drill does."""
+    _verdict: "Verdict"
+    _on_look: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    @property
+    def verdict(self) -> "Verdict":
+        """status, cause, checks, divergence, faults, attempts: what verdict.json holds."""
+        self._on_look()
+        return self._verdict
+
+    @property
+    def status(self) -> "VerdictStatus":
+        return self.verdict.status
+
+    @property
+    def exact(self) -> bool:
+        """PASS, and every bit was compared: a job file with `verify.losses` or `verify.weights` asks for less."""
+        return self.verdict.exact
+
+    @property
+    def run_path(self) -> Path:
+        return self.run.path
+
+    @property
+    def report(self) -> Path | None:
+        """The report page; None when it could not be written."""
+        return self.run.report_html if self.run.report_html.is_file() else None
+
+    def assert_exact(self) -> Self:
+        """PASS, that is: every planned fault landed, and everything is equal to the undisturbed run, bit for bit."""
+        __tracebackhide__ = True
+        self.assert_verdict("PASS")
+        if not self.exact:
+            hint = 'assert_verdict("PASS") accepts the tolerances of the job file (verify.losses, verify.weights)'
+            raise DrillFailed(self._account(f"PASS, but not exact: {self._verdict.cause}", hint))
+        return self
+
+    def assert_verdict(self, status: "VerdictStatus", *, kind: str | None = None, cause: str | None = None) -> Self:
+        """The verdict, and, if given, what differed first ("data order", "rng", …) and words that its cause must contain."""
+        __tracebackhide__ = True
+        if surprise := _surprise(self.verdict, status, kind, cause):
+            raise DrillFailed(self._account(surprise))
+        return self
+
+    def unasked(self) -> str:
+        """What is said when a test has never asked for a verdict that is not PASS."""
+        verdict = self._verdict
+        return self._account(f"{verdict.status}, and the test did not ask for the verdict of this drill: {verdict.cause}")
+
+    def _account(self, surprise: str, hint: str | None = None) -> str:
+        from chaosrun.report.facts import read_facts
+        from chaosrun.report.next_commands import next_commands
+        from chaosrun.verify.blame import blame
+
+        verdict, found = self._verdict, self._verdict.divergence
+        rows = [] if found is None else _divergence(found)
+        rows.append(("blame", blame(verdict).sentence))
+        # That of the verdict may say more about the same.
+        if hint := hint or verdict.hint or (found and found.hint):
+            rows.append(("hint", hint))
+        rows.append(("run", str(self.run.path)))
+        if self.report is not None:
+            rows.append(("report", str(self.report)))
+        commands = next_commands(verdict, self.run, read_facts(self.run))
+        rows += [(label, shlex.join(command)) for label, command in commands]
+        if self.again is not None:
+            rows.append(("test", self.again))
+        return "\n".join([_account(surprise, rows), *self._traceback()])
+
+    def _traceback(self) -> list[str]:
+        """Its end: the last frames of the script, and what they raised."""
+        from chaosrun.report.text import fatal_death
+
+        death = fatal_death(self._verdict, self.run)
+        if death is None or not death.traceback:
+            return []
+        who = "the attempt" if death.rank is None else f"rank {death.rank}"
+        lines = harmless(death.traceback).rstrip().splitlines()
+        left_out = ["    …"] if len(lines) > TRACEBACK_LINES else []
+        shown = [f"    {line}" for line in lines[-TRACEBACK_LINES:]]
+        return [f"  traceback of {who}, attempt {death.attempt}:", *left_out, *shown]
+
+
+def failed_to_run(error: ChaosrunError, commands: Sequence[tuple[str, str]]) -> DrillFailed:
+    """For a drill that has no verdict. The message's own lines, a place in a file and a caret, are kept as they are."""
+    return DrillFailed(_account(error.message, [*([("hint", error.hint)] if error.hint else []), *commands]))
+
+
+def _account(sentence: str, rows: Sequence[tuple[str, str]]) -> str:
+    return "\n".join([sentence, *(f"  {label:<{LABEL_WIDTH}}{text}" for label, text in rows)])
+
+
+def _surprise(verdict: "Verdict", status: str, kind: str | None, cause: str | None) -> str | None:
+    """The first sentence of the account; None when everything is as it was asked for."""
+    seen = verdict.divergence.kind if verdict.divergence else None
+    if verdict.status != status:
+        expected = "" if status == "PASS" else f" where {status} was expected"
+        return f"{verdict.status}{expected}: {verdict.cause}"
+    if kind is not None and seen != kind:
+        return f"{status}, but {seen or 'nothing'} differed first where {kind} was expected: {verdict.cause}"
+    if cause is not None and cause not in verdict.cause:
+        return f"{status}, but its cause does not say {cause!r}: {verdict.cause}"
+    return None
+
+
+def _divergence(found: "Divergence") -> list[tuple[str, str]]:
+    from chaosrun.report.page import shown
+
+    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
+    rows = [("differs", f"{found.kind}, first at step {found.step}, {ranks}, attempt {found.attempt}")]
+    if found.tensor is not None:
+        rows.append(("tensor", found.tensor))
+    if (found.expected, found.seen) != (None, None):
+        rows += [("expected", shown(found.expected)), ("seen", shown(found.seen))]
+    return rows

@@ -1,0 +1,168 @@
+"""What another process can do about a run: wait for its end, end it, strike it. By its files and its control socket alone."""
+
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.locks import wait_until_free
+from chaosrun.records.naming import run_argument
+from chaosrun.records.supervision import read_supervision
+
+if TYPE_CHECKING:
+    from chaosrun.report.landings import Landed
+    from chaosrun.verify.verdict import Verdict
+
+SOCKET_LIMIT_S = 5.0
+"""For a supervisor that has just taken the run to open its control socket."""
+LOOK_EVERY_S = 0.1
+
+
+def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
+    """Wait until nobody supervises a run; False when `timeout_s` passes first. The kernel wakes whoever stands in line."""
+    from chaosrun.supervise.drill import is_supervised
+
+    free = threading.Event()
+
+    def stand_in_line() -> None:
+        try:
+            wait_until_free(run.lock)
+        finally:
+            free.set()
+
+    if is_supervised(run):
+        threading.Thread(target=stand_in_line, name="chaosrun-wait", daemon=True).start()
+        if not free.wait(timeout_s):
+            return False
+    return True
+
+
+def outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
+    """The verdict on a run that nobody supervises any more, and its supervisor's warnings.
+
+    Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed,
+    UsageError when it is not there any more.
+    """
+    try:
+        return _outcome(run)
+    finally:
+        # Asked last: what was read while it was being removed is worth nothing.
+        if not run.run_json.is_file():
+            raise UsageError(
+                f"run {run.run_id} has ended and is not there any more",
+                hint="`chaosrun sweep` removes its drills that pass, without --keep, and `chaosrun shrink` all of its own",
+            )
+
+
+def _outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
+    from chaosrun.supervise.drill import has_ended
+    from chaosrun.verify.verdict import judge
+
+    seen = read_supervision(run)
+    error = None if seen is None else seen.error
+    warnings = () if seen is None else seen.warnings
+    if has_ended(run):
+        late = () if error is None else (f"its reports were not all written: {error.message}",)
+        return judge(run), (*warnings, *late)
+    if error is not None:
+        raise error
+    if seen is not None and seen.ended_s is not None and run.verdict_json.is_file():
+        return judge(run), warnings
+    who = "nobody has supervised it" if seen is None else f"the process that supervised it (pid {seen.pid}) was killed"
+    raise InterruptedRunError(
+        f"run {run.run_id} has come to no verdict: {who}", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run"
+    )
+
+
+def wait(run: RunLayout, timeout_s: float | None) -> "tuple[Verdict, tuple[str, ...]]":
+    """The same, once the run has ended; raises as `outcome`, and RunTimeoutError when `timeout_s` passes first."""
+    if not unsupervised(run, timeout_s):
+        raise RunTimeoutError(
+            f"run {run.run_id} has not ended within {timeout_s:g} s", hint=f"it goes on: `chaosrun status {run_argument(run)}`"
+        )
+    return outcome(run)
+
+
+def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
+    """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once, with
+    `timeout_s` when nobody supervises it any more. Raises UsageError when nobody does, RunTimeoutError."""
+    speak(run, "cancel")
+    if timeout_s is not None and not unsupervised(run, timeout_s):
+        seen = read_supervision(run)
+        raise RunTimeoutError(
+            f"run {run.run_id} was told to end, and is still being supervised after {timeout_s:g} s",
+            hint=f"`chaosrun status {run_argument(run)}` shows what it does"
+            + (f"; `kill -9 {seen.pid}` ends its process at once" if seen else ""),
+        )
+
+
+def speak(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
+    """Say something to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
+    from chaosrun.supervise.control import NobodyListensError, control_directory, request
+    from chaosrun.supervise.drill import has_ended, is_supervised
+
+    deadline = time.monotonic() + SOCKET_LIMIT_S
+    while is_supervised(run):
+        try:
+            return request(run, command, **about)
+        except NobodyListensError as error:
+            # One that was killed leaves its socket behind, for its successor to replace.
+            if time.monotonic() > deadline:
+                seen, socket = read_supervision(run), control_directory(run) / "socket"
+                raise UsageError(
+                    f"the supervisor of run {run.run_id} cannot be spoken to: nobody listens on {socket}",
+                    hint="its file system may have no sockets"
+                    + (f"; `kill -INT {seen.pid}` ends its process in order" if seen else ""),
+                ) from error
+        time.sleep(LOOK_EVERY_S)
+    if has_ended(run):
+        raise UsageError(
+            f"run {run.run_id} is not being supervised: it has ended",
+            hint=f"`chaosrun verify {run_argument(run)}` shows its verdict",
+        )
+    raise UsageError(
+        f"run {run.run_id} is not being supervised: it was interrupted",
+        hint=f"`chaosrun resume {run_argument(run)}` goes on with the run",
+    )
+
+
+def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = (), seed: int | None = None) -> dict[str, Any]:
+    """Have a fault strike a live run now: {faults: [{id, kind, rank, what}], seed}. They are in its plan when this returns.
+    Raises UsageError for what `plan.injection` refuses, and then when the run, or its leg, takes none."""
+    if rank == "random" and seed is None:
+        seed = secrets.randbelow(2**31)
+    _refuse_wrong_words(run, kind=kind, rank=rank, settings=settings, seed=seed)
+    return speak(run, "inject", kind=kind, rank=rank, settings=list(settings), seed=seed)
+
+
+def _refuse_wrong_words(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str], seed: int | None) -> None:
+    """What the supervisor would refuse whenever it is asked. It alone decides; what cannot be read here is left to it."""
+    from chaosrun.plan.faults import FaultPlan
+    from chaosrun.plan.injection import injected
+    from chaosrun.records.run_file import read_object, read_run
+    from chaosrun.spec.model import JobSpec
+
+    try:
+        spec = JobSpec.model_validate(read_run(run)["spec"])
+        plan = FaultPlan.from_json(read_object(run.plan_json))
+    except (UsageError, ValueError):
+        return
+    injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed or 0, after_s=LOOK_EVERY_S)
+
+
+def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":
+    """Where these faults have landed, as soon as that is certain, the leg is over, or `timeout_s` have passed."""
+    from chaosrun.report.landings import read_landings
+    from chaosrun.supervise.drill import is_supervised
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        # Asked before the files are read: what was written until then is in them.
+        over = time.monotonic() > deadline or not is_supervised(run)
+        found = read_landings(run, faults)
+        if over or all(each.settled for each in found):
+            return found
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,91 @@
+"""The runs under a root: which there are, how each of them stands, and which one a name means."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import TypeVar
+
+from chaosrun.errors import UsageError
+from chaosrun.records.folders import called
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import root_arguments
+from chaosrun.records.runs import RunSummary, default_root
+
+
+def list_runs(root: Path | None = None) -> list[RunSummary]:
+    """All runs under `root`, newest first."""
+    from chaosrun.records.run_file import read_object, read_run
+    from chaosrun.supervise.drill import is_supervised
+
+    folder = (default_root() if root is None else root) / "runs"
+    summaries = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        run = RunLayout(path)
+        if not run.run_json.is_file():
+            continue  # being created, or not ours
+        try:
+            info = read_run(run)
+            ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
+        except UsageError:
+            # One damaged run must not hide the others.
+            created_s = run.run_json.stat().st_mtime
+            summaries.append(RunSummary(run_id=run.run_id, name="?", status="damaged", created_s=created_s, path=path))
+            continue
+        outcome, exit_code = None, None
+        if ended is not None:
+            status = str(ended.get("status", "damaged"))
+            outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
+        elif is_supervised(run):
+            status = "running"
+        else:
+            status, exit_code = "interrupted", _exit_code(run)
+        summaries.append(
+            RunSummary(
+                run_id=run.run_id,
+                name=info["spec"]["name"],
+                status=status,
+                created_s=info["created_s"],
+                path=path,
+                outcome=outcome,
+                exit_code=exit_code,
+            )
+        )
+    return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
+
+
+def _exit_code(run: RunLayout) -> int | None:
+    """Of the error that the last supervisor ended with; None for one that was killed."""
+    from chaosrun.records.supervision import read_supervision
+
+    try:
+        last = read_supervision(run)
+    except UsageError:
+        return None  # `status` tells the damage
+    return None if last is None or last.error is None else last.error.exit_code
+
+
+_Kind = TypeVar("_Kind", int, str)
+
+
+def _only(kind: type[_Kind], value: object) -> _Kind | None:
+    return value if isinstance(value, kind) else None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def find_run(ref: str, root: Path | None = None) -> RunLayout:
+    """The run called `ref`: an id, a unique prefix of one, "latest", or the path of a run directory. Raises UsageError."""
+    if os.sep in ref and os.path.isfile(RunLayout(Path(ref)).run_json):
+        return RunLayout(Path(ref))
+    if not ref:
+        raise UsageError("the name of a run is empty", hint="`chaosrun list` shows the runs")
+    found = called(ref, {summary.path: summary.created_s for summary in list_runs(root)})
+    if found is None:
+        place = default_root() if root is None else root
+        listing = shlex.join(["chaosrun", "list", *root_arguments(place)])
+        raise UsageError(
+            f"no run {_shortened(ref)!r} under {place}", hint=f"`{listing}` shows the runs; --root names another place"
+        )
+    return RunLayout(found)
