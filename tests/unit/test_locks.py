@@ -123,7 +123,7 @@ from pathlib import Path
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise.drill import is_supervised, lock_run
 from chaosrun.errors import UsageError
-from chaosrun import afar
+from chaosrun.supervise import afar
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)
 run = RunLayout(Path(sys.argv[1]))

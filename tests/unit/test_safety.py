@@ -24,15 +24,15 @@ ALLOWED_SIGNALS = {
     "cluster/probe_agent.py:_run": "its own child; subprocess signals none that it has reaped",
     "cluster/processes.py:send_signal": "through a pidfd, after a look at its start time",
     "cluster/stacks.py:ask_for_stacks": "a live child of the fork server, which alone reaps it",
-    "detached.py:_interrupt": "a thread of its own",
+    "supervise/detached.py:_interrupt": "a thread of its own",
     "inject/process.py:loader_worker": "a child that has not been reaped, after a look at its start time",
     "inject/process.py:pause": "itself",
     "inject/process.py:preempt": "itself",
     "inject/process.py:stop": "itself",
     "inject/strike.py:die": "itself",
-    "interrupts.py:request": "a thread of its own",
-    "keeper.py:__exit__": "its own child; subprocess signals none that it has reaped",
-    "keeper.py:interrupt": "its own child; subprocess signals none that it has reaped",
+    "supervise/interrupts.py:request": "a thread of its own",
+    "supervise/keeper.py:__exit__": "its own child; subprocess signals none that it has reaped",
+    "supervise/keeper.py:interrupt": "its own child; subprocess signals none that it has reaped",
     "preflight/disk/kills.py:kill_writers": "a child that has not been reaped",
     "preflight/disk/promises.py:try_lock": "a child that has not been reaped",
     "preflight/disk/watched.py:_end": "a child that has not been reaped, and the group it leads",
@@ -158,8 +158,8 @@ def test_nothing_runs_a_text() -> None:
     # The completion of a shell is printed or written, not run.
     named = [call for call in every_call() if call.keywords.get("shell") not in (None, "False")]
     assert {f"{call.place} {call.name}" for call in named} == {
-        "commands/housekeeping.py:completion install_completion",
-        "commands/housekeeping.py:completion generate_completion",
+        "cli/housekeeping.py:completion install_completion",
+        "cli/housekeeping.py:completion generate_completion",
     }
 
 

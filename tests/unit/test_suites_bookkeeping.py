@@ -153,7 +153,7 @@ def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
     assert (whole.as_expected, whole.exit_code) == (False, 6)
     shown = ET.fromstring(junit_text(whole)).iter("testcase")
     cases = {case.attrib["classname"]: [each.tag for each in case] for case in shown}
-    assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.campaign.suite toys"] == ["error"]
+    assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.suite toys"] == ["error"]
     page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
     assert "CUT SHORT 1 drill, 1 not ended" in page and f"toys.yaml --resume {run.agenda.suite_id}" in page
     assert "🚫 toys: cut short" in render_markdown(whole)
