@@ -122,7 +122,7 @@ def test_imports_are_told_apart(tmp_path: Path) -> None:
 def used_edges() -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {room_of(path): set() for path in sources()}
     for found in every_import():
-        if found.room not in {None, room_of(found.path)}:
+        if found.room is not None and found.room != room_of(found.path):
             edges[room_of(found.path)].add(found.room)
     return edges
 
