@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import median
 
 from chaosrun.preflight.model import Facts
-from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.recovery_times import PHASES, recoveries_of
 
 

@@ -251,8 +251,8 @@ def _properties(run: RunLayout, facts: RunFacts, verdict: "Verdict", again: str 
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
     """What the legs took, by their journals; a reference from the cache took no time here, nor does a run that waits for
     `chaosrun resume`."""
+    from chaosrun.records.traces import whole_lines
     from chaosrun.verify.recovery_times import finite, pauses
-    from chaosrun.verify.traces import whole_lines
 
     total = 0.0
     for leg in ("chaos", "confirm", *(() if facts.reference_source else ("reference",))):

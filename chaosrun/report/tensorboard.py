@@ -18,8 +18,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
 
 if TYPE_CHECKING:
-    from chaosrun.verify.history import LegHistory
-    from chaosrun.verify.traces import StepRecord
+    from chaosrun.records.history import LegHistory
+    from chaosrun.records.traces import StepRecord
     from chaosrun.verify.verdict import Verdict
 
 Put = Callable[[str, int, float, Any], None]
@@ -49,7 +49,7 @@ def write_tensorboard(run: RunLayout, verdict: "Verdict", directory: Path, *, re
 
 
 def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
-    from chaosrun.verify.history import read_leg
+    from chaosrun.records.history import read_leg
     from chaosrun.verify.lineage import lineage
 
     facts = read_object(run.run_json)

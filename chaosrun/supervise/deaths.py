@@ -14,9 +14,9 @@ from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import read_json
+from chaosrun.records.traces import whole_lines
 from chaosrun.supervise.lifecycle import Failure
 from chaosrun.supervise.reducer import reducer_error
-from chaosrun.verify.traces import whole_lines
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""

@@ -24,6 +24,7 @@ from chaosrun.errors import (
     UserScriptError,
 )
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.journal import CONCLUSIVE, write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
@@ -36,7 +37,6 @@ from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, repeats, target_of
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.hazards import hazard_of
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.inspection import Comparison, compare_inspections
 from chaosrun.verify.verdict import judge
 

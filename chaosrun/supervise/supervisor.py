@@ -11,6 +11,7 @@ from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.order import WorkerOrder
@@ -21,7 +22,6 @@ from chaosrun.supervise.hangs import HangWatch, Patience
 from chaosrun.supervise.injector import Injector
 from chaosrun.supervise.sightings import Sightings
 from chaosrun.supervise.workers import Workers
-from chaosrun.verify.history import journal_records
 
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chaosrun.plan.faults import INJECTED, Fault, FaultPlan
-from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
 from chaosrun.verify.seen import seen_words

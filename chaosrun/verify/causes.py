@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.compare import Field, Mismatch, differing_keys
-from chaosrun.verify.history import Attempt
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.loading import sample_finding, unrepeatable
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
-from chaosrun.verify.traces import StartRecord, StepRecord
 
 WHOLE = {
     "model": "weights",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import LegHistory
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.history import LegHistory
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]

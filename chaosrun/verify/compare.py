@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from chaosrun.records.history import LegHistory
+from chaosrun.records.traces import StepRecord
 from chaosrun.spec.model import Tolerance
-from chaosrun.verify.history import LegHistory
-from chaosrun.verify.traces import StepRecord
 
 Field = Literal["ids", "batch", "position", "rng", "loss", "grad", "lr", "param"]
 FIELDS: tuple[Field, ...] = ("ids", "batch", "position", "rng", "loss", "grad", "lr", "param")

@@ -1,12 +1,12 @@
 """When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
 
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, run_checks
 from chaosrun.verify.divergence import first_divergence
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import Verdict
 
 UNDISTURBED = FaultPlan(seed=0, faults=())

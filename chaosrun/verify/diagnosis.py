@@ -13,10 +13,10 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.kinds import Phase
+from chaosrun.records.history import Attempt
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
-from chaosrun.verify.history import Attempt
 from chaosrun.verify.inspection import Comparison
 from chaosrun.verify.landed import requests_of
 from chaosrun.verify.verdict import Verdict

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify import causes
 from chaosrun.verify.causes import Cause, Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.compare import Field, compare, compared_fields, first_difference
-from chaosrun.verify.history import Attempt
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
-from chaosrun.verify.traces import StartRecord, StepRecord
 
 Kind = Literal[
     "data order",

@@ -11,10 +11,10 @@ from typing import Any
 from chaosrun.checkpoint.manifest import Manifest
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError
+from chaosrun.records.history import LegHistory
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
-from chaosrun.verify.history import LegHistory
 from chaosrun.wording import listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"

@@ -8,7 +8,7 @@ from typing import Any
 
 from chaosrun.plan.faults import Fault
 from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
-from chaosrun.verify.history import LegHistory
+from chaosrun.records.history import LegHistory
 
 _SIGKILL = 9
 _STRUCK: Mapping[str, tuple[str, ...]] = {

@@ -9,10 +9,10 @@ from typing import Any
 from chaosrun.plan.evidence import death_problem, hang_problem, note_problem
 from chaosrun.plan.faults import INJECTED, Fault
 from chaosrun.plan.kinds import Evidence
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.corruption import memory_problem
 from chaosrun.verify.gone import gone_problem
-from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.storage import storage_problem
 
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.traces import StepRecord
 
 WINDOW = 16
 """Micro-batches followed to tell one occurrence of a batch from another."""

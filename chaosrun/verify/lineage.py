@@ -6,8 +6,8 @@ Pure. Judges nothing: gaps and repetitions are left visible for the checks.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaosrun.verify.history import LegHistory
-from chaosrun.verify.traces import StepRecord
+from chaosrun.records.history import LegHistory
+from chaosrun.records.traces import StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@ draw the same numbers. Pure."""
 
 from collections.abc import Iterator
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.check import Drill
-from chaosrun.verify.history import Attempt
-from chaosrun.verify.traces import ProbeRecord
 
 REMEDY = {
     "global_rng": "draw from chaosrun.sample_rng(index) in __getitem__, or wrap the dataset in chaosrun.reproducible",

@@ -6,12 +6,12 @@ the job, they make the drill inconclusive. Pure.
 
 from collections.abc import Iterator
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields, differing_keys
 from chaosrun.verify.corruption import injections
-from chaosrun.verify.history import Attempt
 from chaosrun.verify.restored import saved_difference
-from chaosrun.verify.traces import Position, StepRecord
 
 
 def records(drill: Drill) -> Check:

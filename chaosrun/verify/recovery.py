@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.errors import UserScriptError
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import checkpoint_step
+from chaosrun.records.traces import BucketsRecord, Position, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields
-from chaosrun.verify.history import Attempt, LegHistory
-from chaosrun.verify.traces import BucketsRecord, Position, RankTrace, StepRecord
 from chaosrun.wording import count
 
 

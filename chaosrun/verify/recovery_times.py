@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
-from chaosrun.verify.history import Attempt, LegHistory, read_leg
 from chaosrun.verify.lineage import Lineage
 
 PHASES = ("detect", "stop", "start", "restore", "first_step")

@@ -7,10 +7,10 @@ own, with or without faults: that is the script's doing, whichever leg shows it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference
-from chaosrun.verify.history import Attempt, LegHistory
-from chaosrun.verify.traces import StartRecord, StepRecord
 
 DRIFT_HINT = (
     "where DDP does not average gradients, each rank trains a model of its own: pass "

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import Digests
 from chaosrun.verify.check import Check, Drill, failed, passed, skipped
 from chaosrun.verify.compare import differing_keys
-from chaosrun.verify.history import Attempt
-from chaosrun.verify.traces import Digests
 from chaosrun.wording import listed
 
 COMPONENTS = ("model", "buffers", "optimizer", "scheduler", "registered", "rng")

@@ -6,10 +6,10 @@ Each one counts what it compared: fewer records than the job has steps times ran
 import math
 from typing import Any
 
+from chaosrun.records.traces import StepRecord
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import Field, Mismatch, compare, first_difference
-from chaosrun.verify.traces import StepRecord
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chaosrun.plan.faults import Fault
-from chaosrun.verify.history import Attempt, LegHistory
+from chaosrun.records.history import Attempt, LegHistory
 
 DAMAGES = frozenset({"truncate", "zero_tail", "flip_file_bit", "missing_file", "missing_manifest", "foreign_manifest"})
 """Kinds that spoil a committed checkpoint."""

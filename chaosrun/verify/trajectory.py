@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.errors import UsageError
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.verify.history import LegHistory, read_leg
+from chaosrun.records.traces import StepRecord
 from chaosrun.verify.lineage import lineage
-from chaosrun.verify.traces import StepRecord
 
 EXIT_BEYOND = 3
 

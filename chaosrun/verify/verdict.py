@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.order import DataResume
@@ -25,7 +26,6 @@ from chaosrun.verify.checks import PREMISES, required, run_checks
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import CAUSE, HINT, UNSEEN_HINT, explained
 from chaosrun.verify.divergence import Divergence, first_divergence
-from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.replicas import DRIFT_HINT, drift
 from chaosrun.wording import count
 

@@ -8,9 +8,9 @@ import pytest
 
 from chaosrun import api
 from chaosrun.campaign.results import SuiteResult, compare_losses, drill_result
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.suite import load_suite
-from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import REPOSITORY, WarmDrills, job_file

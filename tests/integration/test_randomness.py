@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.api import RunResult
-from chaosrun.verify.history import read_leg
+from chaosrun.records.history import read_leg
 from tests.conftest import WarmDrills, job_file
 
 pytestmark = pytest.mark.ray

@@ -16,6 +16,7 @@ from chaosrun.checkpoint.audit import audit_directory
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_note, write_marker, write_note
@@ -32,7 +33,6 @@ from chaosrun.supervise.deaths import failure_of, fault_markers, last_step, read
 from chaosrun.supervise.drill import has_ended, leg_of
 from chaosrun.supervise.reference import final_step, leg_end
 from chaosrun.supervise.sightings import Sightings
-from chaosrun.verify.history import journal_records
 from chaosrun.verify.verdict import judge
 
 pytestmark = pytest.mark.parametrize("examples", AMOUNTS)

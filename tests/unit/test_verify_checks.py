@@ -11,12 +11,12 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.errors import ResourcesError
 from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import judge_drill
 
 Break = Callable[[RunLayout], None]

@@ -9,12 +9,12 @@ from legs import KILLS, Bugs, drop, edit_journal, edit_trace, only, put, write_r
 
 from chaosrun.errors import UsageError
 from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.diagnosis import Target, repeats, target_of
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import judge
 
 KILL = Fault(id="F1", rank=1, phase="step", at_step=6, source="faults.schedule[0]")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chaosrun.plan.faults import Fault
+from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.gone import gone_problem
-from chaosrun.verify.history import LegHistory
 
 Found = dict[str, Any]
 

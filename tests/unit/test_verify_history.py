@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from legs import copy_run, drop, edit_trace, only, put, write_run
 
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.lineage import lineage
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.lineage import lineage
 from chaosrun.verify.recovery_times import RecoveryTimes, recoveries_of, recovery_times, work_of
 from chaosrun.verify.verdict import judge

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from chaosrun.plan.faults import Fault
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import LegLayout
-from chaosrun.verify.history import Attempt, LegHistory
 from chaosrun.verify.storage import DAMAGES, storage_problem
 
 SEEN: Mapping[str, Any] = {"attempt": 1, "found": {"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"}}

@@ -6,9 +6,9 @@ from typing import Any
 from chaosrun.preflight.assess.forecast import assess_forecast
 from chaosrun.preflight.costs import costs_of, together
 from chaosrun.preflight.model import Check, Crew, Facts, Level, Setting
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run, recorded_leg
-from chaosrun.verify.history import LegHistory, read_leg
 
 
 def gather(setting: Setting, crew: Crew) -> Facts:

@@ -16,11 +16,11 @@ from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.costs import costs_of
 from chaosrun.preflight.drills.wanted import Terms, Wanted
 from chaosrun.preflight.model import Facts
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.spec.source import load_job
-from chaosrun.verify.history import read_leg
 from chaosrun.verify.verdict import Verdict
 
 JOB = Path(__file__).parent / "job" / "job.yaml"

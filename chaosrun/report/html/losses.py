@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.drawing import Scale, across, integer_ticks, join, path_of, rules, text, ticks
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.traces import StepRecord
 from chaosrun.verify.trajectory import loss_of
 from chaosrun.verify.ulp import float_distances
 

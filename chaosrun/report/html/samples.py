@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.source import Source
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.traces import StepRecord
 
 BEFORE, AFTER = 2, 4
 """Steps shown before and after."""

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from chaosrun.errors import ChaosrunError, UsageError
 from chaosrun.plan.faults import FaultPlan
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.history import LegHistory, read_leg
 from chaosrun.verify.lineage import Lineage, lineage
 from chaosrun.verify.verdict import Verdict
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from chaosrun.records.history import Attempt
 from chaosrun.report.html.course import MOST_MARKS, Clock, marks_of, told
 from chaosrun.report.html.drawing import Mark, Scale, across, figure_mark, join, rules, text, ticks
 from chaosrun.report.html.source import Source
-from chaosrun.verify.history import Attempt
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import finite
 from chaosrun.wording import count

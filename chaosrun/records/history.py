@@ -13,7 +13,7 @@ from typing import Any
 from chaosrun.errors import RecoveryError
 from chaosrun.records.journal import JOURNAL_VERSION, OUTCOMES, Outcome
 from chaosrun.records.layout import LegLayout
-from chaosrun.verify.traces import EndRecord, RankTrace, read_trace, whole_lines
+from chaosrun.records.traces import EndRecord, RankTrace, read_trace, whole_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
