@@ -10,7 +10,8 @@ learns the order of arrival in the second: it gets the gradients three times.
 This reaches into DDP's private reducer. `prime` checks the outcome (the layout is read back) instead of trusting it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,10 +79,11 @@ class BucketPrimer:
     def prime(self, backward: Callable[..., None], loss: torch.Tensor, **kwargs: Any) -> None:
         """`backward(loss)`, then its gradients once more through the rebuilt buckets.
 
-        The script's backward pass runs once, as it is: it tells the order of arrival, and its local gradients are kept before
-        anything is reduced. What had been accumulated before (in micro-batches without synchronisation) is put back, and
-        the kept gradients go through DDP again. The result is that of one backward pass in the final layout. Raises
-        ChaosrunError when this torch does not rebuild on request: every restart at three or more ranks would differ.
+        The script's backward pass runs once, as it is: it tells the order of arrival, and its local gradients are kept, as its
+        own hooks (`Tensor.register_hook`) have left them, before anything is reduced. What had been accumulated before (in
+        micro-batches without synchronisation) is put back, and the kept gradients go through DDP again. The result is that of
+        one backward pass in the final layout. Raises ChaosrunError when this torch does not rebuild on request: every restart
+        at three or more ranks would differ.
         """
         parameters = [p for model in self._waiting for p in model.parameters() if p.requires_grad]
         before = {id(p): None if p.grad is None else p.grad.detach().clone() for p in parameters}
@@ -140,28 +142,39 @@ def _send_again(model: DistributedDataParallel, arrivals: Sequence[_Arrival], be
     """The kept gradients through DDP, in the order in which they came: a static graph takes its layout from it."""
     _put_back(model, before)
     model.reducer.prepare_for_backward([])
-    for arrival in arrivals:
-        torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
+    with _without_hooks(model):
+        for arrival in arrivals:
+            torch.autograd.backward([arrival.parameter], [arrival.gradient.clone()])
+
+
+@contextmanager
+def _without_hooks(model: DistributedDataParallel) -> Iterator[None]:
+    """Take the script's gradient hooks off: what is sent again has been through them, and they may draw or count."""
+    taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for parameter in model.parameters():
+        if hooks := parameter._backward_hooks:
+            taken.append((hooks, dict(hooks)))
+            hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in taken:
+            hooks.update(own)
 
 
 def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> torch.utils.hooks.RemovableHandle:
-    """Copy a parameter's local gradients as they arrive: before hooks of the script's own, which will see them again."""
+    """Copy a parameter's local gradients as they arrive: behind the script's hooks, so as these have made them."""
 
     def keep(gradient: torch.Tensor) -> None:
         # A copy: DDP writes the reduced gradient into the very same memory.
         arrivals.append(_Arrival(parameter, gradient.detach().clone()))
 
-    handle = parameter.register_hook(keep)
-    hooks = parameter._backward_hooks
-    assert hooks is not None
-    for other in [key for key in hooks if key != handle.id]:
-        hooks[other] = hooks.pop(other)
-    return handle
+    return parameter.register_hook(keep)
 
 
 def _refuse_state_outside_checkpoints(model: DistributedDataParallel) -> None:
-    """Raise MisuseError for a communication hook whose state no checkpoint holds (hazard C6), and for hooks that priming, which
-    sends the first gradients through DDP more than once, would set off more than once."""
+    """Raise MisuseError for a communication hook whose state no checkpoint holds (hazard C6), and for hooks that run when a
+    gradient has been accumulated: priming accumulates the first gradients more than once."""
     for hook, state in model._comm_hooks:
         if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
             raise MisuseError(
@@ -174,5 +187,5 @@ def _refuse_state_outside_checkpoints(model: DistributedDataParallel) -> None:
             raise MisuseError(
                 f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook): it would "
                 "run more than once in the first step",
-                hint="step the optimizer after backward, not inside it; hooks of register_hook are welcome",
+                hint="step the optimizer after backward, not inside it",
             )

@@ -102,7 +102,7 @@ class Inspector:
 
     def _arrival(self, name: str) -> Any:
         def arrive(gradient: torch.Tensor) -> None:
-            # The first arrival counts: priming the buckets sends the same gradients through here again.
+            # The first arrival counts: reentrant checkpoints bring several.
             number = self._batches - 1
             if ("local gradients", number, name) not in self._entries:
                 self._note("local gradients", name, gradient, micro_batch=number)

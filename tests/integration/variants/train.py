@@ -82,6 +82,20 @@ def collate_userdict(items: list[tuple[torch.Tensor]]) -> "UserDict[str, torch.T
     return UserDict(samples=torch.stack([item[0] for item in items]))
 
 
+def add_gradient_hooks(model: torch.nn.Module) -> None:
+    """One doubles a gradient, one draws noise from the global stream, one keeps a norm in a buffer: each acts once a step."""
+    first, second, *_ = model.parameters()
+
+    def scale(gradient: torch.Tensor) -> torch.Tensor:
+        norm = model.get_buffer("norm")
+        norm.lerp_(gradient.norm(), 0.1)
+        return gradient / (1 + norm)
+
+    first.register_hook(lambda gradient: gradient * 2)
+    first.register_hook(lambda gradient: gradient + 0.001 * torch.randn(gradient.shape))
+    second.register_hook(scale)
+
+
 def die_once_in_the_reference() -> None:
     """Something kills rank 1 that no plan knows of, while the job should run undisturbed."""
     context = current()
@@ -122,11 +136,11 @@ def main() -> None:
     else:
         model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model.register_buffer("norm", torch.ones(()))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda call: 0.5 * (1 + numpy.cos(call / 100)))
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     if variant == "hook":
-        # Doubles a gradient: seen twice by the script's hook, it must still be doubled once.
-        next(accelerator.unwrap_model(model).parameters()).register_hook(lambda gradient: gradient * 2)
+        add_gradient_hooks(accelerator.unwrap_model(model))
     mean = Mean()
     accelerator.register_for_checkpointing(mean)
     run = chaosrun.attach(accelerator)
