@@ -10,7 +10,7 @@ from typing import Self
 from chaosrun.campaign.place import Calmly, WarmPlace, Watch, new_run, remove_run, warm_places
 from chaosrun.campaign.shrink import Case, symptom_of
 from chaosrun.errors import ChaosrunError, InterruptedRunError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.verify.verdict import Verdict

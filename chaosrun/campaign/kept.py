@@ -11,7 +11,7 @@ from typing import Any
 from chaosrun.campaign.planned import PlannedDrill, can_be_said, exact_overrides, plan_digest, planned_drill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import ChaosrunError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.journal import write_durably
 from chaosrun.records.run_file import read_json, read_object

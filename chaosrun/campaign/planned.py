@@ -8,7 +8,7 @@ from typing import Any
 
 from chaosrun.campaign.seeds import derive
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.fragment import as_entries, flow
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.model import JobSpec
@@ -65,7 +65,7 @@ class PlannedDrill:
     @property
     def needs_fresh(self) -> bool:
         """Its place is of no use to the next one."""
-        from chaosrun.plan.catalogue import KINDS
+        from chaosrun.faults.kinds import KINDS
 
         return any(KINDS[kind].family in FRESH for kind in self.kinds)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from chaosrun.campaign.ddmin import ddmin
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.fragment import as_entries, as_yaml, cleared, scheduled
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import Entry

@@ -28,20 +28,20 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.processes import (
+from chaosrun.cluster.pulses import feel_pulses
+from chaosrun.cluster.raylet import leave_with_the_raylet
+from chaosrun.cluster.stacks import collect_stacks
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.faults.outside import Blow, NodeProcesses, deliver
+from chaosrun.processes import (
     ProcessIdentity,
     catches,
     identify,
     kill_marked,
     remove_shared_memory_leftovers,
     shared_memory_entries,
+    with_package,
 )
-from chaosrun.cluster.pulses import feel_pulses
-from chaosrun.cluster.raylet import leave_with_the_raylet
-from chaosrun.cluster.stacks import collect_stacks
-from chaosrun.cluster.strikes import Blow, NodeProcesses, deliver
-from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
-from chaosrun.package_path import with_package
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, Self
 import ray
 from ray._private.node import Node
 
-from chaosrun.cluster.processes import shared_memory_entries
 from chaosrun.cluster.reaper import Reaper, clean_up
 from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.processes import shared_memory_entries
 
 # Ray's minimum is 75 MiB; no training data goes through it.
 OBJECT_STORE_BYTES = 80 << 20

@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.preloads import import_all, why_unsafe_to_fork
-from chaosrun.cluster.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.cluster.spare import Spare, Target, fork_spare
 from chaosrun.cluster.stacks import ask_for_stacks
-from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 

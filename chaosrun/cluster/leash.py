@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from chaosrun.cluster.leftovers import VARIABLE, remove_announced
-from chaosrun.cluster.processes import become_subreaper, children
+from chaosrun.processes import become_subreaper, children
 
 KILL_S = 5.0
 """A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""

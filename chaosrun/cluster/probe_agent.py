@@ -18,9 +18,8 @@ from typing import Any
 
 from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS
 from chaosrun.cluster.leash import KILL_S
-from chaosrun.cluster.processes import kill_marked
 from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
-from chaosrun.package_path import with_package
+from chaosrun.processes import kill_marked, with_package
 
 PRINTED_BYTES = 1 << 14
 """Of what a probe printed: the end is looked at, for the reason of a death."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from chaosrun.cluster.processes import cpu_and_state
+from chaosrun.processes import cpu_and_state
 from chaosrun.records.heartbeat import Pulse, read_heartbeat
 from chaosrun.records.layout import AttemptLayout
 

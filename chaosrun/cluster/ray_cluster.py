@@ -22,8 +22,8 @@ from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.connection import Connection, connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.processes import ProcessIdentity, children, identify
 from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.processes import ProcessIdentity, children, identify
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.order import WorkerOrder
 

@@ -14,8 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, kill_marked, remove_shared_memory_leftovers
-from chaosrun.package_path import with_package
+from chaosrun.processes import ProcessIdentity, identify, is_alive, kill_marked, remove_shared_memory_leftovers, with_package
 
 GOODBYE = b"goodbye\n"
 RAY_TITLES = (b"ray::",)

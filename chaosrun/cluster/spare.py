@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from chaosrun.cluster.processes import die_with_parent
 from chaosrun.cluster.stacks import answer_with_stacks
+from chaosrun.processes import die_with_parent
 from chaosrun.records.order import WorkerOrder
 
 Target = Callable[[WorkerOrder, int | None], int]

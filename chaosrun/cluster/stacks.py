@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster.processes import ProcessIdentity, children, identify, send_signal, state_of
+from chaosrun.processes import ProcessIdentity, children, identify, send_signal, state_of
 
 STACKS_SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""

@@ -10,10 +10,10 @@ import ray
 
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.processes import ProcessIdentity
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.plan.catalogue import KINDS
+from chaosrun.faults.kinds import KINDS
+from chaosrun.processes import ProcessIdentity
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, permutations
 from typing import Literal, TypeVar
 
-from chaosrun.plan.effects import damages, is_notice, outlives
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
+from chaosrun.faults.effects import damages, is_notice, outlives
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import AFTER_THE_STEP, LEAVING, Place, Track
 
 MOST_COURSES = 500

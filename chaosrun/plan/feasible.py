@@ -8,10 +8,10 @@ that has no `max_steps`, and whereto a fault from outside leads that comes after
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from chaosrun.faults.effects import damages, is_notice
+from chaosrun.faults.fault import INJECTED, Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.course import Course, courses
-from chaosrun.plan.effects import damages, is_notice
-from chaosrun.plan.faults import INJECTED, Fault
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import count

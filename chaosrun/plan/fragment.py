@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import RESTORE_PHASES
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import RESTORE_PHASES
 from chaosrun.plan.points import Entry
 from chaosrun.spec.model import JobSpec
 

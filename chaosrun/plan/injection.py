@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import INJECTED, Fault, FaultPlan
+from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
+from chaosrun.faults.kind import Kind
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.feasible import objections
-from chaosrun.plan.kinds import Kind
 from chaosrun.plan.moment import RefusedError, at_one_moment
 from chaosrun.plan.planner import MAX_FAULTS
 from chaosrun.spec.diagnosis import nearest

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Iterator
 
+from chaosrun.faults.effects import outlives
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import Phase
 from chaosrun.plan.chance import distinct
-from chaosrun.plan.effects import outlives
-from chaosrun.plan.faults import Fault
 from chaosrun.plan.feasible import only_rank
-from chaosrun.plan.kinds import Phase
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
 

@@ -6,7 +6,7 @@ Pure.
 from collections.abc import Iterable, Iterator
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 
 _ONE_NODE = {
     "raylet": "on a private Ray it is the only one, and nothing would be left to go on with",

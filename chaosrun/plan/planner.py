@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from chaosrun.errors import UsageError
+from chaosrun.faults.effects import is_notice
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
-from chaosrun.plan.effects import is_notice
-from chaosrun.plan.faults import Fault, FaultPlan
 from chaosrun.plan.feasible import first_checkpoint, objections
 from chaosrun.plan.moment import RefusedError, at_one_moment
 from chaosrun.plan.presets import drawn

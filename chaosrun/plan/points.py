@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
+from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
 from chaosrun.plan.track import Track
 from chaosrun.spec.model import JobSpec
 

@@ -4,10 +4,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.chance import bernoulli, distinct
-from chaosrun.plan.faults import Fault
 from chaosrun.plan.feasible import objections, only_rank
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.moment import RefusedError, at_one_moment
 from chaosrun.plan.track import Track
 from chaosrun.spec.faults import PresetFault, PresetSpec

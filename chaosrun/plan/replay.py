@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Any
 
 from chaosrun.errors import UsageError
+from chaosrun.faults.fault import Fault
 from chaosrun.plan.chance import distinct
-from chaosrun.plan.faults import Fault
 from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source, spec_error

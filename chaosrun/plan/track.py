@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, RESTORE_PHASES
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.spec.model import SHORTEST_HANG_S, JobSpec
 
 Place = tuple[int, int]

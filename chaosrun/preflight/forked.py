@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from chaosrun.cluster.processes import die_with_parent
+from chaosrun.processes import die_with_parent
 
 Say = Callable[[Any], None]
 

@@ -14,7 +14,7 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
 - fault.injected      fault, kind, rank, what, plan (digest)  (`chaosrun inject` has put it into plan.json; it is to strike now)
 - fault.requested     fault, attempt, rank, step, phase       (copied from the durable marker the worker wrote before firing)
 - fault.withdrawn     fault, reason                           (the request before it came to nothing; it may strike again)
-- fault.observed      fault, attempt, rank, pid, how (plan.kinds.Evidence), exit_code, signal, died_s (of a death, else null),
+- fault.observed      fault, attempt, rank, pid, how (faults.kind.Evidence), exit_code, signal, died_s (of a death, else null),
                       found (of a note or hang: what was seen, else null)
 - hang.declared       attempt, first (the rank that stopped first), silent_s, patience_s, message, ranks [{rank, pid, step and
                       stage (records.heartbeat), silent_s, state (letter in /proc), wchan, stack}], before anything is killed

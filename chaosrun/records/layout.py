@@ -42,7 +42,7 @@ class AttemptLayout:
         return self.path / f"rank-{rank}.end.json"
 
     def points(self, rank: int) -> Path:
-        """What a surveyed rank came by, one JSON line {phase, step, target} each; see `inject.points`."""
+        """What a surveyed rank came by, one JSON line {phase, step, target} each; see `faults.points`."""
         return self.path / f"rank-{rank}.points.jsonl"
 
     def inspection(self, rank: int) -> Path:

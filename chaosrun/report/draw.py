@@ -12,7 +12,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.picture import FaultSeen, Lane, LegPicture, RunPicture
 from chaosrun.wording import count, span

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import INJECTED, FaultPlan
+from chaosrun.faults.fault import INJECTED, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_json
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import LEGS, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker

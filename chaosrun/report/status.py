@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import LEGS, LegLayout, RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import read_supervision

@@ -24,7 +24,7 @@ from chaosrun.report.progress import ENDED_BY_DEATH, UnplannedDeath, read_progre
 from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
-    from chaosrun.plan.faults import FaultPlan
+    from chaosrun.faults.fault import FaultPlan
     from chaosrun.records.runs import RunSummary
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome

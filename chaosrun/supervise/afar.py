@@ -140,7 +140,7 @@ def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = ()
 
 def _refuse_wrong_words(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str], seed: int | None) -> None:
     """What the supervisor would refuse whenever it is asked. It alone decides; what cannot be read here is left to it."""
-    from chaosrun.plan.faults import FaultPlan
+    from chaosrun.faults.fault import FaultPlan
     from chaosrun.plan.injection import injected
     from chaosrun.records.run_file import read_object, read_run
     from chaosrun.spec.model import JobSpec

@@ -10,7 +10,7 @@ from chaosrun.supervise.execution import expected_ray
 from chaosrun.supervise.runs import find_run
 
 if TYPE_CHECKING:
-    from chaosrun.plan.faults import FaultPlan
+    from chaosrun.faults.fault import FaultPlan
     from chaosrun.spec.source import Job
 
 

@@ -23,7 +23,7 @@ from chaosrun.errors import (
     RunTimeoutError,
     UserScriptError,
 )
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.journal import CONCLUSIVE, write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step

@@ -16,7 +16,7 @@ from typing import Any
 
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.injection import injected
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.journal import write_durably

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import ChaosrunError, RecoveryError
-from chaosrun.package_path import with_package
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.processes import with_package
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import described, raised_again
@@ -167,7 +167,7 @@ def _own_output() -> Iterator[int]:
 
 
 def main() -> int:
-    from chaosrun.cluster.processes import die_with_parent
+    from chaosrun.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
     run = RunLayout(Path(order["run"]))

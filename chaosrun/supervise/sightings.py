@@ -1,14 +1,14 @@
 """What was seen of the faults: turns markers, notes, deaths and hangs into `fault.requested` and `fault.observed`.
 
 A fault counts as observed when something outside its own intention agrees with it, in the way that its kind prescribes
-(`plan.kinds.Evidence`). Decides nothing about attempts.
+(`faults.kind.Evidence`). Decides nothing about attempts.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chaosrun.plan.evidence import death_problem, hang_problem
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.evidence import death_problem, hang_problem
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
 from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker

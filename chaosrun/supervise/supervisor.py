@@ -9,8 +9,8 @@ from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
-from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
@@ -19,8 +19,8 @@ from chaosrun.supervise import lifecycle
 from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
 from chaosrun.supervise.detection import Detector
 from chaosrun.supervise.hangs import HangWatch, Patience
-from chaosrun.supervise.injector import Injector
 from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.striking import Injector
 from chaosrun.supervise.workers import Workers
 
 STOP_LIMIT_S = 60.0

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import InterruptedRunError, RecoveryError
-from chaosrun.package_path import with_package
+from chaosrun.processes import with_package
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.own_files import open_own_file

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.detection import Feeler
-from chaosrun.supervise.injector import Striker
+from chaosrun.supervise.striking import Striker
 
 
 class Workers(Striker, Feeler, Protocol):

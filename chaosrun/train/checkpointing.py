@@ -22,8 +22,8 @@ from chaosrun.checkpoint.manifest import Position as StoredPosition
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import MisuseError, RestoreMismatchError
-from chaosrun.inject.disk_points import DiskPoints
-from chaosrun.inject.points import FaultPoints
+from chaosrun.faults.disk_points import DiskPoints
+from chaosrun.faults.points import FaultPoints
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.errors import MisuseError
-from chaosrun.inject.points import FaultPoints
+from chaosrun.faults.points import FaultPoints
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from chaosrun.errors import RecoveryError
-from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.order import WorkerOrder
 
 KEY = "chaosrun/preemption"

@@ -212,7 +212,7 @@ def _is_ours(error: BaseException) -> bool:
     *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
     raiser = Path(frame.f_code.co_filename)
     # A script that cannot be compiled raises here; what a fault raises is planned.
-    return raiser.is_relative_to(PACKAGE) and frame.f_code is not _run_script.__code__ and raiser.parent != PACKAGE / "inject"
+    return raiser.is_relative_to(PACKAGE) and frame.f_code is not _run_script.__code__ and raiser.parent != PACKAGE / "faults"
 
 
 def _script_traceback(error: BaseException) -> str:

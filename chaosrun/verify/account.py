@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from chaosrun.plan.faults import INJECTED, Fault, FaultPlan
+from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.lineage import Lineage, lineage

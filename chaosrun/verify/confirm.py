@@ -1,6 +1,6 @@
 """When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
 
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
 from chaosrun.verify.compare import FIELDS, Field

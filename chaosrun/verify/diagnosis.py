@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.kinds import Phase
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import Phase
 from chaosrun.records.history import Attempt
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence

@@ -1,13 +1,13 @@
 """What shows that a node went, or the supervisor and Ray's head: who was struck, who was seen gone, by pid and start time.
 
-Pure. The note of a node's end is written by `cluster.witness`, that of the supervisor's by `supervise.injector`.
+Pure. The note of a node's end is written by `faults.witness`, that of the supervisor's by `supervise.striking`.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.records.history import LegHistory
 
 _SIGKILL = 9

@@ -6,9 +6,9 @@ Pure.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chaosrun.plan.evidence import death_problem, hang_problem, note_problem
-from chaosrun.plan.faults import INJECTED, Fault
-from chaosrun.plan.kinds import Evidence
+from chaosrun.faults.evidence import death_problem, hang_problem, note_problem
+from chaosrun.faults.fault import INJECTED, Fault
+from chaosrun.faults.kind import Evidence
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.corruption import memory_problem

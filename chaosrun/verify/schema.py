@@ -7,7 +7,7 @@ a release allows nothing that it does not list. The names of checks and their ev
 
 from typing import Any, get_args
 
-from chaosrun.plan.kinds import PHASES, FaultKind
+from chaosrun.faults.kind import PHASES, FaultKind
 from chaosrun.records.journal import OUTCOMES
 from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status

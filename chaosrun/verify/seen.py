@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chaosrun.plan.evidence import signal_name
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.evidence import signal_name
+from chaosrun.faults.fault import Fault
 from chaosrun.wording import count
 
 _ERRNO_NAMES = {"No space left on device": "ENOSPC", "Input/output error": "EIO"}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout

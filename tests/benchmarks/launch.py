@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from chaosrun.cluster.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
+from chaosrun.processes import kill_marked, remove_shared_memory_leftovers, shared_memory_entries
 
 __all__ = ["LIMIT_S", "REPOSITORY", "LaunchError", "chaosrun_command", "launch", "scratch"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, TRAINING_PHASES, Kind
+from chaosrun.faults.kinds import KINDS
 from chaosrun.integrations.schemas import job_schema, suite_schema
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, TRAINING_PHASES, Kind
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import Argument, ClassName, Duration, JobName, Rank, Share, StepRange, Stretch, Variables
 from chaosrun.spec.suite import Axes, Changes, Expected, Faults

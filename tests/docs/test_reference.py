@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.kinds import PHASES
+from chaosrun.faults.kind import PHASES
+from chaosrun.faults.kinds import KINDS
 from chaosrun.records.order import DataResume
 from chaosrun.spec.fields import Section
 from chaosrun.spec.model import JobSpec

@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from chaosrun.cluster.processes import marked, unused_shared_memory
+from chaosrun.processes import marked, unused_shared_memory
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.trace import read_lines
 

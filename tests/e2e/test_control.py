@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from chaosrun import api
-from chaosrun.cluster.processes import identify, is_alive
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.injection import injected
+from chaosrun.processes import identify, is_alive
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import read_supervision

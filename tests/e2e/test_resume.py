@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive
+from chaosrun.processes import ProcessIdentity, children, identify, is_alive
 from chaosrun.records.layout import RunLayout
 from tests.conftest import Submit
 from tests.e2e.drills import STEPS, Shell, events, eventually, finish, journal, kills, reached, write_job

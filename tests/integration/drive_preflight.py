@@ -19,13 +19,13 @@ from ray.cluster_utils import Cluster
 
 from chaosrun import api
 from chaosrun.cluster import crew
-from chaosrun.cluster.processes import children, identify, is_alive, kill_marked, marked, wait_gone
 from chaosrun.preflight import conduct
 from chaosrun.preflight.checks import cluster as cluster_check
 from chaosrun.preflight.checks import devices, host, network
 from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Node, Setting, Status
 from chaosrun.preflight.result import Result
 from chaosrun.preflight.saved import to_json
+from chaosrun.processes import children, identify, is_alive, kill_marked, marked, wait_gone
 from tests.conftest import REPOSITORY
 
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty"

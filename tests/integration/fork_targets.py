@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from chaosrun.plan.kinds import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 

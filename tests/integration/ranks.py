@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster.processes import ProcessIdentity, is_alive
+from chaosrun.processes import ProcessIdentity, is_alive
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 

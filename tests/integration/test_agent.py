@@ -19,9 +19,9 @@ from ray._private.node import Node
 
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
 from tests.e2e.drills import shared_memory_left

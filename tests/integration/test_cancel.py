@@ -8,9 +8,9 @@ import pytest
 
 from chaosrun import api
 from chaosrun.campaign.place import WarmPlace, new_run
-from chaosrun.cluster.processes import ProcessIdentity, identify
 from chaosrun.errors import InterruptedRunError, UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace import read_lines

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.processes import ProcessIdentity, children, identify, is_alive, kill_marked, marked
+from chaosrun.processes import ProcessIdentity, children, identify, is_alive, kill_marked, marked
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from tests.integration.ranks import TARGET, alive, eventually, make_orders, notes_of

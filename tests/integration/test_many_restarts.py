@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, marked, shared_memory_entries, unused_shared_memory
+from chaosrun.processes import ProcessIdentity, identify, marked, shared_memory_entries, unused_shared_memory
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.trace import read_lines
 from tests.integration.ranks import alive, eventually

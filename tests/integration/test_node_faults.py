@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity, is_alive, marked
 from chaosrun.errors import UsageError
+from chaosrun.processes import ProcessIdentity, is_alive, marked
 from chaosrun.records.layout import RunLayout
 from tests.conftest import REPOSITORY, WarmDrills
 from tests.e2e.drills import Shell, events, eventually, open_shell, reached

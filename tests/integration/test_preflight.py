@@ -16,11 +16,11 @@ import pytest
 
 from chaosrun.cluster.connection import Connection
 from chaosrun.cluster.crew import ProbeCrew
-from chaosrun.cluster.processes import identify, is_alive, marked
 from chaosrun.integrations.schemas import preflight_schema
 from chaosrun.preflight.model import Call
 from chaosrun.preflight.report.text import render_text
 from chaosrun.preflight.saved import from_json, to_json
+from chaosrun.processes import identify, is_alive, marked
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import eventually
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.processes import marked
 from chaosrun.preflight.assess.bits import assess
 from chaosrun.preflight.checks.bits import call
 from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.processes import marked
 
 FAULTY = Path(__file__).parent / "faulty"
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity, identify
+from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.trace import read_lines
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills, job_file

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import FaultPlan
-from chaosrun.plan.kinds import CHECKPOINT_PHASES
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.faults.kind import CHECKPOINT_PHASES
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.model import JobSpec
 from tests.conftest import REPOSITORY, WarmDrills

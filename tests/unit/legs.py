@@ -25,7 +25,7 @@ import safetensors.numpy
 from chaosrun.checkpoint.manifest import Manifest
 from chaosrun.checkpoint.manifest import Position as ManifestPosition
 from chaosrun.checkpoint.store import CheckpointStore
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.trace import TraceWriter

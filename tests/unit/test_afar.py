@@ -18,7 +18,7 @@ import pytest
 
 from chaosrun import errors
 from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision

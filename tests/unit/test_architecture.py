@@ -24,10 +24,10 @@ TABLE = Path(__file__).with_name("imports.json")
 """Who imports whom, exactly: `python -m tests.unit.test_architecture` writes it anew; its diff is what a reviewer looks at."""
 MAY_IMPORT: dict[str, set[str]] = {room: set(others) for room, others in json.loads(TABLE.read_text()).items()}
 
-PURE = {"spec", "plan", "records", "errors", "wording", "package_path"}
+PURE = {"spec", "plan", "records", "errors", "wording", "processes"}
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = PURE | {"checkpoint"}
-MAY_IMPORT_TORCH = {"train", "inject"}
+MAY_IMPORT_TORCH = {"train", "faults"}
 JUDGING = ("choice", "model", "result")
 """Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from chaosrun.inject.arms import ARMS
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.kinds import PHASES, FaultKind
+from chaosrun.faults.arms import ARMS
+from chaosrun.faults.kind import PHASES, FaultKind
+from chaosrun.faults.kinds import KINDS
 
 FAULTS = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
 

@@ -12,10 +12,10 @@ import pytest
 from chaosrun import cli
 from chaosrun.campaign.place import remove_run
 from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
-from chaosrun.plan.faults import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import create_run, lock_run

@@ -19,7 +19,7 @@ import chaosrun
 from chaosrun import cli, errors
 from chaosrun.api import RunResult, RunSummary
 from chaosrun.errors import ResourcesError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import supervision
 from chaosrun.report.landings import Landed

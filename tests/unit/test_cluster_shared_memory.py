@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.cluster import processes
+from chaosrun import processes
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.report.draw import ASCII, draw, sparkline
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.picture import LegPicture, RunPicture

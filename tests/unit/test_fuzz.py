@@ -15,7 +15,7 @@ from chaosrun import api
 from chaosrun.checkpoint.audit import audit_directory
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step

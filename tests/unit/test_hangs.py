@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.plan.evidence import hang_problem
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.evidence import hang_problem
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.heartbeat import Heartbeat, Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_marker
@@ -226,7 +226,7 @@ def test_the_rank_furthest_behind_stopped_first_and_the_others_waited_for_it() -
         # At the same stage: whose stack is in a collective waits.
         (
             ("backward", "backward"),
-            {"rank0": ("S", [ENGINE]), "rank1": ("S", ["/chaosrun/inject/process.py:9 in hang"])},
+            {"rank0": ("S", [ENGINE]), "rank1": ("S", ["/chaosrun/faults/process.py:9 in hang"])},
             1,
             [],
         ),
@@ -235,7 +235,7 @@ def test_the_rank_furthest_behind_stopped_first_and_the_others_waited_for_it() -
         (("forward", "forward"), {"rank0": ("T", []), "rank1": ("T", [])}, 0, [1]),
         # A deadlock of the script's own: nothing tells them apart.
         (("backward", "backward"), {"rank0": ("S", [GLOO]), "rank1": ("S", [GLOO])}, 0, [1]),
-        (("rendezvous", "started"), {"rank0": ("S", [GLOO]), "rank1": ("S", ["/chaosrun/inject/rendezvous.py:9 in x"])}, 1, []),
+        (("rendezvous", "started"), {"rank0": ("S", [GLOO]), "rank1": ("S", ["/chaosrun/faults/rendezvous.py:9 in x"])}, 1, []),
         (("started", None), {"rank0": ("S", []), "rank1": (None, [])}, 1, []),
     ],
 )

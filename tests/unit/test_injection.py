@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.injection import INJECTED, OUTSIDE_KINDS, injected
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout

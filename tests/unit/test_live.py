@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker

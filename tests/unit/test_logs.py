@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chaosrun import cli
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless

@@ -9,7 +9,7 @@ import pytest
 
 from chaosrun import api
 from chaosrun.errors import ChaosrunError, ResourcesError, SpecError, UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
 from chaosrun.records.supervision import supervision

@@ -3,8 +3,8 @@
 import pytest
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import FaultKind
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import FaultKind
 from chaosrun.plan.permission import ask_permission
 
 EVERYWHERE = ("private", "joined", "borrowed")

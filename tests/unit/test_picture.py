@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.heartbeat import Heart, Heartbeat
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.kinds import PHASES
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import PHASES
 from chaosrun.plan.planner import MAX_FAULTS, make_plan
 from chaosrun.spec.model import JobSpec
 

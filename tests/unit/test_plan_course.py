@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import FaultPlan
-from chaosrun.plan.kinds import RESTORE_PHASES, TRAINING_PHASES
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.faults.kind import RESTORE_PHASES, TRAINING_PHASES
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.model import JobSpec
 from tests.unit.job_model import JobModel, Outcome

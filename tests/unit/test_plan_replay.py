@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chaosrun import api
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.replay import Loss, detect, read_recording
 from chaosrun.spec.model import JobSpec

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosrun.plan.catalogue import KINDS
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.chance import exponential
-from chaosrun.plan.faults import Fault
 from chaosrun.plan.planner import MAX_FAULTS, make_plan
 from tests.unit.test_plan import refusal, spec
 

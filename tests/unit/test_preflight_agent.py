@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.cluster.processes import children, identify, is_alive, marked
+from chaosrun.processes import children, identify, is_alive, marked
 from tests.conftest import REPOSITORY
 
 STRANGE = {"PYTHONPATH": str(REPOSITORY / "tests" / "integration" / "faulty" / "strange_probes")}

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun.cluster import processes
+from chaosrun import processes
 from chaosrun.housekeeping.limits import memory_room, process_room
 from chaosrun.preflight.assess.host import assess
 from chaosrun.preflight.checks.host import HOST

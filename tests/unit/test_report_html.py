@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.html import render_html
 from chaosrun.report.html.drawing import Scale, integer_ticks, ticks

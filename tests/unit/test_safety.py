@@ -22,14 +22,14 @@ ALLOWED_SIGNALS = {
     "cluster/leash.py:_kill_everything": "a child that has not been reaped",
     "cluster/leftovers.py:remove_announced": "a child that has not been reaped",
     "cluster/probe_agent.py:_run": "its own child; subprocess signals none that it has reaped",
-    "cluster/processes.py:send_signal": "through a pidfd, after a look at its start time",
+    "processes.py:send_signal": "through a pidfd, after a look at its start time",
     "cluster/stacks.py:ask_for_stacks": "a live child of the fork server, which alone reaps it",
     "supervise/detached.py:_interrupt": "a thread of its own",
-    "inject/process.py:loader_worker": "a child that has not been reaped, after a look at its start time",
-    "inject/process.py:pause": "itself",
-    "inject/process.py:preempt": "itself",
-    "inject/process.py:stop": "itself",
-    "inject/strike.py:die": "itself",
+    "faults/process.py:loader_worker": "a child that has not been reaped, after a look at its start time",
+    "faults/process.py:pause": "itself",
+    "faults/process.py:preempt": "itself",
+    "faults/process.py:stop": "itself",
+    "faults/strike.py:die": "itself",
     "supervise/interrupts.py:request": "a thread of its own",
     "supervise/keeper.py:__exit__": "its own child; subprocess signals none that it has reaped",
     "supervise/keeper.py:interrupt": "its own child; subprocess signals none that it has reaped",
@@ -41,7 +41,7 @@ ALLOWED_SIGNALS = {
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",
     "train/probe.py:_ask": "through a pidfd, its own child",
 }
-"""Where a signal may be sent other than by `cluster.processes.send_signal`, and why nobody else can be hit."""
+"""Where a signal may be sent other than by `processes.send_signal`, and why nobody else can be hit."""
 
 LOADERS = {
     "cloudpickle",
@@ -116,7 +116,7 @@ def raw_signals(found: list[Call]) -> set[str]:
 
 def test_every_signal_goes_to_a_process_that_is_known_for_good() -> None:
     places = raw_signals(every_call())
-    assert places - ALLOWED_SIGNALS.keys() == set(), "use cluster.processes.send_signal, or say here why it can hit nobody else"
+    assert places - ALLOWED_SIGNALS.keys() == set(), "use processes.send_signal, or say here why it can hit nobody else"
     assert ALLOWED_SIGNALS.keys() - places == set(), "no longer there"
 
 

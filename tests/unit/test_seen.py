@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kinds import KINDS
 from chaosrun.verify.seen import seen_words
 
 NODE = {

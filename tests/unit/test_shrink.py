@@ -15,8 +15,8 @@ from chaosrun.campaign.ddmin import ddmin
 from chaosrun.campaign.report.shrink import render_shrunk
 from chaosrun.campaign.shrink import Case, open_case, shrink, symptom_of
 from chaosrun.errors import UsageError
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.fragment import as_entries, as_yaml, flow, scheduled
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import Entry

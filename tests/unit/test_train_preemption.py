@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chaosrun.errors import RecoveryError
-from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.train.preemption import Preempted, Preemption
 from tests.integration.ranks import make_orders
 

@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import chaosrun
 from chaosrun.errors import MisuseError
-from chaosrun.inject.points import FaultPoints
+from chaosrun.faults.points import FaultPoints
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import DataResume, WorkerOrder
 from chaosrun.train import context

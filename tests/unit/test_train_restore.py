@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.errors import RestoreMismatchError
-from chaosrun.inject.points import FaultPoints
+from chaosrun.faults.points import FaultPoints
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.train.checkpointing import Checkpointer

@@ -10,7 +10,7 @@ import pytest
 from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.errors import ResourcesError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec

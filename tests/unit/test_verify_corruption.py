@@ -9,7 +9,7 @@ import pytest
 from legs import Bugs, copy_run, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise.diagnosis import open_case
 from chaosrun.verify.check import Check

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from legs import Bugs, copy_run, drop, edit_trace, only, put, write_run
 
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.blame import blame
 from chaosrun.verify.divergence import Divergence

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.gone import gone_problem

@@ -11,7 +11,7 @@ import pytest
 from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.errors import UsageError
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import verdict as verdict_module
 from chaosrun.verify.blame import blame

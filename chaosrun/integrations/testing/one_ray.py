@@ -9,7 +9,7 @@ from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
-    from chaosrun.plan.faults import FaultPlan
+    from chaosrun.faults.fault import FaultPlan
     from chaosrun.spec.model import JobSpec
 
 

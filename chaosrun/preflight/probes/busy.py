@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from chaosrun.cluster.processes import SHARED_MEMORY, pids, shared_memory_entries, stat_fields, unused_shared_memory
 from chaosrun.preflight.probes.room import temporary_files
+from chaosrun.processes import SHARED_MEMORY, pids, shared_memory_entries, stat_fields, unused_shared_memory
 
 APART_S = 0.4
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -22,7 +22,10 @@ from typing import Any
 
 import psutil
 
-from chaosrun.cluster.processes import (
+from chaosrun.preflight.devices.per_device import gpu_devices, visible_gpus
+from chaosrun.preflight.forked import Say, forked
+from chaosrun.preflight.model import Facts
+from chaosrun.processes import (
     SHARED_MEMORY,
     ProcessIdentity,
     become_subreaper,
@@ -33,9 +36,6 @@ from chaosrun.cluster.processes import (
     shared_memory_entries,
     state_of,
 )
-from chaosrun.preflight.devices.per_device import gpu_devices, visible_gpus
-from chaosrun.preflight.forked import Say, forked
-from chaosrun.preflight.model import Facts
 
 SHARED_BYTES = 1 << 20
 DEVICE_MIB = 256

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
-from chaosrun.cluster.processes import pids, stat_fields
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
 from chaosrun.preflight.disk.place import nearest_folder
 from chaosrun.preflight.probes.raylet_options import raylet_options
+from chaosrun.processes import pids, stat_fields
 
 SHARED_MEMORY = "/dev/shm"
 INFINIBAND = Path("/sys/class/infiniband")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.plan.faults import FaultPlan
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg

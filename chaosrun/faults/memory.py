@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from chaosrun.inject.strike import Strike, Training
+from chaosrun.faults.strike import Strike, Training
 
 RELATIVE_SHIFT = 2.0**-6
 """By how much `diverge` moves a tensor, of its largest absolute value: far above rounding in every floating type."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.inject import corruption
-from chaosrun.inject.pace import Pace
-from chaosrun.inject.strike import Strike
-from chaosrun.plan.faults import Fault
+from chaosrun.faults import memory as corruption
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.pace import Pace
+from chaosrun.faults.strike import Strike
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 

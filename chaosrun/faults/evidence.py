@@ -15,8 +15,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 
 _WANTED_EXIT_CODES = {"none": None, "zero": 0, "preempted": PREEMPTED_EXIT_CODE}
 

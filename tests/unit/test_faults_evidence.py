@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.plan.evidence import death_problem, note_problem
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.evidence import death_problem, note_problem
+from chaosrun.faults.fault import Fault
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave (SIGTERM) and left after step 5, …"}
 RAISED = {"status": "raised", "error": "InjectedError: fault F1: raised on purpose after step 4"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest
-from chaosrun.inject.strike import Strike
+from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 

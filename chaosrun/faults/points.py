@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from chaosrun.inject.arms import ARMS
-from chaosrun.inject.pace import Pace
-from chaosrun.inject.strike import Strike
-from chaosrun.inject.survey import Survey
-from chaosrun.plan.faults import Fault
-from chaosrun.plan.kinds import Phase
+from chaosrun.faults.arms import ARMS
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import Phase
+from chaosrun.faults.pace import Pace
+from chaosrun.faults.strike import Strike
+from chaosrun.faults.survey import Survey
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note, write_marker
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
-    from chaosrun.inject.strike import Training
+    from chaosrun.faults.strike import Training
 
 NOTICE_LIMIT_S = 10.0
 LOOK_EVERY_S = 0.002

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
 from chaosrun.errors import RecoveryError
-from chaosrun.plan.faults import Fault, FaultPlan
-from chaosrun.plan.kinds import PREEMPTED_EXIT_CODE
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
+from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, read_note, write_marker, write_note
 from chaosrun.supervise.sightings import Sightings
@@ -42,7 +42,7 @@ class Striker(Protocol):
         ...
 
     def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Do these (`cluster.strikes.Blow`) at once; False for one whose rank was gone, and nothing was done."""
+        """Do these (`faults.outside.Blow`) at once; False for one whose rank was gone, and nothing was done."""
         ...
 
     def lose(self, node: str) -> None:

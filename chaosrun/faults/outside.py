@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster import delayed_signal
-from chaosrun.cluster.processes import ProcessIdentity, children, is_alive, send_signal
-from chaosrun.cluster.witness import Seen, call_witness, seen_as
+from chaosrun.faults import delayed_signal
+from chaosrun.faults.witness import Seen, call_witness, seen_as
+from chaosrun.processes import ProcessIdentity, children, is_alive, send_signal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from chaosrun.inject import corruption, process, rendezvous, storage
-from chaosrun.inject.strike import Strike
+from chaosrun.faults import memory as corruption
+from chaosrun.faults import process, rendezvous, storage
+from chaosrun.faults.strike import Strike
 
 ARMS: Mapping[str, Callable[[Strike], None]] = {
     "kill": process.kill,

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chaosrun.inject.strike import Strike
+    from chaosrun.faults.strike import Strike
 
 MEASURED_STEPS = 20
 """Steps before the fault that are compared with those during it."""

@@ -1,4 +1,5 @@
-"""Processes as the Linux kernel sees them: who they are, whose children they are, and how to be sure that they are gone.
+"""Processes as the Linux kernel sees them: who they are, whose children they are, and how to be sure that they are gone; and
+how a process that is started finds this package.
 
 Owns prctl, identities (a pid alone is not one: it is used again), killing of trees and of marked processes, and the entries
 that killed processes leave in /dev/shm. Standard library only, so that the reaper and the fork server start quickly; knows
@@ -10,11 +11,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+"""Where this chaosrun lies: a process that it starts is to find the same one."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")
@@ -261,3 +264,9 @@ def _shared_memory_in_use() -> set[int]:
                     if os.readlink(link).startswith(root):
                         used.add(os.stat(link).st_ino)
     return used
+
+
+def with_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same, with this package first on Python's path, before what PYTHONPATH it may have of its own."""
+    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), environment.get("PYTHONPATH"))))
+    return {**environment, "PYTHONPATH": path}

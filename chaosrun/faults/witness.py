@@ -1,6 +1,6 @@
 """The witness of a node's end: a small process that outlives the agent it was started by, strikes, and writes down what it saw.
 
-`python -m chaosrun.cluster.witness` with one JSON object on its standard input: leg_path, fault, about (goes into the note as
+`python -m chaosrun.faults.witness` with one JSON object on its standard input: leg_path, fault, about (goes into the note as
 it is), strike and watch (lists of {what, pid, start_ticks}), mark, limit_s. It sends SIGKILL to those of `strike`, known by pid
 and start time, and waits until those of both lists and every process marked with `mark` are gone. Its note (`records.markers`)
 lists whom it struck, who is gone and who is not. Standard library only; imports neither ray nor torch.
@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, marked, send_signal
-from chaosrun.package_path import with_package
+from chaosrun.processes import ProcessIdentity, identify, is_alive, marked, send_signal, with_package
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 
@@ -33,7 +32,7 @@ def call_witness(
     """Start a witness and return; it is nobody's child, so it outlives whoever dies here."""
     order = {"leg_path": leg_path, "fault": fault, "about": about, "strike": strike, "watch": watch, "mark": mark}
     process = subprocess.Popen(
-        [sys.executable, "-m", "chaosrun.cluster.witness"],
+        [sys.executable, "-m", "chaosrun.faults.witness"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

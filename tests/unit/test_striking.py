@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.processes import ProcessIdentity
-from chaosrun.plan.faults import Fault, FaultPlan
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.processes import ProcessIdentity
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, write_marker, write_note
 from chaosrun.records.trace import read_lines
-from chaosrun.supervise.injector import LOOK_EVERY_S, WITNESS_LIMIT_S, Injector
 from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, Injector
 
 TICK_S = 0.5
 START_S = 1000.0

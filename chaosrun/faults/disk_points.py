@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from chaosrun.inject.points import FaultPoints
-from chaosrun.plan.kinds import Phase
+from chaosrun.faults.kind import Phase
+from chaosrun.faults.points import FaultPoints
 from chaosrun.records.filesystem import Moment, Operation, written_for
 from chaosrun.records.layout import LegLayout
 

@@ -2,7 +2,7 @@
 
 import signal
 
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
 
 
 def outlives(fault: Fault) -> bool:

@@ -1,14 +1,14 @@
 """The kinds of faults: a closed set. What each does, who does it, at which moments, with which options, how chaosrun knows that
 it happened, and what it means for the verdict.
 
-Values only; what strikes is in `chaosrun.inject` (inside the worker) and `supervise.injector` (from outside). A kind that is
+Values only; what strikes is in `faults.arms` (inside the worker) and `faults.outside`. A kind that is
 not here does not exist, and a test holds the arms, this table and docs/faults.md's against each other.
 """
 
 import signal
 from collections.abc import Mapping
 
-from chaosrun.plan.kinds import CHECKPOINT_PHASES, PHASES, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind, Option
+from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind, Option
 
 _SIGKILL, _SIGSEGV = int(signal.SIGKILL), int(signal.SIGSEGV)
 _EVERYWHERE = frozenset(PHASES)

@@ -12,14 +12,14 @@ import pytest
 from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest, Position
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
-from chaosrun.inject import storage
-from chaosrun.inject.arms import ARMS
-from chaosrun.inject.disk_points import DiskPoints
-from chaosrun.inject.pace import Pace
-from chaosrun.inject.points import FaultPoints
-from chaosrun.inject.strike import Strike
-from chaosrun.plan.catalogue import KINDS
-from chaosrun.plan.faults import Fault
+from chaosrun.faults import storage
+from chaosrun.faults.arms import ARMS
+from chaosrun.faults.disk_points import DiskPoints
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.pace import Pace
+from chaosrun.faults.points import FaultPoints
+from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder

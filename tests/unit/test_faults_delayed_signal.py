@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.cluster.delayed_signal import pause
-from chaosrun.cluster.processes import ProcessIdentity, identify, is_alive, state_of
+from chaosrun.faults.delayed_signal import pause
+from chaosrun.processes import ProcessIdentity, identify, is_alive, state_of
 from tests.integration.ranks import eventually
 
 
@@ -33,7 +33,7 @@ def known(process: subprocess.Popen[bytes]) -> ProcessIdentity:
 
 
 def later(identity: ProcessIdentity, seconds: float, do: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-S", "-m", "chaosrun.cluster.delayed_signal"]
+    command = [sys.executable, "-P", "-S", "-m", "chaosrun.faults.delayed_signal"]
     return subprocess.Popen(
         [*command, str(identity.pid), str(identity.start_ticks), str(seconds), do],
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Faults of one process: it dies, leaves, hangs, slows down, runs out of something.
 
-Those that are signals, the rank sends to itself here; after a delay they come from outside (`cluster.strikes`).
+Those that are signals, the rank sends to itself here; after a delay they come from outside (`faults.outside`).
 """
 
 import ctypes
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from chaosrun.inject.strike import Strike
-from chaosrun.package_path import PACKAGE_ROOT
+from chaosrun.faults.strike import Strike
+from chaosrun.processes import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
 
 MIB = 1 << 20
@@ -115,8 +115,8 @@ def hang(strike: Strike) -> None:
 
 
 def _signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    """A tiny process that signals this one later (`cluster.delayed_signal`); in our process group, so it dies with the rank."""
-    command = [sys.executable, "-P", "-S", "-m", "chaosrun.cluster.delayed_signal"]
+    """A tiny process that signals this one later (`faults.delayed_signal`); in our process group, so it dies with the rank."""
+    command = [sys.executable, "-P", "-S", "-m", "chaosrun.faults.delayed_signal"]
     # The script's own directory, or its PYTHONPATH, must not stand in the way.
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}
     return subprocess.Popen(

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from chaosrun.inject.strike import Strike
+from chaosrun.faults.strike import Strike
 
 STRANGER = """\
 import signal, socket, sys

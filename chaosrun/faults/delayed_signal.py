@@ -1,7 +1,7 @@
 """Signals that come later: SIGKILL when grace runs out, SIGCONT after a stop. To one process, known by pid and start time.
 
-    python -m chaosrun.cluster.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it is still there
-    python -m chaosrun.cluster.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped;
+    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS kill     SIGKILL after SECONDS, if it is still there
+    python -m chaosrun.faults.delayed_signal PID START_TICKS SECONDS resume   SIGCONT SECONDS after it was seen stopped;
                                                                                prints "ready", then what was seen, as
                                                                                lines of JSON
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaosrun.cluster.processes import ProcessIdentity, identify, send_signal, state_of
+from chaosrun.processes import ProcessIdentity, identify, send_signal, state_of
 
 STOP_LIMIT_S = 10.0
 """For a process to be seen stopped after SIGSTOP, and running after SIGCONT."""

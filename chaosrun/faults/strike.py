@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from chaosrun.errors import RecoveryError
-from chaosrun.inject.pace import Pace
-from chaosrun.plan.faults import Fault
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.pace import Pace
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_marker, write_note
 from chaosrun.records.order import WorkerOrder

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from chaosrun.inject.pace import Pace
-from chaosrun.inject.strike import Strike
+from chaosrun.faults.pace import Pace
+from chaosrun.faults.strike import Strike
 
 
 class Notes:
@@ -56,8 +56,8 @@ def test_a_step_that_was_not_stretched_is_told(monkeypatch: pytest.MonkeyPatch) 
     make(pace, 3)
     notes = stretch(pace, factor=4.0, steps=1)
     real_sleep = time.sleep
-    monkeypatch.setattr("chaosrun.inject.pace.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("chaosrun.faults.pace.time.sleep", lambda seconds: None)
     pace.begin()
     pace.step_done()
-    monkeypatch.setattr("chaosrun.inject.pace.time.sleep", real_sleep)
+    monkeypatch.setattr("chaosrun.faults.pace.time.sleep", real_sleep)
     assert "not 4 times" in notes.written[-1]["problem"]

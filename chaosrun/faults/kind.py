@@ -1,4 +1,4 @@
-"""The names of fault kinds, phases and options, and what there is to say of a kind; the kinds are in `plan.catalogue`."""
+"""The names of fault kinds, phases and options, and what there is to say of a kind; the kinds are in `faults.kinds`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
