@@ -6,22 +6,22 @@ What a training script needs: `dataloader_configuration` and `attach`; in a data
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaosrun.train.loaders import dataloader_configuration
-    from chaosrun.train.randomness import sample_rng, sample_streams
-    from chaosrun.train.reproducible import reproducible
-    from chaosrun.train.session import Session, attach
+    from chaosrun.protocol.loaders import dataloader_configuration
+    from chaosrun.protocol.randomness import sample_rng, sample_streams
+    from chaosrun.protocol.reproducible import reproducible
+    from chaosrun.protocol.session import Session, attach
 
 __all__ = ["Session", "__version__", "attach", "dataloader_configuration", "reproducible", "sample_rng", "sample_streams"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Session": "chaosrun.train.session",
-    "attach": "chaosrun.train.session",
-    "dataloader_configuration": "chaosrun.train.loaders",
-    "reproducible": "chaosrun.train.reproducible",
-    "sample_rng": "chaosrun.train.randomness",
-    "sample_streams": "chaosrun.train.randomness",
+    "Session": "chaosrun.protocol.session",
+    "attach": "chaosrun.protocol.session",
+    "dataloader_configuration": "chaosrun.protocol.loaders",
+    "reproducible": "chaosrun.protocol.reproducible",
+    "sample_rng": "chaosrun.protocol.randomness",
+    "sample_streams": "chaosrun.protocol.randomness",
 }
 
 

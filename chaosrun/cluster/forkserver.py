@@ -46,7 +46,7 @@ from chaosrun.processes import become_subreaper, children, remove_shared_memory_
 from chaosrun.records.layout import AttemptLayout, LegLayout
 from chaosrun.records.order import WorkerOrder
 
-TARGET = "chaosrun.train.worker:main"
+TARGET = "chaosrun.protocol.worker:main"
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -59,8 +59,8 @@ PRELOAD = (
     "accelerate.scheduler",
     "accelerate.utils",
     "safetensors.torch",
-    "chaosrun.train.recorder",
-    "chaosrun.train.session",
+    "chaosrun.protocol.recorder",
+    "chaosrun.protocol.session",
 )
 
 # Forking spares at once would take the CPU from the ranks just when they start.

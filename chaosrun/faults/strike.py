@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.002
 
 
 class Training(Protocol):
-    """What there is to damage in a training: `train.state.TrainingState`."""
+    """What there is to damage in a training: `protocol.state.TrainingState`."""
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
 

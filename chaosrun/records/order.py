@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
-"""How a restarted attempt finds its place in the data; see `train.protocols`."""
+"""How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +38,10 @@ class WorkerOrder:
     every_steps: int
     keep: int
     classes: tuple[str, ...] = ()
-    """Classes of the user's own that checkpoints may hold; see `train.plain_values`."""
+    """Classes of the user's own that checkpoints may hold; see `protocol.plain_values`."""
     data_resume: DataResume = "seedable"
     probe: bool = True
-    """Whether samples are fetched to see what they depend on (train.probe)."""
+    """Whether samples are fetched to see what they depend on (observe.probe)."""
     resume: str | None = None
     """Checkpoint name to restore, None to start from the beginning."""
     faults: tuple[dict[str, Any], ...] = ()

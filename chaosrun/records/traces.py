@@ -79,7 +79,7 @@ class StartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """What rank 0 found out about its loader's samples; see chaosrun.train.probe."""
+    """What rank 0 found out about its loader's samples; see chaosrun.observe.probe."""
 
     items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
     detail: str

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import chaosrun
+from chaosrun.protocol.session import Session
 from chaosrun.spec.problems import Source
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, plain, read_tree
-from chaosrun.train.session import Session
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, spans
 
 LANGUAGES = {"sh", "yaml", "python", "text"}

@@ -37,7 +37,7 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
-from chaosrun.train.context import current
+from chaosrun.protocol.context import current
 
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3))
 set_seed(3)

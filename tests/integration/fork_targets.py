@@ -107,7 +107,7 @@ def load_data(attempt: AttemptLayout, order: WorkerOrder) -> None:
 def probe_a_slow_dataset(attempt: AttemptLayout, order: WorkerOrder) -> None:
     from torch.utils.data import DataLoader, Dataset
 
-    from chaosrun.train import probe
+    from chaosrun.observe import probe
 
     class Slow(Dataset[int]):
         def __len__(self) -> int:

@@ -122,7 +122,7 @@ def test_a_group_that_something_else_keeps_apart_strikes_together_later(warm_dri
     script = tmp_path / "train.py"
     flag = tmp_path / "failed"
     fails = f"""        import os
-        from chaosrun.train.context import current
+        from chaosrun.protocol.context import current
         in_chaos = current().order.leg == "chaos"
         if in_chaos and (accelerator.process_index, run.position.step) == (1, 13) and not os.path.exists({str(flag)!r}):
             open({str(flag)!r}, "w").close()

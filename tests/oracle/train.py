@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import chaosrun
-from chaosrun.train import checkpointing, context
+from chaosrun.protocol import checkpointing, context
 
 SAMPLES = 79
 FEATURES = 16

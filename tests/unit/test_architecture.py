@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {room: set(others) for room, others in json.lo
 PURE = {"spec", "plan", "records", "errors", "wording", "processes"}
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = PURE | {"checkpoint"}
-MAY_IMPORT_TORCH = {"train", "faults"}
+MAY_IMPORT_TORCH = {"observe", "protocol", "faults"}
 JUDGING = ("choice", "model", "result")
 """Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -107,7 +107,7 @@ def test_imports_are_told_apart(tmp_path: Path) -> None:
         "import ray.util\n"
         "from chaosrun import attach, verify\n"
         "if TYPE_CHECKING:\n    import torch\n"
-        "class Late:\n    import numpy\n    def load(self):\n        from chaosrun.train.rng import digest_rng\n"
+        "class Late:\n    import numpy\n    def load(self):\n        from chaosrun.observe.rng import digest_rng\n"
     )
     found = {(entry.module, entry.distribution, entry.room, entry.eager) for entry in imports_of(path)}
     assert found == {
@@ -115,7 +115,7 @@ def test_imports_are_told_apart(tmp_path: Path) -> None:
         ("chaosrun.verify", "chaosrun", "verify", True),
         ("torch", "torch", None, False),
         ("numpy", "numpy", None, True),
-        ("chaosrun.train.rng", "chaosrun", "train", False),
+        ("chaosrun.observe.rng", "chaosrun", "observe", False),
     }
 
 
@@ -199,7 +199,7 @@ def test_the_crew_knows_no_check() -> None:
         ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),
         ("import chaosrun.cluster.probe_agent, chaosrun.preflight.probe", ["torch", "ray", "pydantic", "rich", "numpy"]),
         ("import chaosrun.preflight.engine, chaosrun.preflight.catalogue", ["torch", "ray", "accelerate"]),
-        ("import chaosrun.train.worker, chaosrun.train.recorder; chaosrun.attach", ["ray"]),
+        ("import chaosrun.protocol.worker, chaosrun.protocol.recorder; chaosrun.attach", ["ray"]),
     ],
 )
 def test_what_an_import_loads(statement: str, unwanted: list[str]) -> None:

@@ -39,7 +39,7 @@ ALLOWED_SIGNALS = {
     "preflight/devices/per_device.py:_compute": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/allreduce.py:probe": "a child that has not been reaped",
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",
-    "train/probe.py:_ask": "through a pidfd, its own child",
+    "observe/probe.py:_ask": "through a pidfd, its own child",
 }
 """Where a signal may be sent other than by `processes.send_signal`, and why nobody else can be hit."""
 
@@ -59,11 +59,11 @@ LOADERS = {
     "yaml",
 }
 """Modules that make code or objects out of bytes."""
-ALLOWED_LOADERS = {"train/plain_values.py imports pickle": "for the name of its error"}
+ALLOWED_LOADERS = {"protocol/plain_values.py imports pickle": "for the name of its error"}
 RUNNING = {"compile", "eval", "exec", "system", "popen", "__import__"}
 ALLOWED_RUNNING = {
-    "train/worker.py:_run_script exec": "the user's script",
-    "train/worker.py:_run_script compile": "the user's script",
+    "protocol/worker.py:_run_script exec": "the user's script",
+    "protocol/worker.py:_run_script compile": "the user's script",
 }
 
 

@@ -26,7 +26,7 @@ def little_training(device: "torch.device", say: Say) -> dict[str, str]:
     """Fingerprints of its operations, 16 hex digits each, in the order they are computed: "1 matmul" is of the first step."""
     import torch
 
-    from chaosrun.train.fingerprint import fingerprint
+    from chaosrun.observe.fingerprint import fingerprint
 
     found: dict[str, str] = {}
     images = _numbers(torch, SEED, (IMAGES, 3, SIDE, SIDE)).to(device)

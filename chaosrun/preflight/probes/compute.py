@@ -33,7 +33,7 @@ def probe(parameters: Facts) -> Facts:
     device = torch.device(parameters["device"])
     torch.set_num_threads(threads)
     if device.type == "cuda":
-        from chaosrun.train.determinism import pin
+        from chaosrun.protocol.determinism import pin
 
         # The CPU's kernels need none of it, and it loads the compiler.
         pin(seed=0, deterministic="strict", threads=threads)

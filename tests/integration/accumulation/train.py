@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
-from chaosrun.train.buckets import BucketPrimer
-from chaosrun.train.windows import WindowCutter
+from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.windows import WindowCutter
 
 SEED = 3
 LONGEST = 9

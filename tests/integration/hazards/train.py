@@ -10,7 +10,7 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
-from chaosrun.train.context import current
+from chaosrun.protocol.context import current
 
 SAMPLES = 44
 SEED = 3

@@ -15,9 +15,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import chaosrun
-from chaosrun.train import resume
-from chaosrun.train.context import current
-from chaosrun.train.randomness import enter_epoch, loader_generator
+from chaosrun.protocol import resume
+from chaosrun.protocol.context import current
+from chaosrun.protocol.randomness import enter_epoch, loader_generator
 
 SEED = 3
 EPOCHS = 3

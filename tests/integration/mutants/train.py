@@ -14,9 +14,9 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
-from chaosrun.train import context
-from chaosrun.train.buckets import BucketPrimer
-from chaosrun.train.recorder import Recorder
+from chaosrun.protocol import context
+from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.recorder import Recorder
 
 EPOCHS = 3
 SEED = 5

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
-from chaosrun.train import context
-from chaosrun.train.buckets import BucketPrimer
+from chaosrun.protocol import context
+from chaosrun.protocol.buckets import BucketPrimer
 
 SAMPLES = 83
 SEED = 5

@@ -14,7 +14,7 @@ from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 import chaosrun
-from chaosrun.train.context import current
+from chaosrun.protocol.context import current
 
 SAMPLES = 44
 

@@ -1,0 +1,259 @@
+"""The probe of a training loader: does what it yields depend on the global random streams, which no restart restores for it?
+
+With loader workers those streams are never saved, without them the loader has drawn ahead of the step that is saved (hazards
+R5, R6). A few samples are fetched twice under one state of the streams and again under others. That happens in forked children
+of the rank, which leave no trace in it: they have their own copy of the dataset, files of their own positions, none of its
+sockets and pipes, and a deadline. What cannot be fetched there (CUDA in use, a live connection, a lock) is "unknown".
+"""
+
+import fcntl
+import json
+import os
+import random
+import select
+import signal
+import stat
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch.utils.data import IterableDataset, _DatasetKind
+
+from chaosrun.observe.contents import content_digest
+from chaosrun.observe.rng import digest_rng
+
+SAMPLES = 3
+BUDGET_S = 5.0
+ENOUGH_S = 1.0
+"""In one child; of slow samples fewer are looked at."""
+STATE, OTHER_STATES = 1, (2, 3, 5, 8, 13, 21, 34, 55)
+"""Seeds. Of the others one will do, unless samples draw: what they draw may decide the same twice (a coin)."""
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
+    """`draws`: they move the global streams (or seed them), but do not depend on where those stood."""
+    detail: str
+    """What was seen of which sample, or why nothing was."""
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    """One sample, as one fetch of it went."""
+
+    name: str
+    raw: str
+    """Digest before `collate_fn`."""
+    collated: str
+    drew: list[str]
+    """Global streams that the dataset moved."""
+    collate_drew: list[str]
+
+    @property
+    def all_drew(self) -> list[str]:
+        return [stream for stream in ("python", "numpy", "torch") if stream in (*self.drew, *self.collate_drew)]
+
+
+class _Unanswered(Exception):
+    """A child said nothing, or why it could not."""
+
+
+def probe(loader: Any) -> Finding:
+    """Look at the first samples of a torch DataLoader, or of accelerate's around one. Takes BUDGET_S at most, mostly far less;
+    changes nothing in this process."""
+    loader = getattr(loader, "base_dataloader", loader)
+    deadline = time.monotonic() + BUDGET_S
+    try:
+        first, again = _twice(loader, deadline)
+        if not first:
+            return Finding(items="unknown", detail="the dataset has no samples")
+        for one, other in zip(first, again, strict=False):
+            if one.collated != other.collated:
+                return Finding(items="never_repeats", detail=f"{_place(one, other)} differs from one fetch to the next")
+        drawing = [sample for sample in first if sample.all_drew]
+        for others in _ask(lambda: _under(loader, OTHER_STATES if drawing else OTHER_STATES[:1]), deadline):
+            for one, other in zip(first, others, strict=False):
+                if one.collated != other.collated:
+                    streams = " and ".join(one.all_drew) or "state"
+                    return Finding(items="global_rng", detail=f"{_place(one, other)} depends on the global RNG ({streams})")
+    except _Unanswered as unanswered:
+        return Finding(items="unknown", detail=str(unanswered))
+    if drawing:
+        streams = " and ".join(drawing[0].all_drew)
+        return Finding(items="draws", detail=f"{drawing[0].name} moves the global RNG ({streams}) and does not depend on it")
+    return Finding(items="independent", detail=f"{len(first)} samples fetched under several states of the global RNG")
+
+
+def _twice(loader: Any, deadline: float) -> tuple[list[_Fetched], list[_Fetched]]:
+    """The samples under one state, and once more. Of a dataset by one process, or a generator that it keeps would go unnoticed;
+    of a stream by another one, for many can be read only once."""
+    if isinstance(loader.dataset, IterableDataset):
+        (first,) = _ask(lambda: _under(loader, (STATE,)), deadline)
+        (again,) = _ask(lambda: _under(loader, (STATE,)), deadline)
+    else:
+        first, again = _ask(lambda: _under(loader, (STATE, STATE)), deadline)
+    return first, again
+
+
+def _place(one: _Fetched, other: _Fetched) -> str:
+    return f"what collate_fn makes of {one.name}" if one.raw == other.raw and not one.drew else one.name
+
+
+# In the child
+
+
+def _under(loader: Any, states: tuple[int, ...]) -> Iterator[list[_Fetched]]:
+    """The first samples, fetched as a loader worker fetches them, under each state of the global streams."""
+    began = time.monotonic()
+    source = loader.batch_sampler if loader._auto_collation else loader.sampler
+    # Once for all turns: a sampler may name others when it is asked again.
+    keys = list(islice(([key] for batch in source for key in batch) if loader._auto_collation else iter(source), SAMPLES))
+    for turn, state in enumerate(states):
+        if turn >= 2 and time.monotonic() - began > ENOUGH_S:
+            return
+        _seed(state)
+        fetcher = _DatasetKind.create_fetcher(
+            loader._dataset_kind, loader.dataset, loader._auto_collation, _as_it_is, loader.drop_last
+        )
+        fetched: list[_Fetched] = []
+        for number, key in enumerate(keys):
+            if loader._dataset_kind == _DatasetKind.Map:
+                _seed(state)
+                named = key[0] if loader._auto_collation else key
+                name = f"item {named!r:.40}"
+            else:
+                name = f"item {number} of the stream"
+            try:
+                fetched.append(_fetch(fetcher, key, loader.collate_fn, name))
+            except StopIteration:
+                break
+            if time.monotonic() - began > ENOUGH_S:
+                break
+        yield fetched
+
+
+def _fetch(fetcher: Any, key: Any, collate: Callable[[Any], Any], name: str) -> _Fetched:
+    before = digest_rng(_CPU)
+    raw = fetcher.fetch(key)
+    between = digest_rng(_CPU)
+    raw_digest = content_digest(raw)
+    collated = collate(raw)
+    after = digest_rng(_CPU)
+    return _Fetched(
+        name=name,
+        raw=raw_digest,
+        collated=content_digest(collated),
+        drew=[stream for stream in before if before[stream] != between[stream]],
+        collate_drew=[stream for stream in before if between[stream] != after[stream]],
+    )
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples
+
+
+def _seed(state: int) -> None:
+    random.seed(state)
+    numpy.random.seed(state)
+    torch.default_generator.manual_seed(state)
+
+
+# The child
+
+
+def _ask(question: Callable[[], Iterator[list[_Fetched]]], deadline: float) -> list[list[_Fetched]]:
+    """What a child, forked for it, finds. Raises _Unanswered. No process is left, whatever happens."""
+    answer, report = os.pipe2(os.O_CLOEXEC)
+    with warnings.catch_warnings():
+        # Newer Python warns of forks beside other threads: the reason for the deadline.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        _answer(question, report)
+    child = os.pidfd_open(pid)
+    os.close(report)
+    try:
+        said = _read(answer, deadline)
+    finally:
+        os.close(answer)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child, signal.SIGKILL)
+        with suppress(ChildProcessError):  # the script has its children reaped for it
+            os.waitpid(pid, 0)
+        os.close(child)
+    if said is None:
+        raise _Unanswered(f"its samples took longer than the {BUDGET_S:g} s of the probe")
+    if not said:
+        raise _Unanswered("the probe died while it fetched a sample")
+    result = json.loads(said)
+    if "error" in result:
+        raise _Unanswered(result["error"])
+    return [[_Fetched(**sample) for sample in samples] for samples in result["fetched"]]
+
+
+def _read(pipe: int, deadline: float) -> bytes | None:
+    """Everything up to the end of the pipe; None when the deadline passes first."""
+    said = b""
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        piece = os.read(pipe, 1 << 16)
+        if not piece:
+            return said
+        said += piece
+    return None
+
+
+def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> None:
+    """The child's whole life. Nothing of the parent's is flushed, closed or run at its end."""
+    code = 1
+    try:
+        _let_go_of_files(report)
+        # As in a loader worker: a pool of threads does not survive a fork.
+        torch.set_num_threads(1)
+        fetched = [[asdict(sample) for sample in samples] for samples in question()]
+        _say(report, {"fetched": fetched})
+        code = 0
+    except BaseException as error:  # whatever the dataset raises is the answer
+        _say(report, {"error": f"in the probe's process a sample could not be fetched: {type(error).__name__}: {error!s:.300}"})
+    finally:
+        os._exit(code)
+
+
+def _say(pipe: int, value: dict[str, Any]) -> None:
+    line = json.dumps(value).encode()
+    while line:
+        line = line[os.write(pipe, line) :]
+
+
+def _let_go_of_files(report: int) -> None:
+    """Share no open file with the parent: reading would move its position too, and take what its connections bring. Files can
+    be read on from where they stand; everything else leads nowhere."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            mode = os.fstat(descriptor).st_mode
+        except OSError:
+            continue  # the listing's own
+        if descriptor in (nothing, report) or stat.S_ISCHR(mode):
+            continue
+        own = nothing
+        if stat.S_ISREG(mode) and descriptor > 2 and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+            with suppress(OSError):
+                own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
+        if own != nothing:
+            os.close(own)

@@ -1,0 +1,1 @@
+"""Inside a worker: `chaosrun.attach`: determinism, position, resuming, checkpoints, windows, bucket priming. No ray."""

@@ -1,0 +1,211 @@
+"""Saves and restores checkpoints from inside a training loop, all ranks together. The store knows files, this knows ranks.
+
+A save, in order: every rank writes its files into the staging directory and hashes them; the hashes meet on every rank; rank 0
+writes the manifest; everybody passes `precommit`; rank 0 renames. A rank that dies anywhere before the rename leaves no
+checkpoint, a rank that dies after it leaves a whole one.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import SafetensorError
+
+from chaosrun.checkpoint.manifest import Manifest
+from chaosrun.checkpoint.manifest import Position as StoredPosition
+from chaosrun.checkpoint.storage import is_full, storage_errors
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import MisuseError, RestoreMismatchError
+from chaosrun.faults.disk_points import DiskPoints
+from chaosrun.faults.points import FaultPoints
+from chaosrun.observe.position import Position
+from chaosrun.protocol.state import TrainingState
+from chaosrun.records.filesystem import Filesystem
+from chaosrun.records.heartbeat import Heart
+from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.order import WorkerOrder
+
+
+def rank_file(rank: int) -> str:
+    return f"chaosrun-rank-{rank}.pt"
+
+
+class Checkpointer:
+    """The checkpoints of one leg, as one rank of one attempt sees them."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        state: TrainingState,
+        order: WorkerOrder,
+        leg: LegLayout,
+        faults: FaultPoints,
+        heart: Heart | None = None,
+    ) -> None:
+        self._accelerator = accelerator
+        self._state = state
+        self._order = order
+        self._faults = faults
+        self._heart = heart or Heart()
+        self._leg = leg
+        self._disk = Filesystem()
+        self._points = DiskPoints(faults, leg)
+        self._disk.listeners.append(self._points)
+        self._store = CheckpointStore(leg, order.keep, self._disk)
+        self.newest_step: int | None = None
+        """Step of the newest checkpoint that this attempt restored or committed."""
+        self.digests: dict[str, dict[str, str]] | None = None
+        """Of this rank's state as the latest save or restore left it."""
+
+    def save(self, position: Position, job: dict[str, Any]) -> str:
+        """Commit a checkpoint of this position and return its name. A collective: every rank calls it at the same step.
+
+        Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
+        """
+        step = position.step
+        self._heart.beat("checkpoint.write", step)
+        with self._points.saving(step) as until_saved:
+            self._faults.reach("checkpoint.begin", step, disk=self._disk, until_saved=until_saved)
+            return self._save(position, job)
+
+    def _save(self, position: Position, job: dict[str, Any]) -> str:
+        rank, step = self._order.rank, position.step
+        staging = self._store.stage(step, self._order.attempt)
+        with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
+            self._accelerator.save_state(str(staging), safe_serialization=True)
+            self._write_rank_file(staging / rank_file(rank), step)
+        own = {rank_file(rank), f"random_states_{rank}.pkl"}
+        if rank == 0:
+            others = {name(r) for r in range(1, self._order.world_size) for name in (rank_file, "random_states_{}.pkl".format)}
+            own = {path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()} - others
+        sealed = self._store.seal(staging, sorted(own))
+        digests = self._state.digests()
+        self._heart.beat("checkpoint.gather", step)
+        everybody = self._gather({"files": sealed, "digests": {key: digests[key] for key in ("rng", "buffers", "registered")}})
+        self._heart.beat("checkpoint.manifest", step)
+        if rank == 0:
+            manifest = Manifest(
+                step=step,
+                position=StoredPosition(**position.to_json()),
+                world_size=self._order.world_size,
+                attempt=self._order.attempt,
+                time_s=time.time(),
+                job_fingerprint=self._order.job_fingerprint,
+                files={name: entry for part in everybody for name, entry in part["files"].items()},
+                digests={
+                    **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
+                    "ranks": [part["digests"] for part in everybody],
+                    "job": job,
+                },
+            )
+            self._store.write_manifest(staging, manifest)
+        self._faults.reach("checkpoint.precommit", step)
+        self._heart.beat("checkpoint.precommit", step)
+        self._accelerator.wait_for_everyone()
+        self._heart.beat("checkpoint.commit", step)
+        if rank == 0:
+            self._store.commit(staging, step)
+        self._heart.beat("checkpoint.postcommit", step)
+        self._accelerator.wait_for_everyone()
+        self._heart.beat("checkpoint.retention", step)
+        self._faults.reach("checkpoint.postcommit", step, checkpoint=self._leg.checkpoints / checkpoint_name(step))
+        if rank == 0:
+            self._store.retain()
+        self._faults.reach("checkpoint.retention", step)
+        self.newest_step, self.digests = step, digests
+        return checkpoint_name(step)
+
+    def restore(self, name: str, job: dict[str, Any]) -> Position:
+        """Load a checkpoint into the prepared objects and prove that it is what was saved.
+
+        The supervisor has validated every file; this rank validates the manifest, all sizes and its own file once more
+        before the model is touched. Afterwards the digests of the live state are compared with those taken at the save.
+        Raises InvalidCheckpointError, MisuseError (another job's checkpoint) or RestoreMismatchError naming the component
+        and the tensor.
+        """
+        directory = self._leg.checkpoints / name
+        rank = self._order.rank
+        manifest = self._store.audit(name, hashed=[rank_file(rank)])
+        _check_same_job(name, manifest, self._order, job)
+        self._state.load(directory, directory / rank_file(rank))
+        live = self._state.digests()
+        saved = manifest.digests
+        expected = {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
+        # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
+        for component, values in expected.items() if not self._order.inspect else ():
+            _compare(component, values, live[component], name, rank)
+        self.newest_step, self.digests = manifest.step, live
+        return Position(**manifest.position.model_dump())
+
+    def _write_rank_file(self, path: Path, step: int) -> None:
+        payload = self._state.rank_payload()
+        half = len(payload) // 2
+        with path.open("wb") as file:
+            file.write(payload[:half])
+            file.flush()
+            self._faults.reach("checkpoint.file", step, path=path, descriptor=file.fileno())
+            file.write(payload[half:])
+
+    @contextmanager
+    def _shared_files_by_rank_zero(self) -> Iterator[None]:
+        """Of a stateful dataloader and of the gradient scaler accelerate has every rank write the same file, the last one wins
+        (hazards D18, O7): let it be rank 0's, or its hash might be taken while another rank still writes."""
+        loaders, scaler = self._accelerator._dataloaders, self._accelerator.scaler
+        if self._order.rank:
+            self._accelerator._dataloaders, self._accelerator.scaler = [], None
+        try:
+            yield
+        finally:
+            self._accelerator._dataloaders, self._accelerator.scaler = loaders, scaler
+
+    def _gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        if self._order.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self._order.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+@contextmanager
+def _full_disk(staging: Path) -> Iterator[None]:
+    """torch and safetensors report a full disk as errors of their own, without errno: look, and say it as the kernel would."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        if not is_full(staging):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error
+
+
+def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose continuation would be another training (hazards D14, G4, C4)."""
+    saved = {**manifest.digests["job"], "world size": manifest.world_size, "spec": manifest.job_fingerprint}
+    now = {**job, "world size": order.world_size, "spec": order.job_fingerprint}
+    changed = [
+        f"{key}: {saved.get(key)} then, {now.get(key)} now"
+        for key in sorted(saved.keys() | now.keys())
+        if saved.get(key) != now.get(key)
+    ]
+    if changed:
+        raise MisuseError(
+            f"checkpoint {name} belongs to another configuration of this job ({'; '.join(changed)})", hint="start a new run"
+        )
+
+
+def _compare(component: str, expected: dict[str, str], live: dict[str, str], name: str, rank: int) -> None:
+    if expected == live:
+        return
+    differing = [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
+    # What was saved and is gone says more than the empty container that stands in its place.
+    first = next((key for key in differing if key in expected), differing[0])
+    raise RestoreMismatchError(
+        f"rank {rank}: {component} is not what checkpoint {name} holds: {first!r} "
+        f"was {expected.get(first, 'absent')} when saved and is {live.get(first, 'absent')} after the restore",
+        hint="something between the save and the first batch changed it, or it was never restored",
+    )

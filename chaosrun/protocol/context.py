@@ -1,0 +1,53 @@
+"""The worker process's own place in the drill: set once by `worker.main`, read by `session.attach`. Empty outside chaosrun."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaosrun.errors import MisuseError
+from chaosrun.faults.points import FaultPoints
+from chaosrun.protocol.preemption import Preemption
+from chaosrun.records.heartbeat import Heart
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+if TYPE_CHECKING:
+    from chaosrun.protocol.session import Session
+
+
+@dataclass(slots=True)
+class WorkerContext:
+    order: WorkerOrder
+    leg: LegLayout = field(init=False)
+    faults: FaultPoints = field(init=False)
+    heart: Heart = field(init=False, default_factory=Heart)
+    preemption: Preemption = field(init=False)
+    session: "Session | None" = None
+    """The session that the script attached, once it has."""
+
+    def __post_init__(self) -> None:
+        storage = Path(self.order.storage_path) if self.order.storage_path else None
+        self.leg = LegLayout(Path(self.order.leg_path), storage)
+        self.faults = FaultPoints(self.order, self.leg)
+        self.preemption = Preemption(self.order)
+
+    def adopt(self, session: "Session") -> None:
+        if self.session is not None:
+            raise MisuseError(
+                "chaosrun.attach() was called twice in one process",
+                hint="attach once, after accelerator.prepare(), and pass the session around",
+            )
+        self.session = session
+
+
+_current: WorkerContext | None = None
+
+
+def enter(context: WorkerContext) -> None:
+    global _current
+    _current = context
+
+
+def current() -> WorkerContext | None:
+    """This process's context, None when the script does not run under chaosrun."""
+    return _current

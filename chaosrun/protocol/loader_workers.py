@@ -1,0 +1,111 @@
+"""The random streams of loader workers: seeded so that no two draw the same numbers, and reported, so that this can be seen.
+
+Each worker seeds python, numpy and torch by SeedSequence([base_seed, worker id, rank]) before the script's own worker_init_fn
+runs, which may seed them anew, and all alike (hazard R9). Where the streams stand after it goes to the rank through shared
+memory. The scheme is numpy's advice (pytorch#5059) as Lightning applies it.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from chaosrun.observe.rng import digest_rng
+from chaosrun.protocol.determinism import seed_streams
+from chaosrun.protocol.randomness import SharedMemory, loader_generator, share_epoch, shared_epoch
+from chaosrun.records.markers import start_ticks
+
+STREAMS = ("python", "numpy", "torch")
+_SLOT = struct.Struct("<?5Q")
+_CPU = torch.device("cpu")
+
+
+def seed_worker(base_seed: int, worker_id: int, rank: int) -> None:
+    """Seed the streams of this process, a loader worker: python and numpy with 128 bits each, torch with 64."""
+    seed_streams(numpy.random.SeedSequence([base_seed, worker_id, rank]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoaderWorkers:
+    """Where the workers of one epoch's iterator say what they begin with. Persistent ones say it in their first epoch."""
+
+    epoch: int
+    count: int
+    memory: SharedMemory
+
+    def report(self, worker_id: int) -> None:
+        digests = digest_rng(_CPU)
+        values = [*(int(digests[stream], base=16) for stream in STREAMS), os.getpid(), start_ticks(os.getpid())]
+        # The flag last: whoever sees it sees the digests.
+        for said in (False, True):
+            _SLOT.pack_into(self.memory.bytes, worker_id * _SLOT.size, said, *values)
+
+    def streams(self) -> list[dict[str, str] | None]:
+        """By worker id, a digest of each stream as the worker begins; None for one that has not said."""
+        return [
+            {name: f"{digest:016x}" for name, digest in zip(STREAMS, digests, strict=True)} if said else None
+            for said, *digests, _pid, _ticks in self._slots()
+        ]
+
+    def processes(self) -> list[tuple[int, int]]:
+        """Pid and start time in clock ticks of each worker that has said something."""
+        return [(pid, ticks) for said, *_digests, pid, ticks in self._slots() if said]
+
+    def _slots(self) -> Iterator[tuple[int, ...]]:
+        return (_SLOT.unpack_from(self.memory.bytes, worker * _SLOT.size) for worker in range(self.count))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerSeeding:
+    """The worker_init_fn of a training loader: seeds, then runs the script's own, then reports."""
+
+    rank: int
+    script_own: Callable[[int], Any] | None
+    workers: LoaderWorkers
+    epoch: SharedMemory
+
+    def __call__(self, worker_id: int) -> None:
+        # A forked worker reads it there already, a spawned one does not.
+        share_epoch(self.epoch)
+        seed_worker(torch.initial_seed() - worker_id, worker_id, self.rank)
+        if self.script_own is not None:
+            self.script_own(worker_id)
+        self.workers.report(worker_id)
+
+
+_newest: LoaderWorkers | None = None
+_heard: LoaderWorkers | None = None
+"""Before those, the last that said something: persistent workers do so once."""
+
+
+def newest_workers() -> LoaderWorkers | None:
+    """Those of the training loader's present epoch; None without loader workers."""
+    return _newest
+
+
+def worker_processes() -> list[tuple[int, int]]:
+    """Pid and start time in clock ticks of the training loader's workers. Some of them may have ended."""
+    return [process for workers in (_newest, _heard) if workers is not None for process in workers.processes()]
+
+
+def seed_loader(loader: Any, *, seed: int, epoch: int, rank: int) -> None:
+    """Give a torch DataLoader, on this rank, the worker seeds of one epoch. Before its iterator is made."""
+    global _newest, _heard
+    loader.generator = loader_generator(seed, epoch, rank)
+    if _newest is not None and _newest.processes():
+        _heard = _newest
+    if not loader.num_workers:
+        _newest = None
+        return
+    own = loader.worker_init_fn
+    _newest = LoaderWorkers(epoch, loader.num_workers, SharedMemory(_SLOT.size * loader.num_workers))
+    loader.worker_init_fn = WorkerSeeding(
+        rank=rank,
+        script_own=own.script_own if isinstance(own, WorkerSeeding) else own,
+        workers=_newest,
+        epoch=shared_epoch(),
+    )

@@ -1,0 +1,260 @@
+"""The life of one worker process, from the fork to its exit code: pin, join the rendezvous, run the script, say how it ended.
+
+The end record (`rank-R.end.json`) is what the agent and the supervisor judge by; an exit code alone proves nothing (hazard P8).
+It has v, rank, attempt, pid, status ("returned", "raised", "exited"), completed, step, exit_code, time_s and error (type,
+message, hint, exit_code, traceback, and ours: raised by chaosrun's own code) or null. A rank that left on notice
+(`train.preemption`) has the status "preempted", the error "Preempted", and told: the first rank that was told to leave.
+"""
+
+import atexit
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
+from chaosrun.observe.ledger import listen
+from chaosrun.protocol.context import WorkerContext, enter
+from chaosrun.protocol.determinism import pin, refused_operation
+from chaosrun.protocol.distributed_debug import speak_in_detail
+from chaosrun.protocol.randomness import own_epoch
+from chaosrun.records.journal import write_durably
+from chaosrun.records.order import WorkerOrder
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PACKAGE = Path(__file__).parents[1]
+
+
+def main(order: WorkerOrder, listen_fd: int | None) -> int:
+    """Run one rank to its end and return the exit code. Called in a freshly forked process, output already in the rank's log.
+
+    `listen_fd` is the listening socket of the rendezvous store, given to rank 0 alone: the port was never free in between, so
+    nobody else can have taken it (hazard P4), and it goes away with this process.
+    """
+    context = WorkerContext(order)
+    enter(context)
+    own_epoch()
+    store: object = None
+    end: dict[str, Any] = {"status": "returned", "exit_code": 0, "error": None}
+    try:
+        context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
+        context.heart.beat("started", 0)
+        os.chdir(order.cwd)
+        listen()
+        context.preemption.listen()
+        pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
+        context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
+        store = _host_store(order, listen_fd)
+        _announce(order)
+        if order.distributed_debug:
+            speak_in_detail()
+        _feel_the_rendezvous(context)
+        context.heart.beat("script", 0)
+        _run_script(order)
+        if context.session is not None:
+            context.session.finish()
+        if context.session is None or not context.session.finished:
+            raise UserScriptError(
+                "the script returned without training under chaosrun"
+                + (" (run.batches() was never iterated)" if context.session else " (chaosrun.attach() was never called)"),
+                hint="run = chaosrun.attach(accelerator) after prepare(), then loop over run.batches(loader, epochs=...)",
+            )
+    except SystemExit as exit_request:
+        end = _after_sys_exit(exit_request, context)
+    except BaseException as error:  # the script's error, whatever it is, becomes this rank's end record
+        with contextlib.suppress(OSError):  # a full disk takes no log
+            traceback.print_exc()
+        described = _describe(error, order)
+        end = {"status": "raised", "exit_code": described["exit_code"], "error": described}
+    if context.preemption.left is not None:
+        # Whatever the script did after it.
+        end = context.preemption.end()
+    try:
+        _write_end(order, context, end)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        # All that can still be told; the supervisor looks at the disk.
+        return ResourcesError.exit_code
+    if end["error"] is None or context.preemption.left is not None:
+        context.heart.beat("leaving", context.session.position.step if context.session else 0)
+        if end["error"] is None:
+            _leave_process_group()
+        atexit._run_exitfuncs()
+    del store
+    return end["exit_code"]
+
+
+def _write_end(order: WorkerOrder, context: WorkerContext, end: dict[str, Any]) -> None:
+    completed = end["error"] is None
+    step = context.session.position.step if context.session else 0
+    about = {"v": 1, "rank": order.rank, "attempt": order.attempt, "pid": os.getpid(), "completed": completed, "step": step}
+    if completed and order.rank == 0:
+        inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
+        write_durably(context.leg.path / "inputs.json", inputs.encode())
+    record = json.dumps({**about, **end, "time_s": time.time()})
+    write_durably(context.leg.attempt(order.attempt).end(order.rank), record.encode())
+
+
+def _announce(order: WorkerOrder) -> None:
+    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is no process group."""
+    variables = {
+        "RANK": order.rank,
+        "WORLD_SIZE": order.world_size,
+        "LOCAL_WORLD_SIZE": order.local_world_size,
+        "GROUP_RANK": order.node_rank,
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": order.master_port,
+    }
+    if order.world_size > 1:
+        # With it set, every rank is a client of the store that is already listening.
+        variables |= {"LOCAL_RANK": order.local_rank, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    if order.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+
+
+def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:
+    """The rendezvous store of this attempt, kept alive by the caller. None on every rank but 0."""
+    if listen_fd is None:
+        return None
+    if order.world_size == 1:
+        os.close(listen_fd)
+        return None
+    return torch.distributed.TCPStore(
+        "127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
+    )
+
+
+def _feel_the_rendezvous(context: WorkerContext) -> None:
+    """Have the heart beat where the script, or accelerate for it, makes the process group: from there it waits for others."""
+    join = torch.distributed.init_process_group
+
+    @functools.wraps(join)
+    def joining(*args: Any, **kwargs: Any) -> None:
+        if context.session is not None:
+            return join(*args, **kwargs)
+        context.heart.beat("rendezvous", 0)
+        join(*args, **kwargs)
+        context.heart.beat("joined", 0)
+
+    torch.distributed.init_process_group = joining
+
+
+def _run_script(order: WorkerOrder) -> None:
+    """Execute the script as `python script args` would: `__main__`, sys.argv, its directory first on the path."""
+    script = Path(order.script)
+    sys.argv = [str(script), *order.args]
+    sys.path.insert(0, str(script.parent))
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = str(script)
+    main_module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main_module
+    exec(compile(script.read_bytes(), str(script), "exec"), main_module.__dict__)
+
+
+def _after_sys_exit(request: SystemExit, context: WorkerContext) -> dict[str, Any]:
+    code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
+    if code == 0 and context.session is not None and context.session.finished:
+        return {"status": "exited", "exit_code": 0, "error": None}
+    step = context.session.position.step if context.session else 0
+    said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
+    error = UserScriptError(
+        f"the script left with sys.exit({code}) at step {step}, before its training was done{said}",
+        hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
+    )
+    return {"status": "exited", "exit_code": code or error.exit_code, "error": _describe(error, context.order)}
+
+
+def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = order.leg_path if error.filename is None else os.fsdecode(error.filename)
+        return {
+            "type": type(error).__name__,
+            "message": f"rank {order.rank} could not write to {place}: {error.strerror}",
+            "hint": "free some space there, or put the run elsewhere with --root",
+            "exit_code": ResourcesError.exit_code,
+            "ours": False,
+            "traceback": _script_traceback(error),
+        }
+    told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
+    return {
+        "type": type(error).__name__,
+        "message": told.message if told else str(error),
+        "hint": told.hint if told else None,
+        "exit_code": told.exit_code if told else UserScriptError.exit_code,
+        "ours": told is None and _is_ours(error),
+        "traceback": _script_traceback(error),
+    }
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error of no type of ours was raised by chaosrun's own code, and not by what that calls: torch, the script.
+
+    A RuntimeError may come from native code that torch's operations run, an OSError from the machine.
+    """
+    if error.__traceback__ is None or isinstance(error, OSError | MemoryError | RuntimeError):
+        return False
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    raiser = Path(frame.f_code.co_filename)
+    # A script that cannot be compiled raises here; what a fault raises is planned.
+    return raiser.is_relative_to(PACKAGE) and frame.f_code is not _run_script.__code__ and raiser.parent != PACKAGE / "faults"
+
+
+def _script_traceback(error: BaseException) -> str:
+    """The traceback from the script's own first frame on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+def _leave_process_group() -> None:
+    """Let everybody arrive before anybody takes its sockets away (hazard P8)."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # The training is complete and recorded: a peer that is gone already changes nothing.
+        with contextlib.suppress(RuntimeError):
+            torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+
+
+def _imported_files(script: Path) -> dict[str, str]:
+    """sha256 of the script and of every imported file that lies beside or below it: what a cached reference depends on.
+
+    Installed packages are left out, also those of an environment beside the script: their versions are in the key.
+    """
+    folder = script.resolve().parent
+    installed = Path(sys.prefix).resolve()
+    origins = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    resolved = _resolver()
+    beside = os.path.join(folder, "")
+    paths = {resolved(origin) for origin in origins if origin and origin.endswith(".py")}
+    found = {script.resolve(), *(Path(path) for path in paths if path.startswith(beside))}
+    local = [path for path in found if not path.is_relative_to(installed) and path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(local)}
+
+
+def _resolver() -> Callable[[str], str]:
+    """`os.path.realpath`, for thousands of files in a few hundred folders: each folder is looked at once."""
+    real_folder = functools.cache(os.path.realpath)
+
+    def resolved(path: str) -> str:
+        folder, name = os.path.split(path)
+        found = os.path.join(real_folder(folder), name)
+        return os.path.realpath(found) if os.path.islink(found) else found
+
+    return resolved

@@ -1,1 +1,0 @@
-"""What runs inside a worker process: determinism, resume protocol, checkpoints, fault points, trace. Never imports ray."""

@@ -1,0 +1,54 @@
+"""What the digest of a batch sees, and what it can be given."""
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from chaosrun.observe.contents import content_digest
+
+
+class Slotted:
+    __slots__ = ("image", "label")
+
+    def __init__(self, image: torch.Tensor, label: int) -> None:
+        self.image, self.label = image, label
+
+
+class Plain:
+    def __init__(self, image: torch.Tensor) -> None:
+        self.image = image
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.ones(2)),
+        (Slotted(torch.zeros(2), 1), Slotted(torch.zeros(2), 2)),
+        (Slotted(torch.zeros(2), 1), Slotted(torch.ones(2), 1)),
+        (Plain(torch.zeros(2)), Plain(torch.ones(2))),
+        ({1, 2}, {1, 3}),
+        (frozenset({"a"}), frozenset({"b"})),
+        (numpy.array(["a", None], dtype=object), numpy.array(["b", None], dtype=object)),
+        ([[1], [2]], [[1, 2]]),
+        ({"a": 1}, {"a": 2}),
+    ],
+)
+def test_other_contents_have_another_digest(one: Any, other: Any) -> None:
+    assert content_digest(one) != content_digest(other)
+    assert content_digest(one) == content_digest(one)
+
+
+def test_the_order_of_a_set_does_not_count() -> None:
+    words = [f"word-{number}" for number in range(50)]
+    assert content_digest(set(words)) == content_digest(set(reversed(words)))
+
+
+def test_a_batch_that_refers_to_itself() -> None:
+    one, other = Plain(torch.zeros(2)), Plain(torch.ones(2))
+    for batch in (one, other):
+        batch.itself = batch  # type: ignore[attr-defined]
+    assert content_digest(one) != content_digest(other)
+    # The same object twice is no cycle.
+    assert content_digest([one.image, one.image]) == content_digest([torch.zeros(2), torch.zeros(2)])

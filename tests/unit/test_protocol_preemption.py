@@ -1,0 +1,115 @@
+"""Who leaves when, with a real store: all ranks after the same step, however their steps interleave."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from chaosrun.errors import RecoveryError
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
+from chaosrun.protocol.preemption import Preempted, Preemption
+from tests.integration.ranks import make_orders
+
+
+@pytest.fixture(scope="module")
+def server() -> torch.distributed.Store:
+    return torch.distributed.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def store(server: torch.distributed.Store, request: pytest.FixtureRequest) -> torch.distributed.Store:
+    """One that no other test has written to."""
+    return torch.distributed.PrefixStore(request.node.name, server)
+
+
+def ranks(store: torch.distributed.Store, workers: int) -> list[Preemption]:
+    found = [Preemption(order) for order in make_orders(Path("/nowhere"), "", workers=workers)]
+    for preemption in found:
+        preemption.meet(store)
+    return found
+
+
+def tell(preemption: Preemption) -> None:
+    preemption._hear(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_ranks_leave_after_the_same_step(store: torch.distributed.Store, seed: int) -> None:
+    chance = random.Random(seed)
+    workers = chance.randint(2, 4)
+    found = ranks(store, workers)
+    told_at = {rank: chance.randint(1, 4) for rank in chance.sample(range(workers), chance.randint(1, workers))}
+    left: dict[int, int] = {}
+    # An all-reduce a step: nobody ends a step before everybody has begun it; within it any order.
+    for step in range(1, 8):
+        for rank in chance.sample(range(workers), workers):
+            if told_at.get(rank) == step:
+                tell(found[rank])
+            if found[rank].due(step):
+                left[rank] = step
+        if left:
+            break
+    assert left == dict.fromkeys(range(workers), min(told_at.values()) + 1)
+
+
+def test_nobody_leaves_untold(store: torch.distributed.Store) -> None:
+    together = ranks(store, 2)
+    assert not any(preemption.due(step) for step in range(1, 5) for preemption in together)
+
+
+def test_one_rank_alone_leaves_at_once() -> None:
+    (alone,) = (Preemption(order) for order in make_orders(Path("/nowhere"), "", workers=1))
+    alone.meet()
+    assert not alone.due(1)
+    tell(alone)
+    assert alone.due(2)
+    with pytest.raises(Preempted) as left:
+        alone.leave(2)
+    assert left.value.code == PREEMPTED_EXIT_CODE
+    end = alone.end()
+    assert (end["status"], end["exit_code"], end["told"], alone.left) == ("preempted", PREEMPTED_EXIT_CODE, 0, 2)
+    assert end["error"]["message"].startswith("rank 0 was told to leave (SIGTERM) and left after step 2")
+
+
+def test_ranks_that_do_not_keep_step_cannot_leave_together(store: torch.distributed.Store) -> None:
+    behind, ahead = ranks(store, 2)
+    assert not ahead.due(1) and not ahead.due(2) and not ahead.due(3)
+    tell(behind)
+    assert not behind.due(1)
+    # Whoever is ahead cannot be called back.
+    with pytest.raises(RecoveryError, match="rank 1 had done step 4 when rank 0, told to leave, announced the end of step 2"):
+        ahead.due(4)
+
+
+LISTENS = """\
+import os, signal, time
+from pathlib import Path
+from chaosrun.protocol.preemption import Preemption
+from tests.integration.ranks import make_orders
+preemption = Preemption(make_orders(Path("/nowhere"), "", workers=1)[0])
+preemption.listen()
+child = os.fork()
+if child == 0:
+    time.sleep(300)
+    os._exit(1)
+os.kill(child, signal.SIGTERM)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+own = signal.signal(signal.SIGTERM, lambda *_: print("script's own"))
+os.kill(os.getpid(), signal.SIGTERM)
+print("told", preemption.due(1))
+signal.signal(signal.SIGTERM, own)
+os.kill(os.getpid(), signal.SIGTERM)
+print("told", preemption.due(2))
+"""
+
+
+def test_sigterm_is_a_notice_for_the_rank_alone_unless_the_script_takes_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", LISTENS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    assert ran.stdout.splitlines() == ["child -15", "script's own", "told False", "told True"]

@@ -1,0 +1,151 @@
+"""A checkpoint restored into a script that is not quite the one that saved it: nothing of that goes unnoticed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from chaosrun.errors import RestoreMismatchError
+from chaosrun.faults.points import FaultPoints
+from chaosrun.observe.position import Position
+from chaosrun.protocol.checkpointing import Checkpointer
+from chaosrun.protocol.state import TrainingState
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+POSITION = Position(epoch=0, batches=3, step=3)
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    reset()
+    yield
+    reset()
+
+
+def reset() -> None:
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+class Training:
+    """One prepared training, as a new process would make it."""
+
+    def __init__(self, folder: Path, *, reorder: bool = False, lr: float = 0.1, dtype: torch.dtype = torch.float32) -> None:
+        reset()
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True)
+        # What a GPU job in fp16 gets from accelerate.
+        self.accelerator.scaler = self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)).to(dtype)
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters[2:] + parameters[:2] if reorder else parameters, lr=lr)
+        self.dtype = dtype
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        leg = LegLayout(folder / "leg", None)
+        faults = FaultPoints(order(leg.path), leg)
+        self.checkpointer = Checkpointer(self.accelerator, TrainingState(self.accelerator), order(leg.path), leg, faults)
+
+    def schedule(self) -> Any:
+        return self.accelerator.prepare(torch.optim.lr_scheduler.StepLR(self.optimizer.optimizer, 1, gamma=0.5))
+
+    def learn(self) -> "Training":
+        loss = self.model(torch.ones(2, 3, dtype=self.dtype)).square().mean()
+        self.accelerator.backward(loss)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """By the parameter's name."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {names[id(parameter)]: state["exp_avg"] for parameter, state in self.optimizer.optimizer.state.items()}
+
+
+def order(leg: Path) -> WorkerOrder:
+    return WorkerOrder(
+        leg="chaos",
+        leg_path=str(leg),
+        storage_path=None,
+        attempt=1,
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=1,
+        script="/train.py",
+        cwd="/",
+        seed=0,
+        deterministic="strict",
+        threads=1,
+        every_steps=3,
+        keep=2,
+    )
+
+
+def save(folder: Path, prepare: Callable[[Training], Any] = lambda training: None, **options: Any) -> tuple[Training, str]:
+    training = Training(folder, **options)
+    prepare(training)
+    training.learn().learn()
+    return training, training.checkpointer.save(POSITION, {})
+
+
+def test_the_same_script_gets_everything_back(tmp_path: Path) -> None:
+    saved, name = save(tmp_path, Training.schedule)
+    expected = saved.moments()
+    assert saved.scaler.get_scale() == 8.0, "the scale has grown since the beginning"
+    again = Training(tmp_path)
+    again.schedule()
+    assert again.checkpointer.restore(name, {}) == POSITION
+    assert {name: moment.tolist() for name, moment in again.moments().items()} == {
+        name: moment.tolist() for name, moment in expected.items()
+    }
+    assert again.scaler.get_scale() == 8.0
+
+
+def test_parameters_in_another_order(tmp_path: Path) -> None:
+    """O5: torch's optimizers know parameters by their number, and shapes that agree load silently."""
+    _, name = save(tmp_path)
+    with pytest.raises(RestoreMismatchError, match=r"optimizer is not what checkpoint .* holds: '0/state/0\.bias/exp_avg'"):
+        Training(tmp_path, reorder=True).checkpointer.restore(name, {})
+
+
+def test_moments_that_loading_rounds_to_the_parameters_type(tmp_path: Path) -> None:
+    """O3: a float32 moment of a bfloat16 parameter comes back as bfloat16."""
+
+    saved = Training(tmp_path, dtype=torch.bfloat16).learn()
+    for state in saved.optimizer.optimizer.state.values():
+        # As an optimizer does that keeps its moments in full precision.
+        state["exp_avg"] = state["exp_avg"].float() + 1e-6
+    name = saved.checkpointer.save(POSITION, {})
+    with pytest.raises(RestoreMismatchError, match=r"optimizer is not what checkpoint .* holds: '0/state/.*/exp_avg'"):
+        Training(tmp_path, dtype=torch.bfloat16).checkpointer.restore(name, {})
+
+
+def test_another_argument_of_the_optimizer_gives_way_to_the_saved_one(tmp_path: Path) -> None:
+    """O4: the training goes on as it was, which is what exact means."""
+    _, name = save(tmp_path, lr=0.1)
+    again = Training(tmp_path, lr=0.7)
+    again.checkpointer.restore(name, {})
+    assert again.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_scheduler_that_is_prepared_after_the_restore(tmp_path: Path) -> None:
+    """O10: its state is not where the checkpoint has one."""
+    _, name = save(tmp_path, Training.schedule)
+    with pytest.raises(RestoreMismatchError, match="scheduler is not what checkpoint"):
+        Training(tmp_path).checkpointer.restore(name, {})
+
+
+def test_a_gradient_scaler_that_is_not_restored(tmp_path: Path) -> None:
+    _, name = save(tmp_path)
+    again = Training(tmp_path)
+    again.scaler.load_state_dict = lambda state: None  # type: ignore[method-assign]
+    with pytest.raises(RestoreMismatchError, match=r"optimizer is not what checkpoint .* holds: 'scaler/"):
+        again.checkpointer.restore(name, {})

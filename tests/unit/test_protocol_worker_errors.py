@@ -1,0 +1,50 @@
+"""Whose code raised what ended a worker: chaosrun's own, or the script's and what both of them call."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from chaosrun.errors import MisuseError
+from chaosrun.observe.fingerprint import tensor_digest
+from chaosrun.protocol import worker
+from tests.integration.ranks import make_orders
+
+ORDER = make_orders(Path("/nowhere"), "", workers=1)[0]
+
+
+def of_ours() -> object:
+    return tensor_digest(torch.empty(3, device="meta"))
+
+
+def of_torch() -> object:
+    return torch.nn.Linear(2, 2)(None)
+
+
+def of_script() -> object:
+    return {}["nothing"]
+
+
+def on_purpose() -> object:
+    raise MisuseError("attach twice")
+
+
+@pytest.mark.parametrize(("raiser", "ours"), [(of_ours, True), (of_torch, False), (of_script, False), (on_purpose, False)])
+def test_whose_code_raised(tmp_path: Path, raiser: Callable[[], object], ours: bool) -> None:
+    with pytest.raises(Exception) as caught:
+        raiser()
+    assert worker._describe(caught.value, ORDER)["ours"] is ours
+
+
+def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def (:\n")
+    order = make_orders(tmp_path, "", workers=1)[0]
+    for name in ("argv", "path"):
+        monkeypatch.setattr(worker.sys, name, [])
+    monkeypatch.setattr(worker.sys, "modules", dict(worker.sys.modules))
+    with pytest.raises(SyntaxError) as caught:
+        worker._run_script(replace(order, script=str(script)))
+    assert worker._describe(caught.value, order)["ours"] is False
