@@ -14,12 +14,12 @@ from chaosrun.integrations.scaffold.files import init
 from chaosrun.integrations.schemas import schema
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
-from chaosrun.supervise import afar
-from chaosrun.supervise.afar import cancel, inject, landings
+from chaosrun.supervise import remote
 from chaosrun.supervise.creation import create, plan
-from chaosrun.supervise.execution import Listener, placed
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.keeper import carry_out
+from chaosrun.supervise.remote import cancel, inject, landings
+from chaosrun.supervise.run import Listener, placed
 from chaosrun.supervise.runs import default_root, find_run, list_runs
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result as PreflightResult
     from chaosrun.report.write import Report, ReportFormat
-    from chaosrun.supervise.tether import Tether
+    from chaosrun.supervise.guard import SupervisorProcess
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
     from chaosrun.verify.verdict import Verdict
@@ -110,19 +110,21 @@ def begin(
     root: Path | None = None,
     address: str | None = None,
     reference: str = "auto",
-) -> "Tether":
+) -> "SupervisorProcess":
     """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
     Raises as `submit` before anything starts."""
-    from chaosrun.supervise.tether import Tether
+    from chaosrun.supervise.guard import SupervisorProcess
 
-    return Tether(create(job, overrides, (default_root() if root is None else root).absolute(), address, reference), address)
+    return SupervisorProcess(
+        create(job, overrides, (default_root() if root is None else root).absolute(), address, reference), address
+    )
 
 
-def go_on(run: RunLayout, *, address: str | None = None) -> "Tether":
+def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":
     """As `begin`, to continue a run."""
-    from chaosrun.supervise.tether import Tether
+    from chaosrun.supervise.guard import SupervisorProcess
 
-    return Tether(run, address)
+    return SupervisorProcess(run, address)
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -356,5 +358,5 @@ def ping(run: RunLayout) -> dict[str, Any]:
 def wait(run: RunLayout, *, timeout_s: float | None = None) -> RunResult:
     """The verdict, once a run has ended that another process supervises. Raises what that process ended with, RunTimeoutError
     when `timeout_s` pass first, InterruptedRunError when it was killed."""
-    verdict, unwritten = afar.wait(run, timeout_s)
+    verdict, unwritten = remote.wait(run, timeout_s)
     return RunResult(run, verdict, unwritten)

@@ -2,7 +2,7 @@
 how a process that is started finds this package.
 
 Owns prctl, identities (a pid alone is not one: it is used again), killing of trees and of marked processes, and the entries
-that killed processes leave in /dev/shm. Standard library only, so that the reaper and the fork server start quickly; knows
+that killed processes leave in /dev/shm. Standard library only, so that processes that import it start quickly; knows
 nothing of attempts, orders or Ray.
 """
 

@@ -14,8 +14,8 @@ from chaosrun.records.run_file import own_leg
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import Drill, create_run, read_run, supervised
-from chaosrun.supervise.execution import reachable
 from chaosrun.supervise.interrupts import OneOfMany
+from chaosrun.supervise.run import reachable
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.verdict import Verdict
 

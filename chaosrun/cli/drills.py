@@ -12,7 +12,7 @@ from chaosrun.report.beside import progress, warn
 from chaosrun.report.output import write_json, write_out
 
 if TYPE_CHECKING:
-    from chaosrun.supervise.tether import Tether
+    from chaosrun.supervise.guard import SupervisorProcess
 
 
 def submit(
@@ -33,8 +33,8 @@ def submit(
     from chaosrun import api
 
     if detach or at_a_terminal():
-        tether = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
-        return _tied(tether, detach, quiet, output)
+        process = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
+        return _tied(process, detach, quiet, output)
     with progress(quiet=quiet) as live:
         on_event = None if live is None else live.on_event
         result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
@@ -59,8 +59,8 @@ def resume(
 
     layout = api.find_run(run, root)
     if (detach or at_a_terminal()) and not has_ended(layout):
-        tether = api.go_on(layout, address=address)
-        return _tied(tether, detach, quiet, output)
+        process = api.go_on(layout, address=address)
+        return _tied(process, detach, quiet, output)
     with progress(quiet=quiet, run=layout) as live:
         result = api.resume(layout, address=address, on_event=None if live is None else live.on_event)
     show_verdict(result.run, result.verdict, output)
@@ -68,14 +68,14 @@ def resume(
     return result.verdict.exit_code
 
 
-def _tied(tether: "Tether", detach: bool, quiet: bool, output: str) -> int:
+def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) -> int:
     """Follow a drill in another process to its verdict, or leave it to itself."""
-    with tether:
-        if tether.detach() if detach else follow(tether, quiet=quiet):
-            show_detached(tether.run, tether.pid, quiet=quiet, output=output)
+    with process:
+        if process.detach() if detach else follow(process, quiet=quiet):
+            show_detached(process.run, process.pid, quiet=quiet, output=output)
             return 0
-        verdict, warnings = tether.result()
-    show_verdict(tether.run, verdict, output)
+        verdict, warnings = process.result()
+    show_verdict(process.run, verdict, output)
     warn(warnings)
     return verdict.exit_code
 

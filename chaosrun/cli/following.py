@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from chaosrun.supervise.tether import Tether
+    from chaosrun.supervise.guard import SupervisorProcess
 
 Answer = Literal["detach", "cancel", "go on"]
 ANSWERS: dict[str, Answer] = {"d": "detach", "c": "cancel", "\x04": "cancel", "g": "go on"}
@@ -29,45 +29,45 @@ def at_a_terminal() -> bool:
     return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
-def follow(tether: "Tether", *, quiet: bool) -> bool:
+def follow(process: "SupervisorProcess", *, quiet: bool) -> bool:
     """Show the drill until it has ended. Ctrl-C asks; SIGTERM cancels. True when the user has detached it."""
     cancelled = False
-    with _signals(tether), redirect_stdout(sys.stderr):
+    with _signals(process), redirect_stdout(sys.stderr):
         asking = False
         while True:
             try:
                 if asking:
                     asking = False
-                    answer = _ask(tether)
-                    if answer == "detach" and tether.detach():
+                    answer = _ask(process)
+                    if answer == "detach" and process.detach():
                         return True
                     if answer == "cancel":
-                        tether.cancel()
+                        process.cancel()
                         cancelled = True
                         _say(CANCELLING)
-                _show(tether, quiet=quiet)
+                _show(process, quiet=quiet)
                 return False
             except KeyboardInterrupt:
                 if asking or cancelled:
                     # Between the two, or once more: there is nothing to ask any more.
-                    tether.cancel()
+                    process.cancel()
                     cancelled, asking = True, False
                     _say(CANCELLING)
                 else:
                     asking = True
 
 
-def _show(tether: "Tether", *, quiet: bool) -> None:
+def _show(process: "SupervisorProcess", *, quiet: bool) -> None:
     if quiet:
-        tether.wait()
+        process.wait()
         return
     from chaosrun.report.live import is_live_terminal
     from chaosrun.report.watch import watch
 
-    watch(tether.run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=tether.ended)
+    watch(process.run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=process.ended)
 
 
-def _ask(tether: "Tether") -> Answer:
+def _ask(process: "SupervisorProcess") -> Answer:
     """A second Ctrl-C, the end of the input, or nobody at the terminal: cancel. A drill that has ended meanwhile: go on."""
     descriptor = sys.stdin.fileno()
     with suppress(OSError):  # no terminal: there is nobody to wait for
@@ -78,7 +78,7 @@ def _ask(tether: "Tether") -> Answer:
             _say(MEANWHILE)
             while True:
                 _say(QUESTION)
-                ready, _, _ = select.select([descriptor, tether], [], [])
+                ready, _, _ = select.select([descriptor, process], [], [])
                 if descriptor not in ready:
                     _say("\n")
                     return "go on"
@@ -120,10 +120,10 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _signals(tether: "Tether") -> Iterator[None]:
+def _signals(process: "SupervisorProcess") -> Iterator[None]:
     """SIGTERM cancels. SIGINT interrupts, also where whoever began this command had it ignored (a shell, in the background)."""
     former: dict[int, Any] = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: tether.cancel()),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.cancel()),
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
     }
     try:

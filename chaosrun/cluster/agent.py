@@ -107,20 +107,20 @@ class NodeAgent:
     # Fork server
 
     async def start_server(
-        self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, spares: int = 0
+        self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, standbys: int = 0
     ) -> dict[str, Any]:
         """Have a fork server with this environment ready: start one, or keep the running one when it has the same.
 
-        `spares` is the number of ranks to expect: their processes are forked before the first start asks for them.
+        `standbys` is the number of ranks to expect: their processes are forked before the first start asks for them.
         Returns {pid, import_s, reused}. Raises ChaosrunError when the preloads fail or are not safe to fork.
         """
         async with self._launching:
-            self._settings = (dict(env), tuple(preload), target, spares)
+            self._settings = (dict(env), tuple(preload), target, standbys)
             return await self._have_server()
 
     async def _have_server(self) -> dict[str, Any]:
         assert self._settings is not None, "start_server comes first"
-        env, preload, target, spares = self._settings
+        env, preload, target, standbys = self._settings
         key = hashlib.sha256(json.dumps([sorted(env.items()), preload, target]).encode()).hexdigest()
         server = self._server
         if server is not None:
@@ -133,12 +133,12 @@ class NodeAgent:
         self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
         self._send(
-            server, "configure", target=target, preload=preload, env=after_imports, spares=spares, temporary=str(temporary)
+            server, "configure", target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary)
         )
         return {**await server.ready, "reused": False}
 
     def _folder(self) -> str | None:
-        """The folder of a private Ray, which its reaper removes; elsewhere None: the usual place for temporary files."""
+        """The folder of a private Ray, which is removed with it; elsewhere None: the usual place for temporary files."""
         folder = self._mark.partition("#")[0]
         return folder if os.path.isabs(folder) else None
 

@@ -1,6 +1,6 @@
 """Connecting this process to a Ray: joining one that runs, or starting a private one that leaves nothing behind.
 
-Knows Ray's settings, signal handlers, folder and reaper; nothing of workers or placement.
+Knows Ray's settings, signal handlers, folder and cleanup process; nothing of workers or placement.
 """
 
 import logging
@@ -21,7 +21,7 @@ from typing import Any, Literal, Self
 import ray
 from ray._private.node import Node
 
-from chaosrun.cluster.reaper import Reaper, clean_up
+from chaosrun.cluster.cleanup import CleanupProcess, clean_up
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.processes import shared_memory_entries
 
@@ -50,7 +50,7 @@ class PrivateRay:
     """A Ray of this process's own. Start it in the main thread: Ray's processes die with the thread that starts them."""
 
     folder: Path
-    reaper: Reaper
+    cleanup: CleanupProcess
     shared_memory_before: frozenset[str]
     environment_before: Mapping[str, str | None]
 
@@ -60,7 +60,7 @@ class PrivateRay:
         folder = _make_folder()
         private = cls(
             folder=folder,
-            reaper=Reaper(folder, shared_memory_before),
+            cleanup=CleanupProcess(folder, shared_memory_before),
             shared_memory_before=shared_memory_before,
             # RAY_AUTH_MODE is set by Ray itself.
             environment_before={name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")},
@@ -91,7 +91,7 @@ class PrivateRay:
         ray.shutdown()
         clean_up(self.folder, self.shared_memory_before)
         _restore_environment(self.environment_before)
-        self.reaper.goodbye()
+        self.cleanup.goodbye()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 `python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; newline-delimited JSON both ways.
 
-In:   configure {target, preload [module], env {name: value|null}, spares, temporary}
-                                                                 once; spares: ranks to expect here; temporary: their TMPDIR
+In:   configure {target, preload [module], env {name: value|null}, standbys, temporary}
+                                                                 once; standbys: ranks to expect here; temporary: their TMPDIR
       start     {attempt, orders [WorkerOrder], listen}              listen: this node hosts rank 0
       stop      {attempt}
       stacks    {attempt}                                            have the live ranks write their stacks to their logs
@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.preloads import import_all, why_unsafe_to_fork
-from chaosrun.cluster.spare import Spare, Target, fork_spare
 from chaosrun.cluster.stacks import ask_for_stacks
+from chaosrun.cluster.standby import Standby, Target, fork_standby
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import AttemptLayout, LegLayout
@@ -63,7 +63,7 @@ PRELOAD = (
     "chaosrun.protocol.session",
 )
 
-# Forking spares at once would take the CPU from the ranks just when they start.
+# Forking standbys at once would take the CPU from the ranks just when they start.
 REPLENISH_AFTER_S = 0.5
 
 
@@ -81,14 +81,14 @@ class RunningAttempt:
 
 
 class ForkServer:
-    def __init__(self, channel: socket.socket, target: Target, spares: int, temporary: Path) -> None:
+    def __init__(self, channel: socket.socket, target: Target, standbys: int, temporary: Path) -> None:
         self._channel = channel
         self._temporary = temporary
         self._target = target
         self._unread = b""
         self._attempt: RunningAttempt | None = None
-        self._spares: list[Spare] = []
-        self._wanted = spares
+        self._standbys: list[Standby] = []
+        self._wanted = standbys
         self._replenish_s = time.monotonic()
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # The kernel's SIGCHLD becomes a byte in a pipe: one poll waits for the agent and for deaths alike.
@@ -116,7 +116,7 @@ class ForkServer:
             ready = {descriptor for descriptor, _ in poller.poll(self._replenish_in_ms())}
             if not ready:
                 # One at a time, so that a death or an order waits for one fork at most.
-                self._add_spare()
+                self._add_standby()
             if self._woken in ready:
                 with suppress(BlockingIOError):
                     while os.read(self._woken, 4096):
@@ -131,7 +131,7 @@ class ForkServer:
                     self._obey(json.loads(line))
 
     def _replenish_in_ms(self) -> float | None:
-        if len(self._spares) >= self._wanted or self._replenish_s == math.inf:
+        if len(self._standbys) >= self._wanted or self._replenish_s == math.inf:
             return None
         return max(0.0, self._replenish_s - time.monotonic()) * 1000
 
@@ -162,8 +162,8 @@ class ForkServer:
         port: int | None = None
         try:
             # All before the listener is opened: none of them can hold the port.
-            while len(self._spares) < len(orders):
-                self._add_spare()
+            while len(self._standbys) < len(orders):
+                self._add_standby()
             if listen:
                 master_addr = next(order.master_addr for order in orders if order.rank == 0)
                 listener = _listen(master_addr)
@@ -187,24 +187,24 @@ class ForkServer:
         layout.path.mkdir(parents=True, exist_ok=True)
         output = os.open(layout.log(order.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            spare = self._spares.pop(0)
-            attempt.ranks[spare.pid] = order.rank
+            standby = self._standbys.pop(0)
+            attempt.ranks[standby.pid] = order.rank
             attempt.layouts[order.rank] = layout
-            attempt.live.add(spare.pid)
+            attempt.live.add(standby.pid)
             # One that died while it waited breaks the pipe here: an OSError that fails the start.
-            spare.become(order, output, listener)
+            standby.become(order, output, listener)
         finally:
             os.close(output)
 
-    def _add_spare(self) -> None:
-        close = [self._channel.fileno(), self._woken, self._waker, *(spare.channel.fileno() for spare in self._spares)]
-        self._spares.append(fork_spare(self._target, close))
+    def _add_standby(self) -> None:
+        close = [self._channel.fileno(), self._woken, self._waker, *(standby.channel.fileno() for standby in self._standbys)]
+        self._standbys.append(fork_standby(self._target, close))
 
     # Deaths
 
     def _see_deaths(self) -> None:
         """Kill what dead ranks leave behind, and the other ranks when one died badly; then reap and tell."""
-        self._forget_dead_spares()
+        self._forget_dead_standbys()
         attempt = self._attempt
         if attempt is not None:
             self._see_dead_ranks(attempt)
@@ -270,19 +270,19 @@ class ForkServer:
                 asked[rank] = ask_for_stacks(pid, attempt.layouts[rank].log(rank), title)
         self.send("asked", attempt=number, ranks=asked)
 
-    def _forget_dead_spares(self) -> None:
-        """A spare that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
-        for spare in list(self._spares):
-            if os.waitid(os.P_PID, spare.pid, os.WEXITED | os.WNOHANG) is not None:
-                spare.channel.close()
-                self._spares.remove(spare)
+    def _forget_dead_standbys(self) -> None:
+        """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
+        for standby in list(self._standbys):
+            if os.waitid(os.P_PID, standby.pid, os.WEXITED | os.WNOHANG) is not None:
+                standby.channel.close()
+                self._standbys.remove(standby)
 
     def _orphans(self) -> list[int]:
-        spares = {spare.pid for spare in self._spares}
-        return [pid for pid in children(os.getpid()) if pid not in spares]
+        standbys = {standby.pid for standby in self._standbys}
+        return [pid for pid in children(os.getpid()) if pid not in standbys]
 
     def _reap_orphans(self, ranks: Collection[int]) -> bool:
-        """Reap dead children other than `ranks` and spares; True when there is none left, dead or alive."""
+        """Reap dead children other than `ranks` and standbys; True when there is none left, dead or alive."""
         for pid in self._orphans():
             if pid not in ranks:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
@@ -381,7 +381,7 @@ def main(arguments: list[str]) -> int:
     # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
     gc.freeze()
     gc.disable()
-    server = ForkServer(channel, target, configure["spares"], Path(configure["temporary"]))
+    server = ForkServer(channel, target, configure["standbys"], Path(configure["temporary"]))
     server.send("ready", pid=os.getpid(), import_s=time.monotonic() - began)
     server.serve()
     return 0

@@ -1,4 +1,4 @@
-"""Folders that a command on a leash makes for a while: it announces them before it makes them, and its leash removes what is
+"""Folders that a guarded command makes for a while: it announces them before it makes them, and its guard removes what is
 left of them when everything below it is gone. Standard library only.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PREFIX = ".chaosrun-preflight-"
 """Nothing that is called otherwise is ever removed."""
-VARIABLE = "CHAOSRUN_LEASH_FOLDERS"
+VARIABLE = "CHAOSRUN_GUARD_FOLDERS"
 """Names the descriptor that announcements are written to."""
 LIMIT_S = 3.0
 """Storage that hangs keeps nobody waiting for longer."""
@@ -22,7 +22,7 @@ def new_name() -> str:
 
 
 def announce(folder: Path) -> None:
-    """Say that this folder will be made; of no effect without a leash."""
+    """Say that this folder will be made; of no effect without a guard."""
     assert folder.is_absolute() and folder.name.startswith(PREFIX), folder
     if VARIABLE in os.environ:
         os.write(int(os.environ[VARIABLE]), os.fsencode(folder) + b"\0")

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from chaosrun.cluster.spare import Target
+from chaosrun.cluster.standby import Target
 
 
 def import_all(names: list[str], target: str) -> Target:

@@ -1,7 +1,7 @@
-"""The agent that runs probes on a node: each in a process of its own, on a leash, within its limit.
+"""The agent that runs probes on a node: each in a process of its own, under a process guard, within its limit.
 
-A plain class with async methods; `crew` makes a Ray actor of it. Imports neither ray nor torch, knows nothing of what probes
-look at, and judges nothing.
+A plain class with async methods; `probe_pool` makes a Ray actor of it. Imports neither ray nor torch, knows nothing of what
+probes look at, and judges nothing.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS
-from chaosrun.cluster.leash import KILL_S
+from chaosrun.cluster.guard import KILL_S
 from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
 from chaosrun.processes import kill_marked, with_package
 
@@ -31,7 +31,7 @@ class ProbeAgent:
     def __init__(self, mark: str) -> None:
         """`mark` goes into the environment of every process below this agent, so that a cleaner can find them."""
         self._mark = mark
-        self._leashes: dict[socket.socket, asyncio.Future[None]] = {}
+        self._guards: dict[socket.socket, asyncio.Future[None]] = {}
         self._stopped = False
 
     async def hello(self) -> None:
@@ -57,15 +57,15 @@ class ProbeAgent:
     async def _run(
         self, mark: str, name: str, limit_s: float, env: Mapping[str, str], files: tuple[int, int, int]
     ) -> dict[str, Any] | None:
-        """What its leash says of its end; None when the leash itself was killed."""
+        """What its guard says of its end; None when the guard itself was killed."""
         if self._stopped:
             return None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         command = [sys.executable, "-m", "chaosrun.preflight.probe", name]
         try:
-            leash = subprocess.Popen(
-                [sys.executable, "-m", "chaosrun.cluster.leash", str(theirs.fileno()), str(limit_s), *command],
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *command],
                 pass_fds=[theirs.fileno()],
                 stdin=files[0],
                 stdout=files[1],
@@ -78,7 +78,7 @@ class ProbeAgent:
             raise
         finally:
             theirs.close()
-        self._leashes[ours] = gone = asyncio.get_running_loop().create_future()
+        self._guards[ours] = gone = asyncio.get_running_loop().create_future()
         said = b""
         try:
             async with asyncio.timeout(limit_s + 2 * KILL_S):
@@ -89,10 +89,10 @@ class ProbeAgent:
             pass
         finally:
             if not said.endswith(b"\n"):
-                leash.kill()
+                guard.kill()
                 await asyncio.to_thread(kill_marked, mark, timeout_s=KILL_S)
-            await asyncio.to_thread(leash.wait)
-            del self._leashes[ours]
+            await asyncio.to_thread(guard.wait)
+            del self._guards[ours]
             ours.close()
             gone.set_result(None)
         return json.loads(said) if said.endswith(b"\n") else None
@@ -100,9 +100,9 @@ class ProbeAgent:
     async def stop(self) -> None:
         """Kill what runs below this agent and wait until it is gone; nothing new is begun."""
         self._stopped = True
-        waiting = list(self._leashes.values())
-        for leash in list(self._leashes):
-            leash.shutdown(socket.SHUT_WR)
+        waiting = list(self._guards.values())
+        for guard in list(self._guards):
+            guard.shutdown(socket.SHUT_WR)
         if waiting:
             await asyncio.wait(waiting)
 

@@ -20,7 +20,7 @@ from chaosrun.records.naming import root_arguments
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from chaosrun.cluster.crew import ProbeCrew
+    from chaosrun.cluster.probe_pool import ProbePool
     from chaosrun.spec.source import Job
 
 DEADLINE_S = {Level.QUICK: 120.0, Level.STANDARD: 600.0}
@@ -59,7 +59,7 @@ def conduct(wish: Wish, *, root: Path, address: str | None, on_event: Listener, 
     with _crew(address, job, interrupts) as crew:
         interrupts.check()
         crew.until = _until(wish, began)
-        crew.muster()
+        crew.start_agents()
         on_event({"event": "cluster.joined", "nodes": len(crew.nodes), "address": crew.address})
         setting = _setting(wish, job, root)
         flight = Flight(setting=setting, crew=crew, checks=checks, on_event=on_event, baseline=baseline)
@@ -82,13 +82,13 @@ def conduct(wish: Wish, *, root: Path, address: str | None, on_event: Listener, 
 
 
 @contextmanager
-def _crew(address: str | None, job: "Job | None", interrupts: Interrupts) -> "Iterator[ProbeCrew]":
+def _crew(address: str | None, job: "Job | None", interrupts: Interrupts) -> "Iterator[ProbePool]":
     """A private Ray is told of as many CPUs as the job asks for, as `chaosrun submit` would tell it."""
-    from chaosrun.cluster.crew import ProbeCrew
+    from chaosrun.cluster.probe_pool import ProbePool
 
     cpus = 0.0 if job is None else job.spec.workers * job.spec.per_worker.cpu
     with interrupts.postponed():
-        crew = ProbeCrew.connect(address, cpus=cpus)
+        crew = ProbePool.connect(address, cpus=cpus)
     try:
         yield crew
     finally:

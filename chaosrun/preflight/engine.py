@@ -41,7 +41,7 @@ class Agents(Crew, Protocol):
         chain ends with a node that is lost."""
         ...
 
-    def call_the_roll(self) -> None:
+    def check_agents(self) -> None:
         """Hear of every node; who does not answer is lost."""
         ...
 
@@ -91,7 +91,7 @@ class Flight:
             else:
                 for check in group:
                     self._together(check)
-        self.crew.call_the_roll()
+        self.crew.check_agents()
         self._report_lost(LOST_REMEDY)
         if self.baseline is not None:
             self._runs.append(CheckRun(name=BASELINE, about="what there was to compare"))
@@ -194,7 +194,7 @@ class Flight:
         else:
             lost = set(self.crew.lost)
             facts, found = self._gathered(check, crew, nodes)
-            self.crew.call_the_roll()
+            self.crew.check_agents()
             told = {finding.node for finding in found if finding.status in BAD}
             for name in [node.name for node in nodes if node.name in self.crew.lost.keys() - lost - told]:
                 found.append(_unanswered(check, name, Outcome(ended="lost", error=self.crew.lost[name])))

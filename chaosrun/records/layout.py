@@ -178,7 +178,7 @@ class RunLayout:
 
     @property
     def supervisor_log(self) -> Path:
-        """What a supervisor of its own process said on stdout and stderr; see `chaosrun.supervise.detached`."""
+        """What a supervisor of its own process said on stdout and stderr; see `chaosrun.supervise.process`."""
         return self.path / "supervisor.log"
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.records.layout import RunLayout
-from chaosrun.supervise.execution import expected_ray
+from chaosrun.supervise.run import expected_ray
 from chaosrun.supervise.runs import find_run
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import reach_of
+from chaosrun.supervise.events import Hang
 from chaosrun.supervise.hangs import HangWatch, Standstill
-from chaosrun.supervise.moves import Hang
-from chaosrun.supervise.sightings import Record, Sightings
+from chaosrun.supervise.observations import Observations, Record
 
 STACKS_LIMIT_S = 3.0
 """For the ranks to write their stacks down; those that are stopped never will."""
 
 
-class Feeler(Protocol):
+class Monitor(Protocol):
     """How the ranks are looked at, on their own machines."""
 
     def pulses(self, leg: LegLayout, attempt: int) -> Mapping[int, Pulse] | None:
@@ -33,13 +33,13 @@ class Detector:
     """Of one leg."""
 
     def __init__(
-        self, *, feeler: Feeler, leg: LegLayout, script: str, watch: HangWatch, sightings: Sightings, record: Record
+        self, *, monitor: Monitor, leg: LegLayout, script: str, watch: HangWatch, observations: Observations, record: Record
     ) -> None:
-        self._feeler = feeler
+        self._monitor = monitor
         self._leg = leg
         self._script = script
         self._watch = watch
-        self._sightings = sightings
+        self._observations = observations
         self._record = record
         self._attempt = 0
         self._live: dict[int, int] = {}
@@ -53,20 +53,20 @@ class Detector:
 
     def look(self, now_s: float) -> Hang | None:
         """To be called every second or so while an attempt runs."""
-        pulses = self._feeler.pulses(self._leg, self._attempt)
+        pulses = self._monitor.pulses(self._leg, self._attempt)
         silence = None if pulses is None else self._watch.look(now_s, pulses, self._live)
         if pulses is None or silence is None:
             return None
-        seen = self._feeler.stacks(self._attempt, wait_s=STACKS_LIMIT_S)
+        seen = self._monitor.stacks(self._attempt, wait_s=STACKS_LIMIT_S)
         if seen is None:
             return None
         found = Standstill.of(self._attempt, silence, pulses, self._live, seen)
         message = found.message(self._script)
         self._record("hang.declared", **found.to_json(), message=message)
         first = found.first
-        fault = self._sightings.of_hang(self._attempt, first.rank, first.to_json())
+        fault = self._observations.of_hang(self._attempt, first.rank, first.to_json())
         if fault is not None:
             for other in found.also_stopped():
-                self._sightings.of_hang(self._attempt, other.rank, other.to_json())
+                self._observations.of_hang(self._attempt, other.rank, other.to_json())
         step = None if first.beat is None else first.beat.step
         return Hang(message=message, rank=first.rank, step=step, reach=reach_of(first.beat), fault=fault)

@@ -23,8 +23,8 @@ from chaosrun.processes import with_package
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import described, raised_again
-from chaosrun.supervise.execution import Listener, execute
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener, execute
 
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict

@@ -18,7 +18,8 @@ ends an attempt, and what it costs:
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from chaosrun.supervise.moves import (
+from chaosrun.supervise.events import (
+    AcquirePlaces,
     Action,
     AgentLost,
     Audit,
@@ -29,7 +30,6 @@ from chaosrun.supervise.moves import (
     Finish,
     Hang,
     Interrupt,
-    Place,
     Placed,
     PlacementFailed,
     Rest,
@@ -89,7 +89,7 @@ REPEATED = "the same error at the same step as in the attempt before: this is th
 
 
 def begin(world_size: int, max_restarts: int, backoff_s: float = 0.0) -> tuple[LegState, tuple[Action, ...]]:
-    return LegState(world_size=world_size, max_restarts=max_restarts, backoff_s=backoff_s), (Place(),)
+    return LegState(world_size=world_size, max_restarts=max_restarts, backoff_s=backoff_s), (AcquirePlaces(),)
 
 
 def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]:
@@ -263,7 +263,7 @@ def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[Le
 
 def _again(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     if state.agent_lost:
-        return replace(state, phase="placing"), (Place(),)
+        return replace(state, phase="placing"), (AcquirePlaces(),)
     return replace(state, phase="auditing"), (Audit(),)
 
 

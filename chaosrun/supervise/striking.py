@@ -19,7 +19,7 @@ from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, read_note, write_marker, write_note
-from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.observations import Observations
 
 LOOK_EVERY_S = 0.025
 """While a rank may come to a point and wait there, or a witness is at work."""
@@ -81,12 +81,12 @@ class Injector:
         *,
         leg: LegLayout,
         plan: FaultPlan,
-        sightings: Sightings,
+        observations: Observations,
         striker: Striker,
         clock: Callable[[], float],
     ) -> None:
         self._leg = leg
-        self._sightings = sightings
+        self._observations = observations
         self._striker = striker
         self._clock = clock
         timed = [fault for fault in plan.faults if fault.phase is None]
@@ -118,15 +118,15 @@ class Injector:
             elif record["event"] == "fault.observed" and record["fault"] in planned:
                 self._avoid(planned[record["fault"]], record["found"])
         for fault in planned.values():
-            if fault.id in self._sightings.observed or not (marker := read_marker(self._leg, fault.id)):
+            if fault.id in self._observations.observed or not (marker := read_marker(self._leg, fault.id)):
                 continue
             note = read_note(self._leg, fault.id)
             if note is None or not note["final"]:
                 continue
             if fault.facts.evidence == "successor":
-                self._sightings.see(fault.id, marker, how="successor", found=_seen_by_successor(note))
+                self._observations.see(fault.id, marker, how="successor", found=_seen_by_successor(note))
             elif fault.facts.evidence == "node":
-                self._sightings.see(fault.id, marker, how="node", found=note)
+                self._observations.see(fault.id, marker, how="node", found=note)
                 self._avoid(fault, note)
 
     def attempt_started(self, attempt: int, started_s: float) -> None:
@@ -138,17 +138,19 @@ class Injector:
         self._ready = [fault for fault in self._timed if not self._is_claimed(fault)]
         # What ranks have reached already is not to be missed: anything claimed in this attempt is looked at.
         self._parking = [
-            fault for fault in self._waited_for if fault.id not in self._sightings.observed and fault.attempt in (None, attempt)
+            fault
+            for fault in self._waited_for
+            if fault.id not in self._observations.observed and fault.attempt in (None, attempt)
         ]
 
     def attempt_stopped(self) -> None:
         """What was claimed in an attempt that ended of something else may strike again."""
         for fault in (*self._claimed.values(), *self._parking):
             marker = read_marker(self._leg, fault.id)
-            if fault.id in self._sightings.observed or marker is None or marker["attempt"] != self._attempt:
+            if fault.id in self._observations.observed or marker is None or marker["attempt"] != self._attempt:
                 continue
             if fault.facts.evidence != "note":
-                self._sightings.withdraw(fault.id, "its attempt ended before it could be seen to strike")
+                self._observations.withdraw(fault.id, "its attempt ended before it could be seen to strike")
 
     def add(self, faults: Sequence[Fault]) -> None:
         """Faults that have come to the plan while the leg runs, and come from outside: they strike like any other."""
@@ -174,7 +176,7 @@ class Injector:
     def misplaced(self, faults: Iterable[Fault] | None = None) -> str | None:
         """Why a fault of the plan, or one of these, cannot be had with the ranks where they are."""
         for fault in (*self._timed, *self._waited_for) if faults is None else faults:
-            open_still = fault.id not in self._sightings.observed
+            open_still = fault.id not in self._observations.observed
             if open_still and fault.kind in LOST_FOR_GOOD and self._striker.lives_beside(fault.rank):
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
         return None
@@ -255,7 +257,7 @@ class Injector:
         for fault, marker in due:
             self._claimed[fault.id] = fault
             # Durable: should this process die of it, it is known what it died of.
-            self._sightings.request(fault.id, marker, durable=True)
+            self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
             if fault.facts.evidence == "successor":
                 self._end_control(fault)
@@ -281,7 +283,7 @@ class Injector:
                 continue
             self._doomed = {node: doom for node, doom in self._doomed.items() if doom.fault.id != blow["fault"]}
             self._claimed.pop(blow["fault"])
-            self._sightings.withdraw(blow["fault"], f"rank {blow['rank']} was gone before it was struck")
+            self._observations.withdraw(blow["fault"], f"rank {blow['rank']} was gone before it was struck")
 
     def _blow(self, fault: Fault, marker: Mapping[str, Any]) -> dict[str, Any]:
         options = {name: fault.option(name) for name in ("grace_s", "duration_s") if name in fault.facts.options}
@@ -312,11 +314,11 @@ class Injector:
     def _see_notes(self) -> None:
         """What left its rank alive, as soon as it is over: somebody may be waiting for it."""
         for fault in self._claimed.values():
-            if fault.facts.evidence != "note" or fault.id in self._sightings.observed:
+            if fault.facts.evidence != "note" or fault.id in self._observations.observed:
                 continue
             note, marker = read_note(self._leg, fault.id), read_marker(self._leg, fault.id)
             if note is not None and marker is not None and note["final"]:
-                self._sightings.see(fault.id, marker, how="note", found=note)
+                self._observations.see(fault.id, marker, how="note", found=note)
 
     def _end_of_a_node(self) -> dict[str, Any] | None:
         for node, doom in self._doomed.items():
@@ -327,7 +329,7 @@ class Injector:
                 note = {"problem": "its witness did not speak"}
             del self._doomed[node]
             for fault, marker in doom.struck.items():
-                self._sightings.see(fault, marker, how="node", found=note)
+                self._observations.see(fault, marker, how="node", found=note)
             self._avoid(doom.fault, note)
             self._striker.lose(node)
             message = f"planned fault {doom.fault.id}"

@@ -19,7 +19,7 @@ from chaosrun.supervise import lifecycle
 from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
 from chaosrun.supervise.detection import Detector
 from chaosrun.supervise.hangs import HangWatch, Patience
-from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import Injector
 from chaosrun.supervise.workers import Workers
 
@@ -77,14 +77,14 @@ class Supervisor:
         self._looked_s = 0.0
         self._attempt = 0
         self._placing = False
-        self._sightings = Sightings(leg, plan, self._record)
-        self.injector = Injector(leg=leg, plan=plan, sightings=self._sightings, striker=workers, clock=clock)
+        self._observations = Observations(leg, plan, self._record)
+        self.injector = Injector(leg=leg, plan=plan, observations=self._observations, striker=workers, clock=clock)
         self._detector = Detector(
-            feeler=workers,
+            monitor=workers,
             leg=leg,
             script=template.script,
             watch=HangWatch(patience=patience, world_size=template.world_size),
-            sightings=self._sightings,
+            observations=self._observations,
             record=self._record,
         )
         self._passed: Counter[str] = Counter()
@@ -125,9 +125,9 @@ class Supervisor:
                     self._act(action)
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
-                    self._sightings.of_notes()
+                    self._observations.of_notes()
                     self.injector.attempt_stopped()
-                    self._sightings.of_broken_groups(self._attempt)
+                    self._observations.of_broken_groups(self._attempt)
                     if state.failure is not None:
                         self._record_failure(state.failure)
                 state, actions = lifecycle.decide(state, event)
@@ -175,7 +175,7 @@ class Supervisor:
     def _take_in(self, faults: Sequence[Fault]) -> None:
         self._plan = replace(self._plan, faults=(*self._plan.faults, *faults))
         for fault in faults:
-            self._sightings.add(fault)
+            self._observations.add(fault)
             about = {"kind": fault.kind, "rank": fault.rank, "what": fault.describe(), "plan": fault.digest()}
             self._record("fault.injected", fault=fault.id, **about)
         self.injector.add(faults)
@@ -197,7 +197,7 @@ class Supervisor:
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
         self._detector.exited(rank)
-        if fault := self._sightings.of_death(raw) or self.injector.of_death(raw):
+        if fault := self._observations.of_death(raw) or self.injector.of_death(raw):
             leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=bool(raw["killed"]))
         if raw["killed"]:
@@ -243,36 +243,36 @@ class Supervisor:
         }
         for record in past:
             if record["event"] == "fault.requested":
-                self._sightings.requested.add(record["fault"])
+                self._observations.requested.add(record["fault"])
             elif record["event"] == "fault.withdrawn":
-                self._sightings.requested.discard(record["fault"])
-        self._sightings.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+                self._observations.requested.discard(record["fault"])
+        self._observations.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
         for record in past:
             if record["event"] == "attempt.starting":
                 self._pass_by(record["resume"])
-        self._sightings.of_notes()
+        self._observations.of_notes()
         self.injector.take_over(past)
         for fault, marker in fault_markers(self._leg).items():
-            if fault in self._sightings.observed:
+            if fault in self._observations.observed:
                 continue
             exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
             if exited is None:
-                self._sightings.withdraw(fault, "nobody saw it strike")
+                self._observations.withdraw(fault, "nobody saw it strike")
                 # The checkpoint of that very step, from which the fault could not be reached again.
                 beyond = marker.get("phase") in COMMITTED
                 if beyond and (aside := self._store.set_aside(marker["step"], f"{fault} fired after it, and nobody saw it")):
                     self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
-                self._sightings.of_death(exited)
+                self._observations.of_death(exited)
         attempts = [record["attempt"] for record in past if record["event"] == "attempt.starting"]
-        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._sightings.observed))
+        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observations.observed))
 
     # Actions
 
     def _act(self, action: lifecycle.Action) -> None:
         match action:
-            case lifecycle.Place():
+            case lifecycle.AcquirePlaces():
                 self._place()
             case lifecycle.Audit():
                 self._audit()
@@ -376,7 +376,7 @@ class Supervisor:
         return self._workers.place(WorkerOrder.from_json(values))
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
-        self._sightings.conclude()
+        self._observations.conclude()
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
         self._record(

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.detection import Feeler
+from chaosrun.supervise.detection import Monitor
 from chaosrun.supervise.striking import Striker
 
 
-class Workers(Striker, Feeler, Protocol):
+class Workers(Striker, Monitor, Protocol):
     """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""
 
     def acquire(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class SimulatedAgents:
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         raise AssertionError("per-node checks ask one by one")
 
-    def call_the_roll(self) -> None: ...
+    def check_agents(self) -> None: ...
 
     def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
         now = time.monotonic()

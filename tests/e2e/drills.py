@@ -154,7 +154,7 @@ def finish(process: subprocess.Popen[str], *, timeout_s: float = 300.0) -> subpr
     try:
         out, err = process.communicate(timeout=timeout_s)
     finally:
-        # Without effect when it has ended; its reaper cleans up after it.
+        # Without effect when it has ended; its cleanup process removes what is left.
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from chaosrun.cluster.crew import ProbeCrew
+from chaosrun.cluster.probe_pool import ProbePool
 from chaosrun.preflight.checks.drill import DRILL
 from chaosrun.preflight.drills.on_ray import RayDrills
 from chaosrun.preflight.model import Level, Setting
@@ -28,9 +28,9 @@ def main(root: Path, layers: list[str], folder: str) -> None:
         for layer in layers:
             env = {} if layer == "sound" else {"PYTHONPATH": str(FAULTY / layer)}
             order.append(raylets.add_node(num_cpus=2, env_vars=env).node_id)
-        crew = ProbeCrew.connect(raylets.address)
+        crew = ProbePool.connect(raylets.address)
         try:
-            crew.muster()
+            crew.start_agents()
             nodes = sorted(crew.nodes, key=lambda node: order.index(node.node_id))
             setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=RayDrills())
             assert DRILL.gather is not None

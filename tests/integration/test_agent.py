@@ -359,10 +359,10 @@ def test_nothing_is_left_after_the_driver(tmp_path: Path, then: str) -> None:
         driver.communicate()
 
 
-def test_the_reaper_itself_ends_with_the_cluster(cluster: RayCluster) -> None:
-    reapers = [pid for pid in children(os.getpid()) if b"chaosrun.cluster.reaper" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(reapers) == 1
-    assert is_alive(identities(reapers)[0])
+def test_the_cleanup_process_itself_ends_with_the_cluster(cluster: RayCluster) -> None:
+    cleaners = [pid for pid in children(os.getpid()) if b"cluster.cleanup" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(cleaners) == 1
+    assert is_alive(identities(cleaners)[0])
 
 
 def test_a_private_ray_starts_nothing_that_nobody_asks(cluster: RayCluster) -> None:

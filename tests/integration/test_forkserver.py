@@ -43,7 +43,7 @@ class Server:
         self.seen: list[dict[str, Any]] = []
         self.temporary = Path(tempfile.mkdtemp(prefix="forkserver-"))
         environment = {"OMP_NUM_THREADS": None}
-        self.send("configure", preload=preload, target=target, env=environment, spares=3, temporary=str(self.temporary))
+        self.send("configure", preload=preload, target=target, env=environment, standbys=3, temporary=str(self.temporary))
 
     def send(self, command: str, **fields: Any) -> None:
         self.channel.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
@@ -285,7 +285,7 @@ def test_sigkill_of_the_server_leaves_neither_ranks_nor_loader_workers(server: S
 
 def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp_path: Path) -> None:
     def descriptors() -> int:
-        """The fewest of a while: where a spare is being forked there are more for a moment."""
+        """The fewest of a while: where a standby is being forked there are more for a moment."""
         counts = []
         for _ in range(20):
             counts.append(len(os.listdir(f"/proc/{server.process.pid}/fd")))
@@ -297,7 +297,7 @@ def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp
         pages = Path(f"/proc/{server.process.pid}/smaps_rollup").read_text()
         return int(next(line for line in pages.splitlines() if line.startswith("Rss")).split()[1])
 
-    def has_its_spares() -> bool:
+    def has_its_standbys() -> bool:
         return len(children(server.process.pid)) == 2
 
     ports: set[int] = set()
@@ -308,26 +308,26 @@ def test_fifty_restarts_leak_no_process_descriptor_or_memory(server: Server, tmp
         os.kill(started["pids"][attempt % 2], signal.SIGKILL)
         server.until("stopped")
         if attempt == 5:
-            eventually(has_its_spares)
+            eventually(has_its_standbys)
             before = (descriptors(), resident_kib())
     # Spares for two ranks are all there may be.
-    eventually(has_its_spares)
+    eventually(has_its_standbys)
     eventually(lambda: descriptors() <= before[0])
     assert resident_kib() < before[1] + 2048
     assert len(ports) > 10
 
 
-def test_spares_are_used_replaced_and_their_deaths_survived(server: Server, tmp_path: Path) -> None:
-    spares = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
+def test_standbys_are_used_replaced_and_their_deaths_survived(server: Server, tmp_path: Path) -> None:
+    standbys = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
     first = server.start(make_orders(tmp_path, "complete"))
-    assert sorted(first["pids"].values()) == spares
+    assert sorted(first["pids"].values()) == standbys
     server.until("stopped")
-    spares = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
-    os.kill(spares[1], signal.SIGKILL)
-    eventually(lambda: spares[1] not in children(server.process.pid))
+    standbys = eventually(lambda: len(found := children(server.process.pid)) == 3 and found)
+    os.kill(standbys[1], signal.SIGKILL)
+    eventually(lambda: standbys[1] not in children(server.process.pid))
     second = server.start(make_orders(tmp_path, "complete", attempt=2))
-    assert {spares[0], spares[2]} < set(second["pids"].values())
-    assert not {spares[1], *first["pids"].values()} & set(second["pids"].values())
+    assert {standbys[0], standbys[2]} < set(second["pids"].values())
+    assert not {standbys[1], *first["pids"].values()} & set(second["pids"].values())
     assert {exit["completed"] for exit in server.until("stopped")[:-1]} == {True}
 
 

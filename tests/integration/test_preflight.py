@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from chaosrun.cluster.connection import Connection
-from chaosrun.cluster.crew import ProbeCrew
+from chaosrun.cluster.probe_pool import ProbePool
 from chaosrun.integrations.schemas import preflight_schema
 from chaosrun.preflight.model import Call
 from chaosrun.preflight.report.text import render_text
@@ -62,7 +62,7 @@ def test_an_interrupt_leaves_nothing_behind(number: signal.Signals, tmp_path: Pa
 
 
 def test_nothing_is_begun_after_the_time_for_all_and_on_a_node_that_is_lost() -> None:
-    crew = ProbeCrew(Connection(kind="borrowed", address=None))
+    crew = ProbePool(Connection(kind="borrowed", address=None))
     crew.until = time.monotonic()
     crew.lost["b"] = "no answer"
     told: list[tuple[str, int, str]] = []

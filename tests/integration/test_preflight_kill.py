@@ -50,7 +50,7 @@ def test_where_a_kill_is_lost_every_survivor_is_named() -> None:
     assert all(f"(process {pid}, state " in gone.measured for pid in pids)
     # Each of the three holds the port; which is told is the kernel's choice.
     assert any(f"held by process {pid}" in found["port"].measured for pid in pids)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "the leash has let them go"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "the guard has let them go"
 
 
 def test_a_port_that_stays_taken_is_named_with_its_holder() -> None:

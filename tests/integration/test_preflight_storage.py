@@ -152,7 +152,7 @@ def test_a_broken_promise_fails_its_node(findings: list[Finding], storage: Path,
     assert [name for where, name in bad(findings) if where == node] == [row]
 
 
-def on_a_leash(
+def guarded(
     storage: Path, env: Mapping[str, str], *, limit_s: float, **changes: Any
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The probe as a node's agent runs it."""
@@ -161,24 +161,24 @@ def on_a_leash(
     call = STORAGE.call(setting_of(storage), LocalCrew({"a": {}}).nodes[0])
     probe = [sys.executable, "-m", "chaosrun.preflight.probe", "storage"]
     with theirs:
-        leash = subprocess.Popen(
-            [sys.executable, "-m", "chaosrun.cluster.leash", str(theirs.fileno()), str(limit_s), *probe],
+        guard = subprocess.Popen(
+            [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *probe],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **env},
         )
-    assert leash.stdin is not None
-    leash.stdin.write(json.dumps({**call.parameters, **changes}).encode())
-    leash.stdin.close()
-    return leash, ours
+    assert guard.stdin is not None
+    guard.stdin.write(json.dumps({**call.parameters, **changes}).encode())
+    guard.stdin.close()
+    return guard, ours
 
 
 def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> None:
-    leash, ours = on_a_leash(tmp_path, layer("hangs"), limit_s=60.0, patience_s=3.0)
-    with ours, leash:
-        assert leash.stdout is not None
-        said = json.loads(leash.stdout.read())["facts"]
+    guard, ours = guarded(tmp_path, layer("hangs"), limit_s=60.0, patience_s=3.0)
+    with ours, guard:
+        assert guard.stdout is not None
+        said = json.loads(guard.stdout.read())["facts"]
     setting = setting_of(tmp_path)
     findings = STORAGE.assess(setting, LocalCrew({"a": {}}).nodes, {"answered": {"a": said}, "unanswered": {}})
     assert bad(findings) == [("a", "write, fsync, rename")]
@@ -188,9 +188,9 @@ def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> No
 
 
 def test_a_probe_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    leash, ours = on_a_leash(tmp_path, layer("hangs"), limit_s=60.0)
+    guard, ours = guarded(tmp_path, layer("hangs"), limit_s=60.0)
     eventually(lambda: left_in(tmp_path))
-    with leash:
+    with guard:
         # As when the agent goes.
         ours.close()
     assert not left_in(tmp_path)

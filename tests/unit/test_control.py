@@ -276,7 +276,7 @@ def test_a_closed_terminal_is_an_interrupt_unless_somebody_has_seen_to_it(how: s
 STUCK = """\
 import os, sys, threading, time
 from pathlib import Path
-from chaosrun.supervise import detached
+from chaosrun.supervise import process
 from chaosrun.supervise.interrupts import Interrupts
 
 def stuck(run, address, ties):
@@ -290,8 +290,8 @@ def stuck(run, address, ties):
             ties.tell(waited=True)
         interrupts.check()
 
-detached._supervise = stuck
-detached.main()
+process._supervise = stuck
+process.main()
 """
 
 

@@ -17,7 +17,7 @@ import os, signal, sys, threading, time
 from chaosrun.cli import following
 from chaosrun.records.layout import RunLayout
 
-class Tether:
+class SupervisorProcess:
     run = RunLayout(__import__("pathlib").Path("."))
     def __init__(self):
         self.told, self.over = [], threading.Event()
@@ -43,11 +43,11 @@ class Tether:
             self.end()
         return self.may_detach
 
-tether = Tether()
+process = SupervisorProcess()
 if "deaf" in sys.argv:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 assert following.at_a_terminal()
-print("RESULT", following.follow(tether, quiet=True), tether.told, flush=True)
+print("RESULT", following.follow(process, quiet=True), process.told, flush=True)
 """
 
 

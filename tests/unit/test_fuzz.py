@@ -31,8 +31,8 @@ from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.supervise.deaths import failure_of, fault_markers, last_step, read_end
 from chaosrun.supervise.drill import has_ended, leg_of
+from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.reference import final_step, leg_end
-from chaosrun.supervise.sightings import Sightings
 from chaosrun.verify.verdict import judge
 
 pytestmark = pytest.mark.parametrize("examples", AMOUNTS)
@@ -300,7 +300,7 @@ def test_markers_and_notes(examples: int, tmp_path: Path) -> None:
         assert fault.id in fault_markers(leg), "a marker that cannot be read still claims its fault"
         read_note(leg, fault.id)
         journal: list[dict[str, Any]] = []
-        seen = Sightings(
+        seen = Observations(
             leg, FaultPlan(seed=0, faults=(fault,)), lambda event, **fields: journal.append({"event": event, **fields})
         )
         seen.of_notes(at_last=True)

@@ -13,7 +13,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.spec.model import SHORTEST_HANG_S
 from chaosrun.supervise.hangs import FACTOR, VALIDATION, HangWatch, Patience, Silence, Standstill
-from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.observations import Observations
 
 START_S = 300.0
 STEADY = {"fetch": 0.01, "forward": 0.1, "backward": 0.1, "optimizer": 0.01, "record": 0.01, "own": 0.01, "settle": 0.01}
@@ -308,18 +308,18 @@ def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: P
     fault = Fault(id="F1", kind="stop", rank=1, phase="forward", at_step=7, source="test")
     write_marker(leg, "F1", rank=1, attempt=2, pid=1, phase="forward", step=7)
     journal: list[dict[str, Any]] = []
-    sightings = Sightings(
+    observations = Observations(
         leg, FaultPlan(seed=0, faults=(fault,)), lambda event, **fields: journal.append({"event": event, **fields})
     )
     found = {"state": "S", "stage": "forward"}
-    assert sightings.of_hang(1, 1, found) is None
-    assert sightings.of_hang(2, 0, found) is None
+    assert observations.of_hang(1, 1, found) is None
+    assert observations.of_hang(2, 0, found) is None
     assert journal == []
-    assert sightings.of_hang(2, 1, found) is None, "a hang of another cause: nobody had planned it"
+    assert observations.of_hang(2, 1, found) is None, "a hang of another cause: nobody had planned it"
     assert [record["event"] for record in journal] == ["fault.requested", "fault.observed"]
     assert journal[1]["how"] == "hang"
     assert "a process that SIGSTOP stopped is in state T" in journal[1]["found"]["problem"]
-    assert sightings.of_hang(2, 1, {**found, "state": "T"}) is None, "once"
+    assert observations.of_hang(2, 1, {**found, "state": "T"}) is None, "once"
 
 
 def test_the_scripts_own_code_is_given_longer_while_it_computes() -> None:

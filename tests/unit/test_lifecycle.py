@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaosrun.supervise import lifecycle as life
-from chaosrun.supervise.lifecycle import Audit, Finish, Place, Rest, SetAside, Start, Stop, begin, decide
+from chaosrun.supervise.lifecycle import AcquirePlaces, Audit, Finish, Rest, SetAside, Start, Stop, begin, decide
 
 PLANNED = life.Death(rank=1, fault="F1")
 RAISED = life.Failure(
@@ -34,7 +34,7 @@ def started(resume: str | None = None, step: int = 0) -> tuple[life.Event, ...]:
 def test_an_undisturbed_leg_is_placed_audited_started_and_completed() -> None:
     _, actions = run(life.Placed(), *started(), life.Death(rank=0), life.Death(rank=1), life.Stopped())
     assert actions == [
-        (Place(),),
+        (AcquirePlaces(),),
         (Audit(),),
         (Start(attempt=1, resume=None, resume_step=0),),
         (),
@@ -80,7 +80,7 @@ def test_a_lost_node_is_the_cause_of_what_its_peers_raise() -> None:
     echo = replace(RAISED, error=("RuntimeError", "Connection closed by peer"))
     twice = [each for _ in range(2) for each in (*started("step-00000005", 5), life.Death(rank=0, failure=echo), lost)]
     state, actions = run(life.Placed(), *twice[:4], life.Stopped(), life.Placed(), *twice[4:], life.Stopped(), max_restarts=5)
-    assert actions[-1] == (Place(),), "no user error, and nothing against the checkpoint"
+    assert actions[-1] == (AcquirePlaces(),), "no user error, and nothing against the checkpoint"
     assert state.died_from == ()
 
 
@@ -96,7 +96,7 @@ def test_an_agent_that_dies_during_a_rest_has_the_places_acquired_again() -> Non
     other = [*started(), life.Death(rank=0, failure=replace(KILLED, step=4)), life.Stopped()]
     lost = life.AgentLost(message="the agent died")
     _, actions = run(life.Placed(), *deaths, *other, lost, life.Rested(), max_restarts=5, backoff_s=1.0)
-    assert actions[-3:] == [(Rest(seconds=1.0),), (), (Place(),)]
+    assert actions[-3:] == [(Rest(seconds=1.0),), (), (AcquirePlaces(),)]
 
 
 def test_of_two_errors_seen_together_the_first_raised_is_the_cause() -> None:
@@ -177,7 +177,7 @@ def test_a_hang_is_an_unplanned_death() -> None:
 
 def test_a_lost_agent_is_replaced_before_the_next_attempt() -> None:
     state, actions = run(life.Placed(), *started(), life.AgentLost(message="gone"), life.Stopped())
-    assert actions[-1] == (Place(),)
+    assert actions[-1] == (AcquirePlaces(),)
     state, again = decide(state, life.Placed())
     assert again == (Audit(),)
     assert not state.agent_lost
@@ -220,7 +220,7 @@ def test_a_complaint_of_ddps_reducer_is_heard_once_more_in_detail_and_ends_the_l
         life.Placed(), *started(), *COMPLAINT, *started(), life.Death(rank=0, failure=named), life.Stopped(), max_restarts=9
     )
     assert actions == [
-        (Place(),),
+        (AcquirePlaces(),),
         (Audit(),),
         (Start(attempt=1, resume=None, resume_step=0),),
         (),
@@ -358,7 +358,7 @@ def test_a_rest_ends_with_an_interrupt_a_timeout_or_new_places() -> None:
         (finish,) = actions[-1]
         assert isinstance(finish, Finish) and finish.outcome == outcome
     _, actions = run(*resting, life.AgentLost(message="gone"), life.Rested(), backoff_s=1.0)
-    assert actions[-2:] == [(), (Place(),)]
+    assert actions[-2:] == [(), (AcquirePlaces(),)]
 
 
 # Checkpoints that nothing comes of

@@ -18,10 +18,10 @@ from chaosrun.records import locks, own_files
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.own_files import open_own_file
-from chaosrun.supervise import afar
+from chaosrun.supervise import remote
 from chaosrun.supervise.drill import is_supervised, lock_run
+from chaosrun.supervise.guard import SupervisorProcess
 from chaosrun.supervise.reference import ReferenceCache
-from chaosrun.supervise.tether import Tether
 
 HOLDERS: list[Callable[[Path], AbstractContextManager[Any]]] = [
     lambda path: lock_run(RunLayout(path)),
@@ -59,7 +59,7 @@ def test_no_link_is_followed(
     run.lock.symlink_to(precious)
     with pytest.raises(UsageError, match="is a link"), hold(run.path):
         pass
-    assert not is_supervised(run) and afar.unsupervised(run, 0.0)
+    assert not is_supervised(run) and remote.unsupervised(run, 0.0)
     assert precious.read_text() == "precious" if there else not precious.exists()
 
 
@@ -75,7 +75,7 @@ def test_nor_for_what_a_supervisor_says(run: RunLayout, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     run.supervisor_log.symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError, match="is a link"):
-        Tether(run, None)
+        SupervisorProcess(run, None)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -123,11 +123,11 @@ from pathlib import Path
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise.drill import is_supervised, lock_run
 from chaosrun.errors import UsageError
-from chaosrun.supervise import afar
+from chaosrun.supervise import remote
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)
 run = RunLayout(Path(sys.argv[1]))
-print(is_supervised(run), afar.unsupervised(run, 0.05))
+print(is_supervised(run), remote.unsupervised(run, 0.05))
 try:
     lock_run(run).__enter__()
 except UsageError as error:

@@ -72,7 +72,7 @@ def until(path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("victim", ["agent stops", "leash is killed"])
+@pytest.mark.parametrize("victim", ["agent stops", "guard is killed"])
 def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
     path, agent = tmp_path / "pid", ProbeAgent("test-of-the-agent")
 
@@ -82,15 +82,15 @@ def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
         if victim == "agent stops":
             await agent.stop()
         else:
-            (leash,) = [pid for pid in children(os.getpid()) if b"cluster.leash" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-            os.kill(leash, 9)
+            (guard,) = [pid for pid in children(os.getpid()) if b"cluster.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            os.kill(guard, 9)
         return await task
 
     told = asyncio.run(both())
     assert told["ended"] == "died" and told["facts"] is None
     assert not marked("test-of-the-agent") and (victim != "agent stops" or gone(path))
     if not gone(path):
-        # Alone it is beyond reach: `env={}` took the mark from it, and the leash that would have found it is dead.
+        # Alone it is beyond reach: `env={}` took the mark from it, and the guard that would have found it is dead.
         os.kill(int(path.read_text()), 9)
 
 

@@ -111,7 +111,7 @@ def test_wrong_usage_starts_nothing(
     def connect(*whatever: Any) -> Any:
         raise AssertionError("a Ray was started")
 
-    monkeypatch.setattr("chaosrun.cluster.crew.ProbeCrew.connect", connect)
+    monkeypatch.setattr("chaosrun.cluster.probe_pool.ProbePool.connect", connect)
     assert cli.main(["preflight", *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_a_job_gives_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         nodes = everyone = ()
         lost: Mapping[str, str] = {}
 
-        def muster(self) -> None: ...
+        def start_agents(self) -> None: ...
         def close(self) -> None: ...
 
     def connect(address: str | None, *, cpus: float) -> Crew:
@@ -150,7 +150,7 @@ def test_a_job_gives_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         settings.append({"job": flight.setting.job, "storage": flight.setting.storage, "root": flight.setting.root})
         return result(Status.PASS)
 
-    monkeypatch.setattr("chaosrun.cluster.crew.ProbeCrew.connect", connect)
+    monkeypatch.setattr("chaosrun.cluster.probe_pool.ProbePool.connect", connect)
     monkeypatch.setattr("chaosrun.preflight.engine.Flight.run", fly)
     wish = Wish(
         job=job, overrides=["workers=3"], strict=True, level=Level.DEEP, seconds=90.0, mtbf_s=7200.0, forecast_nodes=[4]

@@ -47,7 +47,7 @@ class SimulatedCrew:
         self.relay({name: [call] for name, call in calls.items()}, lambda name, index, outcome: found.update({name: outcome}))
         return found
 
-    def call_the_roll(self) -> None:
+    def check_agents(self) -> None:
         if self.dies:
             self.lost.setdefault(self.dies, "gone")
 

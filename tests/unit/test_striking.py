@@ -13,7 +13,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, write_marker, write_note
 from chaosrun.records.trace import read_lines
-from chaosrun.supervise.sightings import Sightings
+from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, Injector
 
 TICK_S = 0.5
@@ -66,8 +66,10 @@ class Bench:
         self.injector = self._make()
 
     def _make(self) -> Injector:
-        self.sightings = Sightings(self.leg, self.plan, self._record)
-        return Injector(leg=self.leg, plan=self.plan, sightings=self.sightings, striker=self.hands, clock=lambda: self.now)
+        self.observations = Observations(self.leg, self.plan, self._record)
+        return Injector(
+            leg=self.leg, plan=self.plan, observations=self.observations, striker=self.hands, clock=lambda: self.now
+        )
 
     def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
         self.journal.append(event, durable=durable, **fields)
@@ -79,7 +81,7 @@ class Bench:
     def successor(self) -> None:
         past = list(read_lines(self.leg.journal))
         self.injector = self._make()
-        self.sightings.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+        self.observations.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
         self.injector.take_over(past)
 
     def look(self, at_s: float, *, running: bool = True) -> dict[str, Any] | None:
@@ -149,7 +151,7 @@ def test_a_rank_that_does_not_run_is_struck_in_its_next_attempt(folder: Path) ->
     bench.hands.running[1] = (201, 9)
     bench.look(1.6)
     assert bench.struck() == ["F2"], "the attempt is ending already"
-    bench.sightings.see("F2", {"attempt": 1, "rank": 2, "pid": 102, "step": None, "phase": None, "time_s": 0.0}, how="death")
+    bench.observations.see("F2", {"attempt": 1, "rank": 2, "pid": 102, "step": None, "phase": None, "time_s": 0.0}, how="death")
     bench.injector.attempt_stopped()
     bench.start(2)
     bench.look(2.0)
@@ -314,7 +316,7 @@ def test_a_fault_that_comes_while_the_leg_runs_strikes_like_a_planned_one(folder
     bench.look(1.0)
     assert bench.injector.elapsed_s() == 1.0
     late = timed("F2", bench.injector.elapsed_s(), rank=0)
-    bench.sightings.add(late)
+    bench.observations.add(late)
     bench.injector.add([late])
     bench.look(1.0, running=False)
     assert bench.struck() == [], "not before its rank runs"
@@ -334,7 +336,7 @@ def test_one_that_came_late_waits_for_all_of_its_group(folder: Path) -> None:
     bench.look(1.0)
     group = [timed(f"F{number + 1}", 1.0, rank=number, group="G1/2") for number in range(2)]
     for fault in group:
-        bench.sightings.add(fault)
+        bench.observations.add(fault)
     bench.injector.add(group)
     gone = bench.hands.running.pop(1)
     bench.look(1.1)

@@ -4,8 +4,8 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from chaosrun.supervise.execution import expected_ray
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import expected_ray
 
 if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster

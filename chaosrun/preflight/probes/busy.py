@@ -22,7 +22,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD."""
-OURS = re.compile(rb"chaosrun\.preflight|chaosrun\.cluster\.(leash|reaper)|ProbeAgent|chaosrun\0preflight")
+OURS = re.compile(rb"chaosrun\.preflight|chaosrun\.cluster\.(guard|cleanup)|ProbeAgent|chaosrun\0preflight")
 """And all that runs below them: a preflight's own Ray, its probes, and what these start."""
 RAYS = re.compile(rb"^ray::(IDLE|SPILL|RESTORE|DELETE|Dashboard|RuntimeEnv)|/ray/(core|dashboard|_private|autoscaler)/")
 """Of any Ray, what is not somebody's work on it."""
@@ -30,7 +30,7 @@ NAMED = 5
 LEAST_CORES = 0.1
 """Of what is told by name."""
 MARK = b"CHAOSRUN_SESSION="
-HOLDERS = re.compile(rb"chaosrun\.cluster\.(forkserver|leash)")
+HOLDERS = re.compile(rb"chaosrun\.cluster\.(forkserver|guard)")
 """Processes above everything that carries a mark."""
 ADOPTERS = {"init", "systemd", "tini", "dumb-init", "docker-init", "catatonit"}
 RAY_FOLDER = re.compile(rb"chaosrun-ray-[a-z0-9_]+")

@@ -1,4 +1,4 @@
-"""`python -m chaosrun.supervise.detached`: supervises one run for a command that only follows it, in a session of its own.
+"""`python -m chaosrun.supervise.process`: supervises one run for a command that only follows it, in a session of its own.
 
 It is told on its standard input, and tells on its standard output, one JSON line each:
 
@@ -32,7 +32,7 @@ class _Ties:
 
     def __init__(self) -> None:
         # Out of the way: nothing that is started here may read or write there.
-        self.leash: BinaryIO = os.fdopen(os.dup(0), "rb")
+        self.commands: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._telling = os.dup(1)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -48,7 +48,7 @@ class _Ties:
 
     def hold(self) -> None:
         """Do what is said, until detached or let go."""
-        for line in self.leash:
+        for line in self.commands:
             if json.loads(line)["say"] == "detach":
                 self.tell(detached=True)
                 return
@@ -74,7 +74,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ties = _Ties()
-    first = ties.leash.readline()
+    first = ties.commands.readline()
     if not first.endswith(b"\n"):
         return 130  # the command was gone before it could say anything
     order = json.loads(first)

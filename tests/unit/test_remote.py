@@ -22,7 +22,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
-from chaosrun.supervise import afar
+from chaosrun.supervise import remote as afar
 from chaosrun.supervise.control import control_directory, serve
 from chaosrun.supervise.drill import lock_run
 

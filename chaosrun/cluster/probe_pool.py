@@ -1,4 +1,4 @@
-"""The crew: the Ray that is joined or started, and one agent on each of its nodes that runs probes there.
+"""The probe pool: the Ray that is joined or started, and one agent on each of its nodes that runs probes there.
 
 Owns Ray's life (when it started it) and the agents' handles. A node that does not answer costs the time that it was given, and
 no more: it counts as lost from then on. Knows no check and judges nothing.
@@ -48,8 +48,8 @@ class Asked:
     late: float
 
 
-class ProbeCrew:
-    """Call `muster` first, and `close` at the end."""
+class ProbePool:
+    """Call `start_agents` first, and `close` at the end."""
 
     def __init__(self, connection: Connection) -> None:
         self.address = connection.address
@@ -72,7 +72,7 @@ class ProbeCrew:
         """Those that answer."""
         return [node for node in self.everyone if node.name not in self.lost]
 
-    def muster(self) -> None:
+    def start_agents(self) -> None:
         """Put an agent on every node and hear of each; who does not answer is lost."""
         self.everyone = _nodes()
         for node in self.everyone:
@@ -81,7 +81,7 @@ class ProbeCrew:
             self._agents[node.name] = actor.remote(f"{self._connection.mark}#{node.node_id}")
         self._hear(START_S, f"{PROCESS} could not start", f"{PROCESS} did not start within {START_S:g} s")
 
-    def call_the_roll(self) -> None:
+    def check_agents(self) -> None:
         """Hear of every node again; who does not answer is lost."""
         self._hear(ANSWER_S, GONE, f"{PROCESS} has not answered for {ANSWER_S:g} s")
 

@@ -1,6 +1,6 @@
-"""A spare: a process that the fork server has forked ahead, waiting for the order that makes it a rank.
+"""A standby: a process that the fork server has forked ahead, waiting for the order that makes it a rank.
 
-Owns everything between the fork and the target: session, signals, descriptors, death with the parent, the exit code. A spare
+Owns everything between the fork and the target: session, signals, descriptors, death with the parent, the exit code. A standby
 has run nothing but this module, so a rank made of it is as new as one forked on the spot, and some milliseconds sooner
 there. Knows nothing of attempts.
 """
@@ -30,7 +30,7 @@ HEADER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class Standby:
     """The server's handle of a waiting process."""
 
     pid: int
@@ -45,8 +45,8 @@ class Spare:
         self.channel.close()
 
 
-def fork_spare(target: Target, close: Iterable[int]) -> Spare:
-    """Fork a process that waits for `Spare.become` and then runs `target`; `close`: descriptors that it must not hold."""
+def fork_standby(target: Target, close: Iterable[int]) -> Standby:
+    """Fork a process that waits for `Standby.become` and then runs `target`; `close`: descriptors that it must not hold."""
     server_pid = os.getpid()
     ours, theirs = socket.socketpair()
     try:
@@ -58,7 +58,7 @@ def fork_spare(target: Target, close: Iterable[int]) -> Spare:
     if pid == 0:
         _live(target, theirs, (*close, ours.fileno()), server_pid)
     theirs.close()
-    return Spare(pid, ours)
+    return Standby(pid, ours)
 
 
 def _live(target: Target, channel: socket.socket, close: Iterable[int], server_pid: int) -> NoReturn:

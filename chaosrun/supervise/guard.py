@@ -1,7 +1,7 @@
 """A process of its own that supervises a run, tied to this one: should this one go, in whatever way, the drill is cancelled in
 order. Once it is detached it goes on alone.
 
-Holds this end: what is said to the process (`chaosrun.supervise.detached`) and heard of it, one JSON line each. The tie is
+Holds this end: what is said to the process (`chaosrun.supervise.process`) and heard of it, one JSON line each. The tie is
 the pipe to its standard input, which the kernel closes when nobody holds this end any more.
 What the drill does is in the run's files.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
 
 
-class Tether:
+class SupervisorProcess:
     """Use as a context manager: at its end the process is detached, or gone."""
 
     def __init__(self, run: RunLayout, address: str | None) -> None:
@@ -33,7 +33,7 @@ class Tether:
         self._detached = False
         with os.fdopen(open_own_file(run.supervisor_log, os.O_WRONLY | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "chaosrun.supervise.detached"],
+                [sys.executable, "-P", "-m", "chaosrun.supervise.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -43,7 +43,7 @@ class Tether:
                 start_new_session=True,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._leash, self._told = self._process.stdin, os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
+        self._pipe, self._told = self._process.stdin, os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
         self._process.stdout.close()
         try:
             self._say(run=str(run.path.absolute()), address=address)
@@ -87,25 +87,25 @@ class Tether:
 
     def result(self) -> "tuple[Verdict, tuple[str, ...]]":
         """The verdict on the drill and the warnings, once the process has ended. Raises what it ended with."""
-        from chaosrun.supervise.afar import outcome
+        from chaosrun.supervise.remote import outcome
 
         self.wait()
         if "error" in (told := self._hear()):
             raise raised_again(told["error"], self.run)
         return outcome(self.run)
 
-    def __enter__(self) -> "Tether":
+    def __enter__(self) -> "SupervisorProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leash.close()
+        self._pipe.close()
         if not self._detached:
             self._process.wait()
         self._told.close()
 
     def _say(self, **what: Any) -> None:
         with suppress(BrokenPipeError, ValueError):  # it has ended; it is not spoken to any more
-            self._leash.write(json.dumps(what).encode() + b"\n")
+            self._pipe.write(json.dumps(what).encode() + b"\n")
 
     def _hear(self) -> dict[str, Any]:
         line = self._told.readline()

@@ -1,7 +1,7 @@
-"""The reaper: a small process beside a private local Ray that cleans up when the driver dies without a goodbye.
+"""The cleanup process: beside a private local Ray, it removes what is left of it when the driver dies without a goodbye.
 
 Ray's own processes do not all end with a SIGKILLed driver (two of its agents hold each other's pipes open and stay), and
-nobody removes its directory. The reaper's standard input is a pipe from the driver: first one JSON line that says whom to
+nobody removes its directory. Its standard input is a pipe from the driver: first one JSON line that says whom to
 watch and what to remove, then, after an orderly end, a goodbye. Standard library only; imports no ray.
 """
 
@@ -20,14 +20,14 @@ GOODBYE = b"goodbye\n"
 RAY_TITLES = (b"ray::",)
 
 
-class Reaper:
+class CleanupProcess:
     """The driver's end: started before Ray is, told goodbye after the driver has cleaned up itself."""
 
     def __init__(self, folder: Path, shared_memory_before: frozenset[str]) -> None:
         driver = identify(os.getpid())
         assert driver is not None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "chaosrun.cluster.reaper"],
+            [sys.executable, "-m", "chaosrun.cluster.cleanup"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class Reaper:
         return self._process.pid
 
     def goodbye(self) -> None:
-        """End the reaper without its doing anything."""
+        """End it without its removing anything."""
         self._process.communicate(GOODBYE)
 
 

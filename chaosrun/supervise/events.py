@@ -155,7 +155,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AcquirePlaces:
     pass
 
 
@@ -201,4 +201,4 @@ class Finish:
     hint: str | None = None
 
 
-Action = Place | Audit | SetAside | Rest | Start | Stop | Finish
+Action = AcquirePlaces | Audit | SetAside | Rest | Start | Stop | Finish

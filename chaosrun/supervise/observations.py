@@ -17,7 +17,7 @@ Record = Callable[..., None]
 """`record(event, durable=…, **fields)`: append to the journal."""
 
 
-class Sightings:
+class Observations:
     """The faults of one leg, and which of them have been seen."""
 
     def __init__(self, leg: LegLayout, plan: FaultPlan, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""A command on a leash: `python -m chaosrun.cluster.leash FD LIMIT_S COMMAND…` runs it and lets nothing of it outlive its end.
+"""A process guard: `python -m chaosrun.cluster.guard FD LIMIT_S COMMAND…` runs it and lets nothing of it outlive its end.
 
 FD is an inherited socket to whoever asked. When the command has ended, when LIMIT_S have passed, or when the other end of the
 socket is gone, everything below this process is killed, and then told, as one JSON line: {"code": the command's exit code, or
