@@ -7,7 +7,7 @@ from chaosrun.faults.effects import outlives
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Phase
 from chaosrun.plan.chance import distinct
-from chaosrun.plan.feasible import only_rank
+from chaosrun.plan.rules import only_rank
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
 

@@ -11,10 +11,11 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.effects import is_notice
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
-from chaosrun.plan.feasible import first_checkpoint, objections
 from chaosrun.plan.moment import RefusedError, at_one_moment
 from chaosrun.plan.presets import drawn
 from chaosrun.plan.replay import replayed
+from chaosrun.plan.rules import objections
+from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Source
@@ -147,7 +148,7 @@ def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[i
     for fault in faults:
         if fault.phase is None:
             continue
-        step = fault.at_step or first_checkpoint(spec)
+        step = fault.at_step or Timeline.of(spec).first_save
         taken.add(step)
         if fault.facts.ends_attempt and drawn.facts.ends_attempt:
             taken |= {step + 1} if is_notice(fault) else set()

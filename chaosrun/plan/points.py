@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
-from chaosrun.plan.track import Track
+from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.model import JobSpec
 
 Entry = Mapping[str, Any]
@@ -160,7 +160,7 @@ def _point(passage: Passage, nth: _Nth, before: tuple[Entry, ...], spec: JobSpec
     if phase in ONCE_AN_ATTEMPT:
         # Of a restore the first, of a rendezvous that of the attempt meant.
         entry["occurrence"] = len(before) + 1 if phase == "rendezvous" else 1
-    elif phase in CHECKPOINT_PHASES and not Track.of(spec).saves(passage.step):
+    elif phase in CHECKPOINT_PHASES and not Timeline.of(spec).saves(passage.step):
         # The one at the end of the script, whose step only the script knows.
         entry["occurrence"] = nth.ever if passage.target is not None else nth.step
     else:

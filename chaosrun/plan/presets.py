@@ -7,9 +7,9 @@ from dataclasses import replace
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.chance import bernoulli, distinct
-from chaosrun.plan.feasible import objections, only_rank
 from chaosrun.plan.moment import RefusedError, at_one_moment
-from chaosrun.plan.track import Track
+from chaosrun.plan.rules import objections, only_rank
+from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import PresetFault, PresetSpec
 from chaosrun.spec.model import JobSpec
 
@@ -75,8 +75,8 @@ def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random
     is widened to the nearest."""
     last = spec.max_steps or 1
     begin, end = entry.within[0] * last, entry.within[1] * last
-    track = Track.of(spec)
-    possible = [step for step in range(1, last + 1) if entry.moment not in CHECKPOINT_PHASES or track.saves(step)]
+    timeline = Timeline.of(spec)
+    possible = [step for step in range(1, last + 1) if entry.moment not in CHECKPOINT_PHASES or timeline.saves(step)]
     inside = [step for step in possible if begin <= step <= end]
     if not inside:
         inside = [min(possible, key=lambda step: max(begin - step, step - end))]

@@ -1,6 +1,5 @@
 """Fault presets: what a file of one may say, and that each fits any job it is given to."""
 
-import random
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -8,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.plan.feasible import objections
 from chaosrun.plan.planner import make_plan
+from chaosrun.plan.rules import objections
 from chaosrun.spec.preset import named_presets
 from chaosrun.spec.refused import refused
 from chaosrun.spec.source import load_job
-from tests.unit.job_model import JobModel
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 
@@ -46,9 +44,6 @@ def test_each_fits_jobs_of_any_size(job: Path, preset: str, workers: int, steps:
         assert plan.faults and objections(spec, plan.faults) == []
         assert [fault.id for fault in plan.faults] == [f"F{number + 1}" for number in range(len(plan.faults))]
         assert all(1 <= (fault.at_step or 1) <= steps and fault.rank < workers for fault in plan.faults)
-        if preset == "spot":
-            # Nothing else ends the attempt before the ranks have left on a notice.
-            assert JobModel(spec, plan, random.Random(seed)).run().landed == {fault.id for fault in plan.faults}
     assert steps == 2 or len({str(plan.faults) for plan in plans}) > 1  # another seed, other faults
 
 

@@ -1,0 +1,119 @@
+"""Where a job's checkpoints lie, and in which order a rank comes by its points. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
+from chaosrun.spec.model import SHORTEST_HANG_S, JobSpec
+
+Moment = tuple[int, int]
+"""A step, and a slot within it. Of two moments of one attempt the smaller comes first."""
+
+_SLOTS: Mapping[str, int] = {
+    "fetch": 0,
+    "forward": 1,
+    "reduce": 2,
+    "optimizer": 3,
+    "record": 4,
+    "checkpoint.begin": 5,
+    "checkpoint.file": 6,
+    "checkpoint.fsync.before": 7,
+    "checkpoint.fsync.after": 8,
+    # 9, 10: fsyncs of the manifest and of the checkpoint's directory
+    "checkpoint.precommit": 11,
+    "checkpoint.rename.before": 12,
+    "checkpoint.rename.after": 13,
+    # 14, 15: fsyncs of the directories around, after the rename
+    "checkpoint.postcommit": 16,
+    "checkpoint.retention": 17,
+    "step": 18,
+}
+_REDUCE, _MANIFEST, _PRECOMMIT, _RENAMED, _POSTCOMMIT, END_OF_STEP = 2, 9, 11, 13, 16, 18
+_LATE = 20
+"""Added to the slots of a checkpoint that is not due by its step: it is saved after the step's faults, not before them."""
+_LEAVING = 50
+"""Of ranks that leave on a notice, with a checkpoint of that step."""
+_MANIFEST_FILES = frozenset({"MANIFEST.json", "."})
+_FOLDERS_AROUND = frozenset({"checkpoints", "staging"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    workers: int
+    every: int
+    last: int | None
+    """The job's last step; None: only the script knows."""
+    patience_s: float = SHORTEST_HANG_S
+    """How long a stopped rank is certain not to be taken for hung."""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> "Timeline":
+        patience_s = spec.recovery.hang_timeout or SHORTEST_HANG_S
+        return cls(workers=spec.workers, every=spec.checkpoint.every_steps, last=spec.max_steps, patience_s=patience_s)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is saved at this step, undisturbed."""
+        return step % self.every == 0 or step == self.last
+
+    @property
+    def first_save(self) -> int:
+        return self.every if self.last is None else min(self.every, self.last)
+
+    def reaches(self, step: int) -> bool:
+        return self.last is None or step <= self.last
+
+    def newest_save(self, at_most: int) -> int:
+        """The newest step with a checkpoint, up to this one; 0 for none."""
+        return at_most if at_most == self.last else at_most - at_most % self.every
+
+    def newest(self, moment: Moment) -> int:
+        """The step of the newest checkpoint when a job has come to this moment; 0 for none."""
+        step, slot = moment
+        if slot >= _LEAVING:
+            return step
+        committed = slot >= (_RENAMED + _LATE if step % self.every else _RENAMED)
+        return step if self.saves(step) and committed else self.newest_save(step - 1)
+
+    def moment(self, fault: Fault) -> Moment | None:
+        """When the job first comes by the fault's point; None where other faults decide that, or the clock."""
+        step, phase = fault.at_step, fault.phase
+        if phase is None or phase == "rendezvous" or phase in RESTORE_PHASES:
+            return None
+        synced = phase.startswith("checkpoint.fsync")
+        if fault.occurrence > 1 and (step is None or synced):
+            return None
+        if step is None and fault.attempt not in (None, 1):
+            return None
+        if step is None:
+            step = self.first_save if phase in CHECKPOINT_PHASES else 1
+        slot = _SLOTS[phase]
+        if synced and fault.target in _MANIFEST_FILES:
+            slot += _MANIFEST - _SLOTS["checkpoint.fsync.before"]
+        elif synced and fault.target in _FOLDERS_AROUND:
+            slot += _RENAMED + 1 - _SLOTS["checkpoint.fsync.before"]
+        return step, slot + (_LATE if phase in CHECKPOINT_PHASES and step % self.every else 0)
+
+    def leaving(self, moment: Moment) -> Moment:
+        """When the ranks leave on a notice: after the step that follows it; one rank alone at once."""
+        return moment[0] + (self.workers > 1), _LEAVING
+
+    def race(self, one: Moment, other: Moment) -> bool:
+        """Whether of two ranks either may be the first to come to its moment: no collective lies between."""
+        (first, last), (other_first, other_last) = self._between(one), self._between(other)
+        return first <= other_last and other_first <= last
+
+    def _between(self, moment: Moment) -> tuple[int, int]:
+        """Between which collectives a rank is: the number of the one before, and of the last that others may get past.
+
+        Of each step four: its all-reduce; of a checkpoint the gathering of hashes and the barriers around the rename.
+        """
+        step, slot = moment
+        if slot <= _REDUCE:
+            before = 4 * (step - 1) + (3 if self.saves(step - 1) else 0)
+            # Who is inside the all-reduce has launched its share: the others may come out of it.
+            return before, 4 * step if slot == _REDUCE else before
+        if step % self.every:
+            slot = 0 if slot == END_OF_STEP else slot - _LATE
+        stage = 3 if slot >= _POSTCOMMIT else 2 if slot > _PRECOMMIT else 1 if slot >= _MANIFEST else 0
+        return 4 * step + stage, 4 * step + stage
