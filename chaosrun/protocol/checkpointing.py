@@ -121,6 +121,10 @@ class Checkpointer:
         self.newest_step, self.digests = step, digests
         return checkpoint_name(step)
 
+    def position_of(self, name: str) -> Position:
+        """The position that a checkpoint was taken at, by its manifest alone. Raises InvalidCheckpointError."""
+        return Position(**self._store.audit(name, hashed=()).position.model_dump())
+
     def restore(self, name: str, job: dict[str, Any]) -> Position:
         """Load a checkpoint into the prepared objects and prove that it is what was saved.
 

@@ -56,6 +56,10 @@ class Recorder:
         self.ended = False
         self._clear_window()
 
+    def beginning(self) -> Position:
+        """The position that `begin` will restore. Raises InvalidCheckpointError."""
+        return self._checkpointer.position_of(self._order.resume) if self._order.resume else Position()
+
     def begin(self, job: dict[str, Any]) -> Position:
         """Restore the checkpoint this attempt starts from, write the `start` line, and return the position."""
         self._job = job
@@ -142,13 +146,14 @@ class Recorder:
         if self._inspector:
             self._inspector.before_optimizer_step()
 
-    def step(self, position: Position, primer: BucketPrimer, *, items: int | None) -> None:
+    def step(self, position: Position, primer: BucketPrimer | None, *, items: int | None) -> None:
         """An optimizer step is complete: record it. It settles when the script asks for more.
 
-        `items`: what its window counted over all ranks, None for a loop that counts nothing.
+        `items`: what its window counted over all ranks, None for a loop that counts nothing. `primer` is None for a batch that
+        was left out: nothing went through DDP.
         """
         self._heart.beat("record", position.step)
-        if self._layout_of != primer.settled:
+        if primer and self._layout_of != primer.settled:
             self._layout_of = primer.settled
             self._trace.write("buckets", step=position.step, layout=primer.layout(), primed=primer.primed)
         parameters = fingerprint(self._parameters)
@@ -161,7 +166,7 @@ class Recorder:
             ids=None if None in self._ids else self._ids,
             batch=self._digests,
             rng=self._rng_before,
-            loss=[value.hex() for value in torch.stack([loss.double().reshape(()) for loss in self._losses]).tolist()],
+            loss=_as_hex(self._losses),
             lr=[rate.hex() for rate in self._rates],
             grad=self._gradients.value,
             grads=self._gradients.each,
@@ -252,6 +257,11 @@ class Recorder:
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._accelerator.device).values()).encode())
+
+
+def _as_hex(losses: Sequence[torch.Tensor]) -> list[str]:
+    """Each scalar as `float.hex()`, by one transfer from the device; of a step whose batch was left out there is none."""
+    return [value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist()] if losses else []
 
 
 def _record_environment(path: Path) -> None:

@@ -27,6 +27,7 @@ from chaosrun.records.order import DataResume
 if TYPE_CHECKING:
     from chaosrun.protocol.recorder import Recorder
 
+ONCE_A_BATCH = "call run.step once for every batch of run.batches() or window of run.windows(), after optimizer.step()"
 UNSUPPORTED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
 
@@ -76,8 +77,12 @@ class Session:
         self._window: Window | None = None
         self._begun = False
         self._met_backward = False
+        self._backwards = 0
         self._optimizer_steps = 0
-        self._seen_optimizer_steps = 0
+        # How many of both had been seen when the last batch, or window, was handed out.
+        self._seen = (0, 0)
+        self._without_update = False
+        """The last step is one that the script skipped: its gradients have to be gone before the next backward pass."""
         for optimizer in self._state.optimizers():
             optimizer.register_step_pre_hook(self._before_optimizer_step)
 
@@ -88,12 +93,15 @@ class Session:
 
     @property
     def position(self) -> Position:
+        """Where the training stands; before the loop, where it will begin: in a restarted attempt at its checkpoint."""
+        if self._recorder and not self._begun:
+            return self._recorder.beginning()
         return self._position
 
     @property
     def epoch(self) -> int:
         """The current epoch, from 0."""
-        return self._position.epoch
+        return self.position.epoch
 
     @property
     def finished(self) -> bool:
@@ -145,9 +153,10 @@ class Session:
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
         self._begun = True
-        per_epoch = batches_of(loader)
+        per_epoch, restored = batches_of(loader), 0
         if self._recorder:
             self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch, self._cutter))
+            restored = self._position.step
             self._recorder.probe(loader)
             per_epoch = self._length_where_it_stands(loader, per_epoch)
         position = resumed_position(self._protocol, self._position.normalised(per_epoch))
@@ -158,7 +167,13 @@ class Session:
             with contextlib.closing(rest_of(loader, position)) as rest:
                 yield from rest
             position = Position(epoch=position.epoch + 1, step=self._position.step)
+        self._refuse_a_loop_without_updates(epochs, restored)
         self.finish()
+
+    def _refuse_a_loop_without_updates(self, epochs: int, restored: int) -> None:
+        """Raise MisuseError when the whole training, from step 0 on, changed nothing."""
+        if self._position.batches and not restored and not self._optimizer_steps:
+            raise MisuseError(f"the loop ended without one optimizer.step() in {epochs} epochs", hint=ONCE_A_BATCH)
 
     def _length_where_it_stands(self, loader: Any, of_first: int | None) -> int | None:
         """Batches in the epoch that was restored: a batch sampler, or a dataset that grows, may have other numbers in each."""
@@ -168,10 +183,10 @@ class Session:
 
     def _epoch(self, loader: Any, start: Position) -> Generator[Any, None, None]:
         for batch in self._open(loader, start):
-            self._batch_open = True
+            self._batch_open, self._seen = True, (self._backwards, self._optimizer_steps)
             self._hand_out(batch)
             yield batch
-            self._settle(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}")
+            self._settle(f"run.step(loss) after batch {self._position.batches} of epoch {start.epoch}", may_leave_out=True)
             if self._reached_max_steps():
                 return
 
@@ -179,6 +194,7 @@ class Session:
         assert self._cutter
         for window in self._cutter.cut(self._open(loader, start), self._hand_out):
             self._batch_open, self._window = True, window
+            self._seen = (self._backwards, self._optimizer_steps)
             yield window
             self._settle(f"run.step(window.loss) after the window at batch {self._position.batches} of epoch {start.epoch}")
             if self._reached_max_steps():
@@ -200,23 +216,36 @@ class Session:
         if self._recorder:
             self._recorder.batch(batch, ids)
 
-    def _settle(self, expected: str) -> None:
-        """The script asks for more: what it has done is complete, unless the `expected` call is missing."""
+    def _settle(self, expected: str, *, may_leave_out: bool = False) -> None:
+        """The script asks for more: what it has done is complete, unless the `expected` call is missing.
+
+        `may_leave_out`: a batch that the script did nothing with (a bad one, passed over by `continue`) is done, too. Without
+        accumulation it is a step that has no loss and changes nothing.
+        """
         if self._recorder:
             self._recorder.settle()
-        if self._batch_open:
-            raise MisuseError(
-                f"the loop went on without {expected}",
-                hint="call run.step once for every batch of run.batches() or window of run.windows(), after optimizer.step()",
-            )
+        if not self._batch_open:
+            return
+        if not may_leave_out or self._seen != (self._backwards, self._optimizer_steps):
+            raise MisuseError(f"the loop went on without {expected}", hint=ONCE_A_BATCH)
+        self._batch_open = False
+        at = self._position
+        whole = self._accelerator.gradient_accumulation_steps == 1
+        self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + whole)
+        if self._recorder and whole:
+            self._recorder.step(self._position, None, items=None)
+            self._recorder.settle()
 
     def step(self, loss: torch.Tensor) -> None:
         """Tell chaosrun that a batch is done. On the batch that completed an optimizer step this records it; the checkpoint, if
         one is due, is taken and step faults strike when the loop asks for the next batch, so whatever the loop does after
         `step` (a validation pass, a moving average) belongs to the step. `loss` is this batch's scalar, before any division.
 
-        Raises MisuseError outside the loop, for a loss that is no scalar, when the optimizer was not stepped, and when DDP's
-        gradients came past `accelerator.backward`.
+        A step that the script skips (no `optimizer.step()`, as a gradient scaler of its own does on an overflow) is a step as
+        well: it changes nothing, and its gradients have to be dropped before the next backward pass.
+
+        Raises MisuseError outside the loop, for a loss that is no scalar, and when DDP's gradients came past
+        `accelerator.backward`.
         """
         if not self._batch_open:
             raise MisuseError(
@@ -238,19 +267,13 @@ class Session:
         if not self._accelerator.sync_gradients:
             return
         skipped = any(optimizer.step_was_skipped for optimizer in self._accelerator._optimizers)
-        if self._optimizer_steps == self._seen_optimizer_steps and not skipped:
-            raise MisuseError(
-                f"run.step(loss) came before optimizer.step() (step {at.step + 1})",
-                hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step; "
-                "accumulate gradients with accelerator.accumulate(model)",
-            )
+        self._without_update = self._optimizer_steps == self._seen[1] and not skipped
         if not (self._met_backward or self._primer.done):
             raise MisuseError(
                 "the gradients came from loss.backward(): past accelerator.backward(loss), DDP's buckets cannot be primed, and "
                 "no restart at three or more ranks would be exact",
                 hint="call accelerator.backward(loss) after chaosrun.attach(accelerator), or window.backward(loss_sum)",
             )
-        self._seen_optimizer_steps = self._optimizer_steps
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
             self._recorder.step(self._position, self._primer, items=window.items if window else None)
@@ -271,6 +294,8 @@ class Session:
 
     def _primed_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         self._met_backward = True
+        self._backwards += 1
+        self._refuse_kept_gradients()
         if not self._accelerator.sync_gradients:
             return self._backward(loss, **kwargs)
         if self._recorder:
@@ -279,7 +304,29 @@ class Session:
             return self._backward(loss, **kwargs)
         return self._primer.prime(self._backward, loss, **kwargs)
 
+    def _refuse_kept_gradients(self) -> None:
+        """Raise MisuseError when the gradients of a step without `optimizer.step()` are still there: a loop that accumulates by
+        hand, whose gradients no checkpoint holds (hazard G1)."""
+        without_update, self._without_update = self._without_update, False
+        if without_update and any(
+            bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
+            for model in self._accelerator._models
+            for gradient in (parameter.grad for parameter in model.parameters())
+            if gradient is not None
+        ):
+            raise MisuseError(
+                f"run.step(loss) of step {self._position.step} came without optimizer.step(), and its gradients were kept",
+                hint="accumulate gradients with accelerator.accumulate(model); drop those of a skipped step by "
+                "optimizer.zero_grad()",
+            )
+
     def _before_optimizer_step(self, *_: Any) -> None:
+        if self._without_update and not self._batch_open:
+            raise MisuseError(
+                f"run.step(loss) came before optimizer.step() (step {self._position.step})",
+                hint="the order is backward, optimizer.step, scheduler.step, optimizer.zero_grad, run.step; "
+                "accumulate gradients with accelerator.accumulate(model)",
+            )
         self._optimizer_steps += 1
         if self._recorder:
             self._recorder.before_optimizer_step()

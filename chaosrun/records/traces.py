@@ -110,7 +110,8 @@ class StepRecord:
     ids: tuple[Ids, ...] | None
     batch: Annotated[tuple[Digest, ...], Field(min_length=1)]
     rng: Digest
-    loss: Annotated[tuple[HexFloat, ...], Field(min_length=1)]
+    loss: tuple[HexFloat, ...]
+    """Of each micro-batch; empty for a step whose batch the script left out."""
     lr: tuple[HexFloat, ...]
     grad: str
     grads: Words

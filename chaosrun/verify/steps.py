@@ -122,9 +122,10 @@ def _nan_since(drill: Drill) -> int | None:
     for by_step in drill.reference_lineage.steps.values():
         since: int | None = None
         for step in sorted(by_step, reverse=True):
-            if not all(math.isnan(float.fromhex(value)) for value in by_step[step].loss):
+            losses = by_step[step].loss
+            if not all(math.isnan(float.fromhex(value)) for value in losses):
                 break
-            since = step
+            since = step if losses else since
         if since is not None:
             earliest = since if earliest is None else min(earliest, since)
     return earliest

@@ -168,9 +168,11 @@ def _loss(records: Sequence[StepRecord], what: str) -> float:
 
 
 def loss_of(records: Sequence[StepRecord]) -> float:
-    """Of one step, of all these ranks: the sum of what windows recorded as shares, else the mean."""
+    """Of one step, of all these ranks: the sum of what windows recorded as shares, else the mean; NaN where none was told."""
     items = {record.items for record in records}
     values = [float.fromhex(loss) for record in records for loss in record.loss]
+    if not values:
+        return math.nan
     if not all(map(math.isfinite, values)):
         return sum(values)  # infinity or NaN, as it should be; fsum would raise
     total = math.fsum(values)

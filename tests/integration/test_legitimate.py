@@ -24,6 +24,7 @@ VARIANTS = [
     "unlucky",
     "seeding-dispatched",
     "hook",
+    "skips",
     *(pytest.param(name, marks=pytest.mark.nightly) for name in ("own-pass", "numpy-sampler", "userdict", "sparse", "seeding")),
 ]
 

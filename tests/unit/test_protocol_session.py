@@ -74,6 +74,20 @@ def test_accumulation_counts_optimizer_steps_and_closes_the_short_window() -> No
     assert job.run.position == Position(epoch=1, batches=3, step=4)
 
 
+def test_a_step_without_update_and_a_batch_left_out_count() -> None:
+    job = Job()
+    for number, (samples,) in enumerate(job.run.batches(job.loader, epochs=2)):
+        if number == 1:
+            continue
+        loss = job.model(samples).mean()
+        job.accelerator.backward(loss)
+        if number != 3:
+            job.optimizer.step()
+        job.optimizer.zero_grad()
+        job.run.step(loss)
+    assert job.run.position == Position(epoch=1, batches=3, step=6)
+
+
 @pytest.mark.parametrize("done", [1, 2])
 @pytest.mark.parametrize("epoch", [0, 1, 3])
 def test_the_rest_of_an_epoch_is_what_the_whole_epoch_ends_with(epoch: int, done: int) -> None:
@@ -173,12 +187,31 @@ class TestMisuse:
         with pytest.raises(MisuseError, match="called twice"):
             job.train(epochs=1)
 
-    def test_a_loop_that_forgets_step(self) -> None:
+    @pytest.mark.parametrize("through_the_accelerator", [True, False])
+    def test_a_loop_that_forgets_step(self, through_the_accelerator: bool) -> None:
         job = Job()
         batches = job.run.batches(job.loader, epochs=1)
-        next(batches)
-        with pytest.raises(MisuseError, match=r"without run\.step"):
+        (samples,) = next(batches)
+        loss = job.model(samples).mean()
+        job.accelerator.backward(loss) if through_the_accelerator else loss.backward()
+        job.optimizer.step()
+        with pytest.raises(MisuseError, match=r"went on without run\.step"):
             next(batches)
+
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    def test_a_loop_that_never_makes_a_step(self, accumulation: int) -> None:
+        job = Job(accumulation=accumulation)
+        with pytest.raises(MisuseError, match=r"ended without one optimizer\.step"):
+            list(job.run.batches(job.loader, epochs=1))
+
+    def test_an_optimizer_that_is_never_stepped(self) -> None:
+        job = Job()
+        with pytest.raises(MisuseError, match=r"ended without one optimizer\.step"):
+            for (samples,) in job.run.batches(job.loader, epochs=1):
+                loss = job.model(samples).mean()
+                job.accelerator.backward(loss)
+                job.optimizer.zero_grad()
+                job.run.step(loss)
 
     def test_step_outside_the_loop(self) -> None:
         with pytest.raises(MisuseError, match="without a batch"):
@@ -186,9 +219,24 @@ class TestMisuse:
 
     def test_step_before_the_optimizer(self) -> None:
         job = Job()
-        next(job.run.batches(job.loader, epochs=1))
+        (samples,) = next(job.run.batches(job.loader, epochs=1))
+        loss = job.model(samples).mean()
+        job.accelerator.backward(loss)
+        job.run.step(loss)
         with pytest.raises(MisuseError, match=r"before optimizer\.step"):
-            job.run.step(torch.tensor(1.0))
+            job.optimizer.step()
+
+    def test_accumulation_by_hand(self) -> None:
+        """The second backward pass adds to gradients that no checkpoint after the first step would hold."""
+        job = Job()
+        batches = job.run.batches(job.loader, epochs=1)
+        (samples,) = next(batches)
+        loss = job.model(samples).mean()
+        job.accelerator.backward(loss)
+        job.run.step(loss)
+        (samples,) = next(batches)
+        with pytest.raises(MisuseError, match="gradients were kept"):
+            job.accelerator.backward(job.model(samples).mean())
 
     def test_gradients_that_came_past_the_accelerator(self) -> None:
         job = Job()

@@ -96,6 +96,13 @@ def add_gradient_hooks(model: torch.nn.Module) -> None:
     second.register_hook(scale)
 
 
+def expected_step() -> int:
+    """The step that this attempt begins at, by the checkpoint that it was told to restore."""
+    context = current()
+    assert context is not None
+    return int((context.order.resume or "step-0").removeprefix("step-"))
+
+
 def die_once_in_the_reference() -> None:
     """Something kills rank 1 that no plan knows of, while the job should run undisturbed."""
     context = current()
@@ -144,11 +151,21 @@ def main() -> None:
     mean = Mean()
     accelerator.register_for_checkpointing(mean)
     run = chaosrun.attach(accelerator)
+    assert run.position.step == expected_step(), run.position
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.01, growth_interval=1000)
+    run.register("scaler", scaler)
     for batch in run.batches(loader, epochs=3):
         samples = batch["samples"] if variant == "userdict" else batch[0] if isinstance(batch, list | tuple) else batch
         loss = (model(samples) - samples).square().mean()
-        accelerator.backward(loss)
-        optimizer.step()
+        if variant == "skips" and run.position.step == 0:
+            continue  # a bad batch, the very first one
+        accelerator.backward(scaler.scale(loss) if variant == "skips" else loss)
+        if variant == "skips":
+            # Overflows, and so leaves the optimizer where it is, until its scale has come down: in the middle of the kills.
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         run.step(loss)
