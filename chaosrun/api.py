@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chaosrun.campaign.results import SuiteResult
     from chaosrun.campaign.shrink import Shrunk
     from chaosrun.campaign.sweeps import Sweep
-    from chaosrun.preflight.conduct import Wish as PreflightWish
+    from chaosrun.preflight.conduct import Request as PreflightRequest
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result as PreflightResult
     from chaosrun.report.write import Report, ReportFormat
@@ -329,7 +329,7 @@ def shrink(
 
 
 def preflight(
-    wish: "PreflightWish | None" = None,
+    request: "PreflightRequest | None" = None,
     *,
     root: Path | None = None,
     address: str | None = None,
@@ -343,9 +343,9 @@ def preflight(
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
     with Interrupts() as interrupts:
-        from chaosrun.preflight.conduct import Wish, conduct
+        from chaosrun.preflight.conduct import Request, conduct
 
-        return conduct(wish or Wish(), root=base, address=address, on_event=on_event or _nobody, interrupts=interrupts)
+        return conduct(request or Request(), root=base, address=address, on_event=on_event or _nobody, interrupts=interrupts)
 
 
 def ping(run: RunLayout) -> dict[str, Any]:

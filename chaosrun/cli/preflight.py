@@ -61,7 +61,7 @@ def preflight(
     """Check whether every node of the cluster is fit to train on, and to be preempted on: exit code 0 when all are, 8 when a
     check fails or could not be made."""
     from chaosrun import api
-    from chaosrun.preflight.conduct import Wish
+    from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.model import Level
 
     if duration is not None and level != "deep":
@@ -70,7 +70,7 @@ def preflight(
         raise UsageError(f"{job} is a change to no job file", hint="name the job file first")
     if to is not None:
         _expect_writable(to)
-    wish = Wish(
+    request = Request(
         job=job,
         overrides=overrides,
         level=Level(level),
@@ -84,7 +84,7 @@ def preflight(
         forecast_nodes=numbers("--nodes", nodes, "nodes"),
     )
     with _progress(quiet=quiet) as on_event:
-        result = api.preflight(wish, root=root, address=address, on_event=on_event)
+        result = api.preflight(request, root=root, address=address, on_event=on_event)
     _show(result, output, to, quiet=quiet, good_file=write_good_nodes)
     return result.exit_code
 
@@ -123,7 +123,7 @@ def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_f
 
     def asked_for() -> str:
         if output == "json":
-            from chaosrun.preflight.saved import to_json
+            from chaosrun.preflight.result import to_json
 
             return json.dumps(to_json(result), indent=2) + "\n"
         if output == "junit":

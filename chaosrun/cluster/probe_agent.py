@@ -38,8 +38,8 @@ class ProbeAgent:
         """That it answers is all there is to hear."""
         leave_with_the_raylet()
 
-    async def probe(self, name: str, parameters: Mapping[str, Any], limit_s: float, env: Mapping[str, str]) -> dict[str, Any]:
-        """Run a probe: {facts, error, ended, seconds}, as preflight's Outcome has them. Nothing of it is left then."""
+    async def probe(self, module: str, parameters: Mapping[str, Any], limit_s: float, env: Mapping[str, str]) -> dict[str, Any]:
+        """Run a probe: {facts, error, ended, seconds}, as `probing.Outcome` has them. Nothing of it is left then."""
         began = time.monotonic()
         answer, printed = (os.memfd_create(which, os.MFD_CLOEXEC) for which in ("answer", "printed"))
         asked = os.memfd_create("asked", os.MFD_CLOEXEC)
@@ -47,7 +47,7 @@ class ProbeAgent:
             os.write(asked, json.dumps(parameters).encode())
             os.lseek(asked, 0, os.SEEK_SET)
             mark = f"{self._mark}#{uuid.uuid4().hex}"
-            end = await self._run(mark, name, limit_s, env, (asked, answer, printed))
+            end = await self._run(mark, module, limit_s, env, (asked, answer, printed))
             told = _told(end, _end_of(answer, 1 << 30), _end_of(printed, PRINTED_BYTES), limit_s)
         finally:
             for descriptor in (asked, answer, printed):
@@ -55,14 +55,14 @@ class ProbeAgent:
         return {**told, "seconds": time.monotonic() - began}
 
     async def _run(
-        self, mark: str, name: str, limit_s: float, env: Mapping[str, str], files: tuple[int, int, int]
+        self, mark: str, module: str, limit_s: float, env: Mapping[str, str], files: tuple[int, int, int]
     ) -> dict[str, Any] | None:
         """What its guard says of its end; None when the guard itself was killed."""
         if self._stopped:
             return None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = [sys.executable, "-m", "chaosrun.preflight.probe", name]
+        command = [sys.executable, "-m", "chaosrun.cluster.probe_process", module]
         try:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *command],

@@ -1,4 +1,4 @@
-"""The probe pool: the Ray that is joined or started, and one agent on each of its nodes that runs probes there.
+"""The pool of probe agents: the Ray that is joined or started, and one agent on each of its nodes that runs probes there.
 
 Owns Ray's life (when it started it) and the agents' handles. A node that does not answer costs the time that it was given, and
 no more: it counts as lost from then on. Knows no check and judges nothing.
@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chaosrun.cluster.connection import Connection, connect
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.preflight.model import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, Outcome
 
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
 START_S = 30.0

@@ -47,13 +47,17 @@ def verdict_schema() -> dict[str, Any]:
 
 def preflight_schema() -> dict[str, Any]:
     """Of what `chaosrun preflight -o json` prints."""
-    from chaosrun.preflight.saved import SavedResult
+    from chaosrun.preflight.result import result_adapter
 
-    return _schema(SavedResult, "A chaosrun preflight's result")
+    schema = result_adapter().json_schema(mode="serialization", schema_generator=_Schema)
+    return _titled(schema, "A chaosrun preflight's result")
 
 
 def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_Schema)
+    return _titled(model.model_json_schema(schema_generator=_Schema), title)
+
+
+def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
     for part in schema.get("$defs", {}).values():
         part.pop("title", None)  # the name of a class of ours
     return {**schema, "title": title}

@@ -1,26 +1,17 @@
-"""Every check there is, in the order they are made: nodes beside each other, each for itself, several together."""
+"""Every check there is: each module of `preflight.checks` that has a CHECK, in the order that the checks declare."""
 
-from chaosrun.preflight.checks.bits import BITS
-from chaosrun.preflight.checks.cluster import CLUSTER
-from chaosrun.preflight.checks.devices import DEVICES
-from chaosrun.preflight.checks.drill import DRILL
-from chaosrun.preflight.checks.forecast import FORECAST
-from chaosrun.preflight.checks.host import HOST
-from chaosrun.preflight.checks.kill import KILL
-from chaosrun.preflight.checks.network import NETWORK
-from chaosrun.preflight.checks.shared_storage import SHARED_STORAGE
-from chaosrun.preflight.checks.storage import STORAGE
+import importlib
+import pkgutil
+from typing import Any
+
+from chaosrun.preflight import checks
 from chaosrun.preflight.model import Check
 
-CHECKS: tuple[Check, ...] = (
-    CLUSTER,
-    HOST,
-    DEVICES,
-    BITS,
-    STORAGE,
-    KILL,
-    NETWORK,
-    SHARED_STORAGE,
-    DRILL,
-    FORECAST,
-)
+
+def _found() -> tuple[Check[Any], ...]:
+    modules = [importlib.import_module(f"{checks.__name__}.{each.name}") for each in pkgutil.iter_modules(checks.__path__)]
+    found = [check for module in modules if isinstance(check := getattr(module, "CHECK", None), Check)]
+    return tuple(sorted(found, key=lambda check: check.order))
+
+
+CHECKS = _found()

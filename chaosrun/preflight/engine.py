@@ -1,30 +1,41 @@
 """The order of a preflight: which checks on which nodes, who is left out of what, and what it all comes to.
 
-Asks the crew, lets assessments judge, and compares with peers and with a baseline. Knows no check and no Ray.
+Asks the pool, lets checks judge, and compares with peers and with a baseline. Knows no check and no Ray.
 """
 
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
 
-from chaosrun.preflight.assess.peers import BASELINE, Baseline, against_peers
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Node, Outcome, Setting, Status, answers
+from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.preflight.model import Answers, Check, F, Finding, Rows, Setting, Status, read_answers
+from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, LEFT_OUT, CheckRun, Result
 
 Listener = Callable[[Mapping[str, Any]], None]
 EVERY_NODE_ANSWERS = "every node answers"
 LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs, and that the machine answers"
-JUDGE = "judge what was found"
 LOST_REMEDY = "look at the machine and at Ray's logs there"
+REMEDIES = {
+    "limit": "look at what keeps the node busy, or what hangs there",
+    "died": "look at the node's kernel messages: was it out of memory?",
+    "lost": LOST_REMEDY,
+}
+"""Of a node that gave no answer, by how its call ended."""
 BAD = (Status.FAIL, Status.ERROR)
 
 
-class Agents(Crew, Protocol):
-    """A crew, as the engine sees it."""
+class Agents(Protocol):
+    """The pool of probe agents, as the engine sees it."""
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """Those that answer."""
+        ...
 
     @property
     def everyone(self) -> Sequence[Node]:
@@ -34,6 +45,10 @@ class Agents(Crew, Protocol):
     @property
     def lost(self) -> Mapping[str, str]:
         """Why, by the name of a node that does not answer any more."""
+        ...
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        """Run calls, by node name, at the same time; returns when every one has ended."""
         ...
 
     def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
@@ -47,37 +62,39 @@ class Agents(Crew, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The part of a crew that a check may ask."""
+class Participants:
+    """Implements `model.Pool`: the nodes that take part in a check."""
 
-    crew: Agents
+    agents: Agents
     names: frozenset[str]
     answered: set[str] = field(default_factory=set)
     """Nodes that have answered a call of it."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        return [node for node in self.crew.nodes if node.name in self.names]
+        return [node for node in self.agents.nodes if node.name in self.names]
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        outcomes = self.crew.probe(calls)
-        self.answered.update(name for name, outcome in outcomes.items() if outcome.facts is not None)
-        return outcomes
+    def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
+        began_s = time.time()
+        outcomes = self.agents.probe(calls)
+        told = read_answers(outcomes, calls, facts, (began_s, time.time()))
+        self.answered.update(told.answered)
+        return told
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class Engine:
     """One preflight. `run` returns its result; a KeyboardInterrupt goes through."""
 
     setting: Setting
-    crew: Agents
-    checks: Sequence[Check]
+    pool: Agents
+    checks: Sequence[Check[Any]]
     """In the order they are made."""
     on_event: Listener
     baseline: Baseline | None = None
     clock: Callable[[], float] = time.monotonic
     _findings: list[Finding] = field(default_factory=list)
-    _facts: dict[str, Facts] = field(default_factory=dict)
+    _facts: dict[str, Any] = field(default_factory=dict)
     _runs: list[CheckRun] = field(default_factory=list)
     _out: dict[str, str] = field(default_factory=dict)
     """Why a node takes no part in what several do together, by name."""
@@ -91,16 +108,16 @@ class Flight:
             else:
                 for check in group:
                     self._together(check)
-        self.crew.check_agents()
+        self.pool.check_agents()
         self._report_lost(LOST_REMEDY)
         if self.baseline is not None:
             self._runs.append(CheckRun(name=BASELINE, about="what there was to compare"))
-            self._findings += self.baseline.missed(self._findings, self.crew.everyone)
+            self._findings += self.baseline.missed(self._findings, self.pool.everyone)
         return Result(
             level=self.setting.level,
             started_s=started_s,
             seconds=self.clock() - began,
-            nodes=tuple(self.crew.everyone),
+            nodes=tuple(self.pool.everyone),
             checks=tuple(self._runs),
             findings=tuple(self._findings),
             facts=self._facts,
@@ -109,21 +126,19 @@ class Flight:
     def _report_lost(self, remedy: str) -> None:
         """Nodes that do not answer, and of which no row says so."""
         told = {finding.node for finding in self._findings if finding.status in BAD}
-        silent = [node.name for node in self.crew.everyone if node.name in self.crew.lost and node.name not in told]
+        silent = [node.name for node in self.pool.everyone if node.name in self.pool.lost and node.name not in told]
         if silent and all(run.name != ANSWERS for run in self._runs):
             self._runs.append(CheckRun(name=ANSWERS, about=EVERY_NODE_ANSWERS))
         for name in silent:
-            why = self.crew.lost[name]
-            self._findings.append(
-                Finding(check=ANSWERS, name=EVERY_NODE_ANSWERS, status=Status.ERROR, node=name, reason=why, remedy=remedy)
-            )
+            why = self.pool.lost[name]
+            self._findings.append(Rows(check=ANSWERS, name=EVERY_NODE_ANSWERS).error(why, remedy, node=name))
             self._leave_out(name, ANSWERS, why)
 
     # Checks that each node makes for itself
 
-    def _every_node_by_itself(self, checks: Sequence[Check]) -> None:
+    def _every_node_by_itself(self, checks: Sequence[Check[Any]]) -> None:
         """One node does not wait for another; a check is judged as soon as the last node has made it."""
-        asked = list(self.crew.nodes)
+        asked = list(self.pool.nodes)
         here = self._setting()
         chains: dict[str, list[Call]] = {}
         for node in asked:
@@ -146,7 +161,10 @@ class Flight:
                 begin_up_to(judged)
                 check, index = checks[judged], judged
                 judged += 1
-                self._judge_answers(check, asked, chains, outcomes[index], index, self.clock() - began[index])
+                calls = {name: chain[index] for name, chain in chains.items()}
+                in_order = {node.name: outcomes[index][node.name] for node in asked if node.name in outcomes[index]}
+                told_by = read_answers(in_order, calls, check.facts)
+                self._judge_answers(check, asked, told_by, self.clock() - began[index])
 
         def on_outcome(name: str, index: int, outcome: Outcome) -> None:
             begin_up_to(min(index + 1, len(checks) - 1))
@@ -158,103 +176,74 @@ class Flight:
             judge_complete()
 
         begin_up_to(0)
-        self.crew.relay(chains, on_outcome)
+        self.pool.relay(chains, on_outcome)
         judge_complete()
 
-    def _judge_answers(
-        self,
-        check: Check,
-        asked: Sequence[Node],
-        chains: Mapping[str, Sequence[Call]],
-        outcomes: Mapping[str, Outcome],
-        index: int,
-        seconds: float,
-    ) -> None:
-        answered = {node.name: outcomes[node.name] for node in asked if node.name in outcomes}
-        facts = answers(answered, {name: chains[name][index] for name in answered})
-        found = self._judged(check, [node for node in asked if node.name in answered], facts)
+    def _judge_answers(self, check: Check[Any], asked: Sequence[Node], told: Answers[Any], seconds: float) -> None:
+        names = {*told.answered, *told.unanswered}
+        found = self._judged(check, [node for node in asked if node.name in names], told)
         spoken_of = {finding.node for finding in found}
-        for name, outcome in answered.items():
-            if outcome.facts is None and name not in spoken_of:
-                found.append(_unanswered(check, name, outcome))
-        found += [self._left_out(check, node.name) for node in self.crew.everyone if node.name not in answered]
-        self._take(check, found, facts, seconds)
+        for name, silence in told.unanswered.items():
+            if name not in spoken_of:
+                found.append(_rows(check).error(silence.error or silence.ended, REMEDIES.get(silence.ended, ""), node=name))
+        found += [self._left_out(check, node.name) for node in self.pool.everyone if node.name not in names]
+        self._take(check, found, told, seconds)
 
     # Checks that take several nodes
 
-    def _together(self, check: Check) -> None:
-        assert check.gather is not None
+    def _together(self, check: Check[Any]) -> None:
         began = self.clock()
-        crew = Chosen(self.crew, frozenset(node.name for node in self.crew.nodes) - self._out.keys())
-        nodes = list(crew.nodes)
+        pool = Participants(self.pool, frozenset(node.name for node in self.pool.nodes) - self._out.keys())
+        nodes = list(pool.nodes)
         self._began(check, len(nodes))
-        facts: Facts | None = None
+        facts: Any = None
         if not nodes:
-            found = [_of(check, Status.SKIP, "no node is left to make it on")]
+            found = [_rows(check).skip("no node is left to make it on")]
         else:
-            lost = set(self.crew.lost)
-            facts, found = self._gathered(check, crew, nodes)
-            self.crew.check_agents()
+            lost = set(self.pool.lost)
+            facts, found = self._gathered(check, pool, nodes)
+            self.pool.check_agents()
             told = {finding.node for finding in found if finding.status in BAD}
-            for name in [node.name for node in nodes if node.name in self.crew.lost.keys() - lost - told]:
-                found.append(_unanswered(check, name, Outcome(ended="lost", error=self.crew.lost[name])))
-        found += [self._left_out(check, node.name) for node in self.crew.everyone if node not in nodes]
+            for name in [node.name for node in nodes if node.name in self.pool.lost.keys() - lost - told]:
+                found.append(_rows(check).error(self.pool.lost[name], LOST_REMEDY, node=name))
+        found += [self._left_out(check, node.name) for node in self.pool.everyone if node not in nodes]
         self._take(check, found, facts, self.clock() - began)
 
-    def _gathered(self, check: Check, crew: Chosen, nodes: Sequence[Node]) -> tuple[Facts | None, list[Finding]]:
+    def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
         """What raises speaks against all that were asked: nothing is known of them. The other checks are worth making."""
         assert check.gather is not None
-        names = [node.name for node in nodes]
         try:
-            facts = check.gather(self._setting(), crew)
+            facts = check.gather(self._setting(), pool)
         except Exception as error:
-            return None, [_broken(check, "make this check", error, blames=names)]
-        try:
-            found = list(check.assess(self._setting(), nodes, facts))
-        except Exception as error:
-            return facts, [_broken(check, JUDGE, error, blames=names)]
-        covers = [name for name in names if name in crew.answered]
-        return facts, [_covering(finding, covers) for finding in found]
+            return None, [_broken(check, "make this check", error, nodes)]
+        covers = tuple(node.name for node in nodes if node.name in pool.answered)
+        return facts, [_covering(finding, covers) for finding in self._judged(check, nodes, facts)]
 
-    def _left_out(self, check: Check, name: str) -> Finding:
-        why = self._out.get(name) or self.crew.lost.get(name, "it does not answer")
-        return _of(check, Status.SKIP, f"{LEFT_OUT}{why}", node=name)
+    def _left_out(self, check: Check[Any], name: str) -> Finding:
+        why = self._out.get(name) or self.pool.lost.get(name, "it does not answer")
+        return _rows(check).skip(f"{LEFT_OUT}{why}", node=name)
 
     # All of them
 
     def _setting(self) -> Setting:
         return replace(self.setting, earlier=dict(self._facts))
 
-    def _judged(self, check: Check, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-        """Facts of one node that cannot be judged do not keep the others from it."""
+    def _judged(self, check: Check[Any], nodes: Sequence[Node], facts: Any) -> list[Finding]:
         try:
-            return list(check.assess(self._setting(), nodes, facts))
+            return list(check.judge(self._setting(), nodes, facts))
         except Exception as error:
-            together = error
-        alone: list[Finding] = []
-        odd: dict[str, Finding] = {}
-        for node in nodes:
-            try:
-                own = check.assess(self._setting(), [node], _only(facts, {node.name}))
-                alone += [finding for finding in own if finding.node == node.name]
-            except Exception as error:
-                odd[node.name] = _broken(check, JUDGE, error, node=node.name)
-        names = {node.name for node in nodes} - odd.keys()
-        if not odd:
-            return [*alone, _broken(check, JUDGE, together, blames=sorted(names))]
-        rest = [node for node in nodes if node.name in names]
-        return [*odd.values(), *(self._judged(check, rest, _only(facts, names)) if rest else [])]
+            return [_broken(check, "judge what was found", error, nodes)]
 
-    def _began(self, check: Check, nodes: int) -> None:
+    def _began(self, check: Check[Any], nodes: int) -> None:
         self.on_event({"event": "check.began", "check": check.name, "about": check.about, "nodes": nodes})
 
-    def _take(self, check: Check, found: Iterable[Finding], facts: Facts | None, seconds: float) -> None:
+    def _take(self, check: Check[Any], found: Iterable[Finding], facts: Any, seconds: float) -> None:
         if facts is not None:
             self._facts[check.name] = facts
-        position = {node.name: place for place, node in enumerate(self.crew.everyone)}
-        found = against_peers([_with_remedy(finding) for finding in found], self.crew.everyone)
+        position = {node.name: place for place, node in enumerate(self.pool.everyone)}
+        found = against_peers([_with_remedy(finding) for finding in found], self.pool.everyone)
         if self.baseline is not None:
-            found = self.baseline.compare(found, self.crew.everyone)
+            found = self.baseline.compare(found, self.pool.everyone)
         found = sorted(found, key=lambda finding: position.get(finding.node or "", -1))
         self._findings += found
         self._runs.append(CheckRun(name=check.name, about=check.about, seconds=seconds))
@@ -273,19 +262,20 @@ class Flight:
             self.on_event({"event": "node.out", "node": name, "check": check, "why": why})
 
 
-def _of(check: Check, status: Status, reason: str, *, node: str | None = None) -> Finding:
-    return Finding(check=check.name, name=check.about, status=status, node=node, reason=reason)
+def _rows(check: Check[Any]) -> Rows:
+    """Of the whole check."""
+    return Rows(check=check.name, name=check.about)
 
 
-def _broken(check: Check, what: str, error: Exception, *, node: str | None = None, blames: Sequence[str] = ()) -> Finding:
+def _broken(check: Check[Any], what: str, error: Exception, nodes: Sequence[Node]) -> Finding:
     reason = f"chaosrun could not {what}: {type(error).__name__}: {error}"
-    return replace(_of(check, Status.ERROR, reason, node=node), blames=tuple(blames))
+    return _rows(check).error(reason, blames=tuple(node.name for node in nodes))
 
 
-def _covering(finding: Finding, names: Sequence[str]) -> Finding:
+def _covering(finding: Finding, names: tuple[str, ...]) -> Finding:
     if finding.node is not None or finding.status is not Status.PASS or finding.covers:
         return finding
-    return replace(finding, covers=tuple(names))
+    return replace(finding, covers=names)
 
 
 def _with_remedy(finding: Finding) -> Finding:
@@ -293,19 +283,3 @@ def _with_remedy(finding: Finding) -> Finding:
         return finding
     again = f"try again with --only {shlex.quote(finding.check)}"
     return replace(finding, remedy=f"{again}; if it comes again, report it with the file of -o json")
-
-
-def _only(facts: Facts, names: Collection[str]) -> Facts:
-    """Of what `answers` made."""
-    return {part: {name: told for name, told in of.items() if name in names} for part, of in facts.items()}
-
-
-def _unanswered(check: Check, name: str, outcome: Outcome) -> Finding:
-    remedy = {
-        "limit": "look at what keeps the node busy, or what hangs there",
-        "died": "look at the node's kernel messages: was it out of memory?",
-        "lost": LOST_REMEDY,
-    }.get(outcome.ended, "")
-    return Finding(
-        check=check.name, name=check.about, status=Status.ERROR, node=name, reason=outcome.error or outcome.ended, remedy=remedy
-    )

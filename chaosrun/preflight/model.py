@@ -1,17 +1,21 @@
-"""What a preflight is made of: nodes, calls of probes and their outcomes, checks, findings. Values only: no I/O."""
+"""What a preflight is made of: levels, findings and the one maker of them, answers of nodes, checks. Values only: no I/O."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
+
+from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
 
 if TYPE_CHECKING:
     from chaosrun.preflight.drills.wanted import Drills
     from chaosrun.spec.source import Job
 
+F = TypeVar("F")
 Facts = Mapping[str, Any]
-"""What probes found: JSON values."""
+PROBES = "chaosrun.preflight.probes"
 
 
 class Level(StrEnum):
@@ -37,121 +41,195 @@ class Status(StrEnum):
     FAIL = "FAIL"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node of the cluster."""
+def worst(statuses: Sequence[Status]) -> Status:
+    """What several come to; SKIP when there are none."""
+    return max(statuses, key=list(Status).index, default=Status.SKIP)
 
-    name: str
-    """How it is called in everything that people see; unique in the cluster."""
-    node_id: str
-    """Ray's."""
-    address: str
-    """IP address."""
-    hostname: str
-    cpus: float
-    gpus: int
-    """As Ray counts them."""
-    ports: Mapping[str, int] = field(default_factory=dict)
-    """What Ray listens on there, by purpose."""
-    head: bool = False
-    """Whether Ray's head runs there."""
+
+def graded(value: float | None, least: float, small: float) -> Status:
+    """A FAIL below `least`, a WARN below `small`; None is no limit."""
+    if value is None or value >= max(least, small):
+        return Status.PASS
+    return Status.FAIL if value < least else Status.WARN
+
+
+# Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number that can be compared with peers and with a baseline."""
+    """A number that is compared with those of other nodes and with a baseline."""
 
+    __pydantic_config__ = EXPLAINED
     number: float
+    """the measured number"""
     unit: str
+    """its unit"""
     better: Literal["higher", "lower"]
+    """which way is better"""
     warn: float | None = None
-    """Worse than this share of the median (or of the baseline), from 0 to 1, is a WARN; None: it is only written down."""
+    """worse than this share of the median or of the baseline, from 0 to 1, is a WARN; null: never"""
     fail: float | None = None
-    """The same for a FAIL."""
+    """the same for a FAIL"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One row: one thing that was looked at on one node or device, or in the whole cluster."""
 
+    __pydantic_config__ = EXPLAINED
     check: str
-    """Name of its check in the catalogue."""
+    """the check it is of"""
     name: str
-    """What was looked at, in a few words, the same on every node: "memory", "clock", "all-reduce"."""
+    """what was looked at, in a few words, the same on every node: "memory", "clock", "all-reduce\""""
     status: Status
+    """ERROR: it could not be looked at; SKIP: it does not apply here"""
     node: str | None = None
-    """`Node.name`; None: it is of the whole cluster."""
+    """the node's name; null: of the whole cluster"""
     device: str | None = None
-    """Of that node: "cpu", "cuda:0", a path, a port, the peer's name of a pair."""
+    """of that node: a device, a path, a port, the other node of a pair; else null"""
     measured: str = ""
-    """The value, with its unit, for people."""
+    """the value, with its unit, for people"""
     threshold: str = ""
-    """What it had to be."""
+    """what it had to be"""
     reason: str = ""
-    """What it means, where the two do not say it; of a SKIP why it does not apply; of an ERROR why it could not run."""
+    """what it means; why it does not apply; why it could not be looked at"""
     remedy: str = ""
-    """What to do. A FAIL and a WARN always have one."""
+    """what to do; never empty in a FAIL or a WARN"""
     measure: Measure | None = None
-    """What is compared with peers: see `assess.peers`."""
-    blames: Sequence[str] = ()
-    """Nodes that a finding of the whole cluster speaks against: they are not good. Of `node` itself it need not be said."""
-    covers: Sequence[str] = ()
-    """Nodes that a PASS of the whole cluster was shown on. Where it names none, the engine names those that answered."""
+    """what is compared with the other nodes and with a baseline"""
+    blames: tuple[str, ...] = ()
+    """nodes it speaks against, besides `node`"""
+    covers: tuple[str, ...] = ()
+    """nodes that a PASS of the whole cluster was shown on: where a check names none, those that answered"""
 
     def __post_init__(self) -> None:
         if self.status in (Status.FAIL, Status.WARN):
-            assert self.measured and self.threshold and self.remedy, (
-                f"{self.check}, {self.name}: {self.status} must explain itself"
-            )
+            explained = self.measured and self.threshold and self.remedy
+            assert explained, f"{self.check}, {self.name}: {self.status} must explain itself"
         if self.status in (Status.SKIP, Status.ERROR):
             assert self.reason, f"{self.check}, {self.name}: {self.status} without a reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A probe to be run in a process of its own: the function `probe(parameters) → facts` of chaosrun.preflight.probes.NAME."""
+class Rows:
+    """Makes findings; what several have in common is said once, by `of`."""
 
-    probe: str
-    parameters: Facts = field(default_factory=dict)
-    limit_s: float
-    """After this its process and everything below it are killed."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the process's environment."""
+    check: str
+    name: str = ""
+    node: str | None = None
+    device: str | None = None
+
+    def of(self, **common: str | None) -> Self:
+        return replace(self, **common)
+
+    def row(self, status: Status, measured: str = "", threshold: str = "", **more: Any) -> Finding:
+        common = {"check": self.check, "name": self.name, "node": self.node, "device": self.device}
+        measure = more.get("measure")
+        if measure is not None and not math.isfinite(measure.number):
+            more["measure"] = None
+        return Finding(**{**common, "status": status, "measured": measured, "threshold": threshold, **more})
+
+    def passed(self, measured: str = "", threshold: str = "", **more: Any) -> Finding:
+        return self.row(Status.PASS, measured, threshold, **more)
+
+    def warn(self, measured: str, threshold: str, remedy: str, **more: Any) -> Finding:
+        return self.row(Status.WARN, measured, threshold, remedy=remedy, **more)
+
+    def fail(self, measured: str, threshold: str, remedy: str, **more: Any) -> Finding:
+        return self.row(Status.FAIL, measured, threshold, remedy=remedy, **more)
+
+    def skip(self, reason: str, **more: Any) -> Finding:
+        return self.row(Status.SKIP, reason=reason, **more)
+
+    def error(self, reason: str, remedy: str = "", **more: Any) -> Finding:
+        return self.row(Status.ERROR, reason=reason, remedy=remedy, **more)
+
+    def judged(self, status: Status, measured: str, threshold: str, remedy: str, *, reason: str = "", **more: Any) -> Finding:
+        """Why, and what to do, only where something is wrong."""
+        words = {} if status is Status.PASS else {"reason": reason, "remedy": remedy}
+        return self.row(status, measured, threshold, **words, **more)
+
+
+# Answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a call: `facts`, or why there are none."""
+class Silence:
+    """Why a node gave no facts."""
 
-    facts: Facts | None = None
-    error: str = ""
-    """In one line, for people: it raised, was killed, could not be started, the agent or its node is gone."""
-    ended: Literal["done", "raised", "limit", "died", "lost"] = "done"
-    """limit: killed after `limit_s`; died: its process ended by itself without an answer; lost: its agent or node is gone."""
-    seconds: float = 0.0
+    ended: str
+    """As `Outcome` has it."""
+    error: str
+    limit_s: float
 
 
-def answers(outcomes: Mapping[str, Outcome], calls: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
-    """Outcomes by node name, as facts: {"answered": {name: facts}, "unanswered": {name: {"ended", "error", "limit_s"}}}."""
-    return {
-        "answered": {name: outcome.facts for name, outcome in outcomes.items() if outcome.facts is not None},
-        "unanswered": {
-            name: {"ended": outcome.ended, "error": outcome.error, "limit_s": calls[name].limit_s}
-            for name, outcome in outcomes.items()
-            if outcome.facts is None
-        },
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers(Generic[F]):
+    """What the nodes that were asked the same told, by name."""
+
+    answered: Mapping[str, F]
+    unanswered: Mapping[str, Silence]
+    asked_s: tuple[float, float] = (0.0, 0.0)
+    """When they were asked and when the last one had answered, by the clock of who asked: seconds since the epoch."""
+
+    def raw(self) -> dict[str, Any]:
+        silent = {name: {"ended": s.ended, "error": s.error, "limit_s": s.limit_s} for name, s in self.unanswered.items()}
+        return {"answered": self.answered, "unanswered": silent}
 
 
-class Crew(Protocol):
-    """One agent a node, as checks see them."""
+def read_answers(
+    outcomes: Mapping[str, Outcome], calls: Mapping[str, Call], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)
+) -> Answers[F]:
+    """The facts of each node as one type. What is not of it, as of a node with another chaosrun, is no answer."""
+    from pydantic import ValidationError
+
+    answered, unanswered = dict[str, F](), dict[str, Silence]()
+    for name, outcome in outcomes.items():
+        ended, error = outcome.ended, outcome.error
+        if outcome.facts is not None:
+            try:
+                answered[name] = read_facts(facts, outcome.facts)
+                continue
+            except ValidationError as wrong:
+                first = wrong.errors()[0]
+                ended, error = "raised", f"its answer cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        unanswered[name] = Silence(ended=ended, error=error, limit_s=calls[name].limit_s)
+    return Answers(answered=answered, unanswered=unanswered, asked_s=asked_s)
+
+
+def read_facts(facts: type[F], value: Mapping[str, Any]) -> F:
+    """JSON values as the dataclass of a probe's facts. Raises pydantic's ValidationError."""
+    if facts is dict:
+        return cast(F, value)
+    from pydantic import TypeAdapter
+
+    adapter = _ADAPTERS.get(facts)
+    if adapter is None:
+        adapter = _ADAPTERS[facts] = TypeAdapter(facts)
+    return cast(F, adapter.validate_python(value))
+
+
+_ADAPTERS: dict[type, Any] = {}
+
+
+# Checks
+
+
+def ask(probe: str, limit_s: float, env: Mapping[str, str] | None = None, **parameters: Any) -> Call:
+    """A call of `preflight.probes.PROBE`."""
+    return Call(probe=f"{PROBES}.{probe}", parameters=parameters, limit_s=limit_s, env=env or {})
+
+
+class Pool(Protocol):
+    """The nodes that a check may ask."""
 
     @property
     def nodes(self) -> Sequence[Node]:
         """Those that are still in."""
         ...
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
         """Run calls, by node name, at the same time; returns when every one has ended. Never raises for what happens there."""
         ...
 
@@ -166,41 +244,48 @@ class Setting:
     storage: Path
     """Where checkpoints would be (absolute): of the job, or below the root."""
     job: "Job | None" = None
+    token: str = "token"
+    """Nobody else has it: names of files are made of it."""
     seconds: float | None = None
     """How long a deep preflight may take, as asked; None: as long as its checks take."""
     mtbf_s: float | None = None
     """Mean time between failures of one node, if given."""
     forecast_nodes: Sequence[int] = ()
     """Cluster sizes to extrapolate to, if given."""
-    earlier: Mapping[str, Facts] = field(default_factory=dict)
+    earlier: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
     former: Facts | None = None
     """What `earlier_run` says of the last run of the job; None: there is none."""
     drills: "Drills | None" = None
     """Who carries drills out; None: there is nobody."""
 
-
-Gather = Callable[[Setting, Crew], Facts]
-"""Effects: runs probes, returns what they found."""
-Assess = Callable[[Setting, Sequence[Node], Facts], Sequence[Finding]]
-"""Pure: judges what was found; the nodes are those that were asked."""
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The job's environment."""
+        return self.job.spec.env if self.job else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One entry of the catalogue. Either `call` (of a check that each node makes for itself) or `gather`."""
+class Check(Generic[F]):
+    """One module of `preflight.checks` has one. Either each node makes it for itself (`call` and `facts`), or several take
+    part (`gather`)."""
 
     name: str
     """As --only and --skip have it."""
     about: str
     """What it finds out, in a few words."""
+    order: int
+    """Its place among the checks: those of single nodes first run beside each other."""
     level: Level
     """The lowest level that makes it."""
-    assess: Assess
-    """The facts of a check with `call` are what `answers` makes of them. An unanswered node of which it makes no finding gets
-    its ERROR row from the engine."""
     call: Callable[[Setting, Node], Call] | None = None
-    gather: Gather | None = None
+    facts: type[Any] = dict
+    """What the probe of `call` answers."""
+    gather: Callable[[Setting, Pool], F] | None = None
+    """Effects: runs probes, returns what they found."""
+    judge: Callable[[Setting, Sequence[Node], F], Sequence[Finding]]
+    """Pure: judges what was found; the nodes are those that were asked. Of a check with `call` it is given `Answers`; a node
+    without one of which it says nothing gets its ERROR row from the engine."""
 
     def __post_init__(self) -> None:
         assert (self.call is None) != (self.gather is None), self.name

@@ -1,57 +1,81 @@
-"""What a preflight came to: its findings, which nodes are good, and the exit code. Values only: no I/O."""
+"""What a preflight came to, and the same as JSON: what `chaosrun preflight -o json` prints and a baseline is read from.
 
+Versions: `v` is RESULT_VERSION. It is raised when a field is taken away, renamed, or changes its type or its meaning. A field
+may be added without that. The names of checks and of what they look at, and their facts, are no part of the promise.
+"""
+
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
-from chaosrun.preflight.model import Facts, Finding, Level, Node, Status
+from pydantic import TypeAdapter, ValidationError, computed_field
 
+from chaosrun.cluster.probing import EXPLAINED, Node
+from chaosrun.errors import UsageError
+from chaosrun.preflight.model import Finding, Level, Status, worst
+
+RESULT_VERSION = 2
 EXIT_UNFIT = 8
 ANSWERS = "answers"
 """What stands for the check that every node is asked by, where one does not answer."""
 LEFT_OUT = "left out: "
 """How the reason of a SKIP begins whose node takes no part any more."""
-
-
-def worst(statuses: Sequence[Status]) -> Status:
-    """What several come to; SKIP when there are none."""
-    return max(statuses, key=list(Status).index, default=Status.SKIP)
+HINT = "name a file that `chaosrun preflight -o json` has written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRun:
-    """A check that was made, or why it was not."""
+    """A check that was made."""
 
+    __pydantic_config__ = EXPLAINED
     name: str
+    """as --only and --skip have it"""
     about: str
+    """what it finds out"""
     seconds: float = 0.0
+    """how long it took"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
+    """What a preflight came to."""
+
+    __pydantic_config__ = EXPLAINED
+    v: Literal[2] = RESULT_VERSION
+    """version of this schema"""
+    kind: Literal["preflight"] = "preflight"
+    """what this is"""
     level: Level
-    started_s: float
-    """Seconds since the epoch."""
-    seconds: float
-    nodes: tuple[Node, ...]
-    checks: tuple[CheckRun, ...]
-    """In the order they were made."""
-    findings: tuple[Finding, ...]
-    facts: Mapping[str, Facts]
-    """By check."""
-    address: str | None = None
-    """Of the cluster; None: a private Ray on this machine."""
-    job: str | None = None
-    """Path of the job file."""
-    baseline: str | None = None
-    """Path of the baseline that it was compared with."""
+    """which checks were made"""
     strict: bool = False
-    """Whether a WARN makes unfit."""
+    """whether a WARN makes unfit"""
+    started_s: float
+    """seconds since the epoch"""
+    seconds: float
+    """how long all of it took"""
+    address: str | None = None
+    """of the cluster; null: a private Ray on this machine"""
+    job: str | None = None
+    """path of the job file; null: none was given"""
+    baseline: str | None = None
+    """path of the baseline that it was compared with; null: none was given"""
     arguments: tuple[str, ...] = ()
-    """Job, overrides, root and address, as the command line has them: of `chaosrun submit` as well."""
+    """job, overrides, --root and --address, as on the command line: of `chaosrun submit` as well"""
     options: tuple[str, ...] = ()
-    """With these, besides, `chaosrun preflight` looks at the same again: the level, and what the forecast is for."""
+    """--level, --duration, --mtbf and --nodes, as on the command line"""
     choice: tuple[str, ...] = ()
-    """--only and --skip, as they were given."""
+    """--only and --skip, as on the command line"""
+    nodes: tuple[Node, ...]
+    """of the cluster"""
+    checks: tuple[CheckRun, ...]
+    """in the order they were made"""
+    findings: tuple[Finding, ...]
+    """the rows, check by check"""
+    facts: Mapping[str, Any]
+    """what the probes found, by check; differs from check to check"""
 
     def bad(self) -> dict[str, tuple[Finding, ...]]:
         """Nodes that are left out of the good ones, and what speaks against each: a FAIL or an ERROR (under strict a WARN)."""
@@ -62,25 +86,40 @@ class Result:
                     against.setdefault(name, []).append(finding)
         return {node.name: tuple(against[node.name]) for node in self.nodes if node.name in against}
 
-    def good(self) -> tuple[str, ...]:
-        """Names of the nodes that can be used: nothing speaks against them, and something was looked at there."""
-        bad, looked_at = self.bad(), self._looked_at()
-        return tuple(node.name for node in self.nodes if node.name not in bad and node.name in looked_at)
-
-    def unchecked(self) -> tuple[str, ...]:
-        """Names of the nodes that are neither good nor bad: whatever was to be looked at there was skipped. They do not make
-        unfit: a head without CPUs trains nothing."""
-        known = {*self.good(), *self.bad()}
-        return tuple(node.name for node in self.nodes if node.name not in known)
-
+    @computed_field(description="nothing failed, every check that applies could run, and at least one thing passed")
     @property
     def fit(self) -> bool:
-        """Nothing failed, every check that applies could run, and at least one thing was shown to be right."""
         return self._any_pass() and not any(self._counts(finding) for finding in self.findings)
 
+    @computed_field(description="what `chaosrun preflight` exits with: 0 or 8")
     @property
     def exit_code(self) -> int:
         return 0 if self.fit else EXIT_UNFIT
+
+    @computed_field(description="names of the nodes that can be used: nothing speaks against them, and they were looked at")
+    @property
+    def good(self) -> tuple[str, ...]:
+        bad, looked_at = self.bad(), self._looked_at()
+        return tuple(node.name for node in self.nodes if node.name not in bad and node.name in looked_at)
+
+    @computed_field(description="names of the nodes on which all was skipped: neither good nor bad, they do not make unfit")
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        known = {*self.good, *self.bad()}
+        return tuple(node.name for node in self.nodes if node.name not in known)
+
+    @computed_field(description="what speaks against each node that cannot be used, as `check: name (device)`")
+    @property
+    def against(self) -> dict[str, tuple[str, ...]]:
+        return {name: tuple(map(_title, findings)) for name, findings in self.bad().items()}
+
+    @computed_field(description="what the findings of each check come to")
+    @property
+    def statuses(self) -> dict[str, Status]:
+        found: dict[str, list[Status]] = {run.name: [] for run in self.checks}
+        for finding in self.findings:
+            found.setdefault(finding.check, []).append(finding.status)
+        return {name: worst(statuses) for name, statuses in found.items()}
 
     def _counts(self, finding: Finding) -> bool:
         return finding.status in (Status.FAIL, Status.ERROR) or (self.strict and finding.status is Status.WARN)
@@ -94,3 +133,56 @@ class Result:
 
     def _any_pass(self) -> bool:
         return any(finding.status is Status.PASS for finding in self.findings)
+
+
+DERIVED = ("fit", "exit_code", "good", "unchecked", "against", "statuses")
+"""What is in the JSON and is judged anew when it is read."""
+
+
+@cache
+def result_adapter() -> TypeAdapter[Result]:
+    return TypeAdapter(Result)
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """JSON values. In facts a float that is not finite becomes text: JSON has no number for it."""
+    return _json(result_adapter().dump_python(result))
+
+
+def from_json(value: Any, label: str = "the result") -> Result:
+    """The result that `to_json` wrote; `label` is what messages call it. Raises UsageError. What is derived (fit, good, the
+    status of a check) is judged anew, not believed."""
+    version = value.get("v") if isinstance(value, Mapping) and value.get("kind") == "preflight" else None
+    if version is None:
+        raise UsageError(f"{label} is no result of a preflight", hint=HINT)
+    if version != RESULT_VERSION:
+        raise UsageError(
+            f"{label} is of version {version!r}; this chaosrun knows version {RESULT_VERSION}",
+            hint="make it anew with this chaosrun: `chaosrun preflight -o json`",
+        )
+    own = {name: part for name, part in value.items() if name not in DERIVED}
+    try:
+        # As text, since strict means different things for JSON and for Python's values.
+        return result_adapter().validate_json(json.dumps(own))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{label} is damaged: {place or 'all of it'}: {first['msg']}", hint=HINT) from error
+
+
+def _title(finding: Finding) -> str:
+    device = "" if finding.device is None else f" ({finding.device})"
+    return f"{finding.check}: {finding.name}{device}"
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_json(str(key)): _json(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        # A name of a file or a process may hold bytes that are no text; JSON cannot.
+        return str(value).encode(errors="backslashreplace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Sequence):
+        return [_json(inner) for inner in value]
+    return value

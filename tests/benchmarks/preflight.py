@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.catalogue import CHECKS
-from chaosrun.preflight.engine import Flight
-from chaosrun.preflight.model import Call, Check, Level, Node, Outcome, Setting
+from chaosrun.preflight.engine import Engine
+from chaosrun.preflight.model import Check, Level, Setting
 from chaosrun.preflight.report.text import render_text
 from tests.benchmarks.samples import Samples
-from tests.local_crew import LocalCrew
+from tests.local_pool import LocalPool
 
 __all__ = ["NODES", "TARGET_RATIO", "measure_preflight"]
 
@@ -65,10 +66,10 @@ def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int
         for repeat in range(repeats):
             for nodes, samples in found.items():
                 names = [f"node-{number:03}" for number in range(nodes)]
-                crew = SimulatedAgents(nodes=[_node(name) for name in names], recorded=recorded)
+                pool = SimulatedAgents(nodes=[_node(name) for name in names], recorded=recorded)
                 began = time.perf_counter()
-                flight = Flight(setting=setting, crew=crew, checks=checks, on_event=lambda event: None)
-                result = flight.run(time.time())
+                engine = Engine(setting=setting, pool=pool, checks=checks, on_event=lambda event: None)
+                result = engine.run(time.time())
                 render_text(result, width=100, colour=False)
                 seconds = time.perf_counter() - began
                 samples.values.append(seconds)
@@ -78,13 +79,13 @@ def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int
 
 def _recorded(setting: Setting, checks: Sequence[Check]) -> dict[str, Outcome]:
     """What became of each check's probe on this machine, by the probe's name."""
-    crew = LocalCrew({"here": {}})
+    pool = LocalPool({"here": {}})
     found: dict[str, Outcome] = {}
     for check in checks:
         assert check.call is not None
-        call = check.call(setting, crew.nodes[0])
+        call = check.call(setting, pool.nodes[0])
         began = time.monotonic()
-        outcome = crew.probe({"here": call})["here"]
+        outcome = pool.probe({"here": call})["here"]
         assert outcome.facts is not None, f"{check.name}: {outcome.error}"
         found[call.probe] = Outcome(facts=outcome.facts, seconds=time.monotonic() - began)
     return found

@@ -18,13 +18,13 @@ import ray
 from ray.cluster_utils import Cluster
 
 from chaosrun import api
-from chaosrun.cluster import probe_pool as crew
+from chaosrun.cluster import probe_pool as pool
+from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight import conduct
 from chaosrun.preflight.checks import cluster as cluster_check
 from chaosrun.preflight.checks import devices, host, network
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Node, Setting, Status
-from chaosrun.preflight.result import Result
-from chaosrun.preflight.saved import to_json
+from chaosrun.preflight.model import Answers, Check, Facts, Finding, Level, Pool, Setting, Status, ask
+from chaosrun.preflight.result import Result, to_json
 from chaosrun.processes import children, identify, is_alive, kill_marked, marked, wait_gone
 from tests.conftest import REPOSITORY
 
@@ -45,26 +45,26 @@ def waiting(folder: Path, limit_s: float) -> Check:
     def call(setting: Setting, node: Node) -> Call:
         strange = {"PYTHONPATH": str(FAULTY / "strange_probes")}
         parameters = {"do": "answer", "until": str(folder / STRUCK), "leave": str(folder / node.node_id)}
-        return Call(probe="strange", parameters=parameters, limit_s=limit_s, env=strange)
+        return ask("strange", limit_s, strange, **parameters)
 
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
-        return [Finding(check="waiting", name="waits", status=Status.PASS, node=name) for name in facts["answered"]]
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> Sequence[Finding]:
+        return [Finding(check="waiting", name="waits", status=Status.PASS, node=name) for name in facts.answered]
 
-    return Check(name="waiting", about="waits", level=Level.QUICK, assess=assess, call=call)
+    return Check(name="waiting", about="waits", order=1, level=Level.QUICK, judge=judge, call=call)
 
 
 def all_together(name: str, meanwhile: Callable[[], None] = lambda: None) -> Check:
     """What several do: whoever is left takes part."""
 
-    def gather(setting: Setting, crew: Crew) -> Facts:
-        asked = [node.name for node in crew.nodes]
+    def gather(setting: Setting, pool: Pool) -> Facts:
+        asked = [node.name for node in pool.nodes]
         meanwhile()
         return {"asked": asked}
 
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
         return [Finding(check=name, name="asked", status=Status.PASS)]
 
-    return Check(name=name, about="asked", level=Level.QUICK, assess=assess, gather=gather)
+    return Check(name=name, about="asked", order=2, level=Level.QUICK, judge=judge, gather=gather)
 
 
 def raylet_pid(node: Any) -> int:
@@ -82,7 +82,7 @@ def told(result: Result, root: Path, order: Sequence[str]) -> dict[str, Any]:
     lines = [f"{finding.check}: {finding.status} {finding.name} {finding.node} {finding.reason}" for finding in result.findings]
     return {
         "nodes": [names[node_id] for node_id in order],
-        "good": list(result.good()),
+        "good": list(result.good),
         "file": (root / "good").read_text().splitlines(),
         "exit_code": result.exit_code,
         "against": {name: sorted({f.check for f in findings}) for name, findings in result.bad().items()},
@@ -100,7 +100,7 @@ def ids(cluster: Cluster, *others: Any) -> list[str]:
 
 def be_patient() -> None:
     """However busy this machine is, a sound node has the time that it needs."""
-    crew.START_S = cluster_check.LIMIT_S = host.LIMIT_S = PATIENT_S
+    pool.START_S = cluster_check.LIMIT_S = host.LIMIT_S = PATIENT_S
     for limits in (devices.LIMIT_S, devices.PATIENCE_S, network.JOIN_S, network.COLLECTIVE_S):
         limits[Level.QUICK] = PATIENT_S
 
@@ -108,7 +108,7 @@ def be_patient() -> None:
 def bad_nodes(root: Path, cluster: Cluster, *others: Any) -> dict[str, Any]:
     """Two nodes with a layer under their processes; the checks are the real ones."""
     checks = ("cluster", "host", "bits", "network")
-    wish = conduct.Wish(level=Level.QUICK, only=checks, good_nodes=root / "good")
+    wish = conduct.Request(level=Level.QUICK, only=checks, good_nodes=root / "good")
     result = api.preflight(wish, root=root, address=cluster.address)
     return told(result, root, ids(cluster, *others))
 
@@ -136,8 +136,8 @@ def silent_nodes(root: Path, cluster: Cluster, hanging: Any, dying: Any, late: A
         assert agent is not None and not wait_gone([agent], timeout_s=PATIENT_S)
 
     several = all_together("together", kill_late)
-    conduct.CHECKS, crew.ANSWER_S = (waiting(root, LIMIT_S), several, all_together("last")), ANSWER_S
-    result = api.preflight(conduct.Wish(good_nodes=root / "good"), root=root, address=cluster.address, on_event=on_event)
+    conduct.CHECKS, pool.ANSWER_S = (waiting(root, LIMIT_S), several, all_together("last")), ANSWER_S
+    result = api.preflight(conduct.Request(good_nodes=root / "good"), root=root, address=cluster.address, on_event=on_event)
     assert not ray.is_initialized()
     order = ids(cluster, hanging, dying, late)
     deadline = time.monotonic() + 120

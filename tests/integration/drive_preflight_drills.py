@@ -13,8 +13,9 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 
 from chaosrun.cluster.probe_pool import ProbePool
-from chaosrun.preflight.checks.drill import DRILL
+from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import RayDrills
+from chaosrun.preflight.engine import Participants
 from chaosrun.preflight.model import Level, Setting
 
 FAULTY = Path(__file__).parent / "faulty"
@@ -34,9 +35,9 @@ def main(root: Path, layers: list[str], folder: str) -> None:
             nodes = sorted(crew.nodes, key=lambda node: order.index(node.node_id))
             setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=RayDrills())
             assert DRILL.gather is not None
-            facts = DRILL.gather(setting, crew)
+            facts = DRILL.gather(setting, Participants(crew, frozenset(node.name for node in crew.nodes)))
             facts = {**facts, "nodes": {node.name: facts["nodes"][node.name] for node in nodes}}
-            rows = DRILL.assess(setting, crew.nodes, facts)
+            rows = DRILL.judge(setting, crew.nodes, facts)
         finally:
             crew.close()
         print(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}), flush=True)

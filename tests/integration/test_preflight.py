@@ -16,10 +16,10 @@ import pytest
 
 from chaosrun.cluster.connection import Connection
 from chaosrun.cluster.probe_pool import ProbePool
+from chaosrun.cluster.probing import Call
 from chaosrun.integrations.schemas import preflight_schema
-from chaosrun.preflight.model import Call
 from chaosrun.preflight.report.text import render_text
-from chaosrun.preflight.saved import from_json, to_json
+from chaosrun.preflight.result import from_json, to_json
 from chaosrun.processes import identify, is_alive, marked
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import eventually

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.assess.bits import assess
-from chaosrun.preflight.checks.bits import call
-from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.bits import CHECK, call
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.processes import marked
+from tests.preflight_answers import judged
 
 FAULTY = Path(__file__).parent / "faulty"
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
@@ -41,7 +42,7 @@ def run(layer: str | None = None, *, setting: Setting = SETTING, patience_s: flo
 
 def judge(**facts: Mapping[str, Any]) -> dict[tuple[str, str], Finding]:
     """By node and row."""
-    found = assess(SETTING, [node(name) for name in facts], {"answered": facts, "unanswered": {}})
+    found = judged(CHECK, SETTING, [node(name) for name in facts], facts)
     return {(finding.node or "", finding.name): finding for finding in found}
 
 

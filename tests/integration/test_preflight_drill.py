@@ -15,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun.preflight.checks.forecast import FORECAST
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.forecast import CHECK as FORECAST
 from chaosrun.preflight.drills.on_ray import JOB, RayDrills
 from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on
 from chaosrun.preflight.earlier_run import last_run, saves_of
-from chaosrun.preflight.model import Facts, Level, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Level, Setting, Status
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
 from tests.conftest import REPOSITORY
@@ -57,7 +58,7 @@ def test_a_sound_node_comes_back_and_nothing_is_left(local_ray: None, tmp_path: 
     # What a forecast then goes by.
     setting = Setting(level=Level.STANDARD, root=root, storage=root, mtbf_s=86400.0, earlier={"drill": drill_facts(told)})
     assert FORECAST.gather is not None
-    found = FORECAST.assess(setting, here().nodes, FORECAST.gather(setting, nobody()))
+    found = FORECAST.judge(setting, here().nodes, FORECAST.gather(setting, nobody()))
     assert {finding.status for finding in found} == {Status.PASS}
 
 

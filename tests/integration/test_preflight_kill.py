@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.preflight.assess.kill import assess_kill
-from chaosrun.preflight.model import Call, Facts, Finding, Level, Setting, Status
+from chaosrun.cluster.probing import Call
+from chaosrun.preflight.checks.kill import CHECK
+from chaosrun.preflight.model import PROBES, Facts, Finding, Level, Setting, Status
 from chaosrun.preflight.probes import kill
-from tests.local_crew import FAULTY, LocalCrew
+from tests.local_pool import FAULTY, LocalPool
+from tests.preflight_answers import judged
 
 SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
 DRIVER = """#!/bin/sh
@@ -18,10 +20,10 @@ printf 'GPU-aa01, 10\\nGPU-ab02, 20\\nGPU-ac03, 30\\nGPU-ad04, 40\\n'
 
 
 def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
-    crew = LocalCrew({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
-    outcome = crew.probe({"a": Call(probe="kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=300)})["a"]
+    crew = LocalPool({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
+    outcome = crew.probe({"a": Call(probe=f"{PROBES}.kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=300)})["a"]
     assert outcome.facts is not None, outcome.error
-    findings = assess_kill(SETTING, crew.nodes, {"answered": {"a": outcome.facts}, "unanswered": {}})
+    findings = judged(CHECK, SETTING, crew.nodes, {"a": outcome.facts})
     return outcome.facts, {finding.name: finding for finding in findings}
 
 

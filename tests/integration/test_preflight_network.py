@@ -13,7 +13,7 @@ from chaosrun.preflight.assess.network import assess_network
 from chaosrun.preflight.checks import network
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import allreduce
-from tests.local_crew import FAULTY, LocalCrew
+from tests.local_pool import FAULTY, LocalPool
 
 SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
 
@@ -22,7 +22,7 @@ def layer(name: str) -> dict[str, str]:
     return {"PYTHONPATH": str(FAULTY / name)}
 
 
-def check(crew: LocalCrew) -> list[Finding]:
+def check(crew: LocalPool) -> list[Finding]:
     return assess_network(SETTING, crew.nodes, network.gather(SETTING, crew))
 
 
@@ -60,7 +60,7 @@ def test_all_reach_all_and_a_closed_port_of_ray_is_named(
         closed.bind(("127.0.0.3", 0))
         port = closed.getsockname()[1]
         ports = {"a": {"node manager": listening[0]}, "b": {"node manager": listening[1], "object manager": port}, "c": {}}
-        findings = check(LocalCrew({"a": {}, "b": {}, "c": {}}, ports))
+        findings = check(LocalPool({"a": {}, "b": {}, "c": {}}, ports))
     assert failed(findings) == [("TCP connections", "b", f"port {port} (object manager)")]
     (finding,) = [each for each in findings if each.status is Status.FAIL]
     assert finding.measured == "not reached by a, b itself, c of 3 nodes: refused"
@@ -75,7 +75,7 @@ def test_a_node_that_listens_to_nobody_and_one_that_nobody_hears_are_named(
     no_sums: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(network.START_S, Level.QUICK, 6.0)
-    findings = check(LocalCrew({"a": {}, "b": layer("closed_port"), "c": {}, "d": layer("blackholed")}))
+    findings = check(LocalPool({"a": {}, "b": layer("closed_port"), "c": {}, "d": layer("blackholed")}))
     assert {node for _, node, _ in failed(findings)} == {"b", "d"}
     assert passed(findings, "TCP connections") == ["a", "c"]
     (closed,) = [each for each in findings if each.status is Status.FAIL and each.node == "b"]
@@ -87,13 +87,13 @@ def test_a_node_that_listens_to_nobody_and_one_that_nobody_hears_are_named(
 def test_who_comes_late_gets_another_chance(no_sums: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(network.START_S, Level.QUICK, 4.0)
     once = tmp_path / "once"
-    findings = check(LocalCrew({"a": {}, "b": {**layer("late_once"), "LATE_ONCE": str(once)}}))
+    findings = check(LocalPool({"a": {}, "b": {**layer("late_once"), "LATE_ONCE": str(once)}}))
     assert once.exists()
     assert not failed(findings) and passed(findings, "TCP connections") == ["a", "b"]
 
 
 def test_a_node_whose_sums_are_wrong_is_named() -> None:
-    findings = check(LocalCrew({"a": layer("wrong_addend")}))
+    findings = check(LocalPool({"a": layer("wrong_addend")}))
     assert failed(findings) == [("all-reduce", "a", "gloo")]
     (finding,) = [each for each in findings if each.status is Status.FAIL]
     # Both ranks add one.
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_of_a_signal_without_a_name_is_told_like_any_other() ->
 @pytest.mark.nightly
 def test_who_hangs_in_a_sum_is_named_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(network.COLLECTIVE_S, Level.QUICK, 15.0)
-    findings = check(LocalCrew({"a": {}, "b": layer("hangs_in_sum"), "c": {}}))
+    findings = check(LocalPool({"a": {}, "b": layer("hangs_in_sum"), "c": {}}))
     assert failed(findings) == [("all-reduce", "b", "gloo")]
     (finding,) = [each for each in findings if each.status is Status.FAIL]
     assert "hung and did not finish sum 9" in finding.measured
@@ -125,7 +125,7 @@ def test_who_hangs_in_a_sum_is_named_and_the_others_end(monkeypatch: pytest.Monk
 @pytest.mark.nightly
 def test_a_standard_network_check_passes_here() -> None:
     standard = Setting(level=Level.STANDARD, root=Path("/nowhere"), storage=Path("/nowhere"))
-    crew = LocalCrew({"a": {}, "b": {}, "c": {}})
+    crew = LocalPool({"a": {}, "b": {}, "c": {}})
     findings = assess_network(standard, crew.nodes, network.gather(standard, crew))
     assert {finding.status for finding in findings} <= {Status.PASS, Status.SKIP}
     assert passed(findings, "all-reduce") == passed(findings, "TCP bandwidth") == ["a", "b", "c"]

@@ -18,14 +18,16 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.preflight.assess import shared_storage
-from chaosrun.preflight.checks.shared_storage import SHARED_STORAGE
-from chaosrun.preflight.checks.storage import STORAGE
-from chaosrun.preflight.model import Call, Finding, Level, Outcome, Setting, Status
+from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
+from chaosrun.preflight.checks.storage import CHECK as STORAGE
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 from tests.integration.ranks import eventually
-from tests.local_crew import LocalCrew
+from tests.local_pool import LocalPool
+from tests.preflight_answers import Answering, judged
 
 FAULTY = Path(__file__).parent / "faulty"
 OLD, YOUNG = f"{PREFIX}old", f"{PREFIX}young"
@@ -45,10 +47,10 @@ def setting_of(storage: Path, job: Job | None = None) -> Setting:
     return Setting(level=Level.QUICK, root=storage.parent, storage=storage, job=job)
 
 
-class Asking:
+class Asking(Answering):
     """A crew that is asked with other parameters."""
 
-    def __init__(self, crew: LocalCrew, **changes: Any) -> None:
+    def __init__(self, crew: LocalPool, **changes: Any) -> None:
         self._crew, self._changes = crew, changes
         self.nodes = crew.nodes
 
@@ -66,17 +68,17 @@ def job_of(workers: int = 2, **parts: Any) -> Job:
     return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
 
 
-def found_on(crew: LocalCrew | Asking, setting: Setting) -> list[Finding]:
+def found_on(crew: LocalPool | Asking, setting: Setting) -> list[Finding]:
     assert STORAGE.call is not None
     outcomes = crew.probe({node.name: STORAGE.call(setting, node) for node in crew.nodes})
     assert not [outcome.error for outcome in outcomes.values() if outcome.error]
     answered = {name: outcome.facts for name, outcome in outcomes.items()}
-    return list(STORAGE.assess(setting, crew.nodes, {"answered": answered, "unanswered": {}}))
+    return judged(STORAGE, setting, crew.nodes, answered)
 
 
-def shared_on(crew: LocalCrew | Asking, setting: Setting) -> list[Finding]:
+def shared_on(crew: LocalPool | Asking, setting: Setting) -> list[Finding]:
     assert SHARED_STORAGE.gather is not None
-    return list(SHARED_STORAGE.assess(setting, crew.nodes, SHARED_STORAGE.gather(setting, crew)))
+    return list(SHARED_STORAGE.judge(setting, crew.nodes, SHARED_STORAGE.gather(setting, crew)))
 
 
 def by_name(findings: Sequence[Finding], node: str | None) -> dict[str, Finding]:
@@ -109,7 +111,7 @@ def findings(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fi
     preloaded = tmp_path_factory.mktemp("library") / "libeatmydata.so"
     shutil.copy(library, preloaded)
     bad_ones = {**{name: layer(name) for name in LAYERS}, "preloaded": {"LD_PRELOAD": str(preloaded)}}
-    return found_on(Asking(LocalCrew({"sound": {}, **bad_ones})), setting_of(storage))
+    return found_on(Asking(LocalPool({"sound": {}, **bad_ones})), setting_of(storage))
 
 
 def test_a_sound_storage_passes_and_nothing_is_left(findings: list[Finding], storage: Path) -> None:
@@ -158,7 +160,7 @@ def guarded(
     """The probe as a node's agent runs it."""
     assert STORAGE.call is not None
     ours, theirs = socket.socketpair()
-    call = STORAGE.call(setting_of(storage), LocalCrew({"a": {}}).nodes[0])
+    call = STORAGE.call(setting_of(storage), LocalPool({"a": {}}).nodes[0])
     probe = [sys.executable, "-m", "chaosrun.preflight.probe", "storage"]
     with theirs:
         guard = subprocess.Popen(
@@ -180,7 +182,7 @@ def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> No
         assert guard.stdout is not None
         said = json.loads(guard.stdout.read())["facts"]
     setting = setting_of(tmp_path)
-    findings = STORAGE.assess(setting, LocalCrew({"a": {}}).nodes, {"answered": {"a": said}, "unanswered": {}})
+    findings = judged(STORAGE, setting, LocalPool({"a": {}}).nodes, {"a": said})
     assert bad(findings) == [("a", "write, fsync, rename")]
     hung = by_name(findings, "a")["write, fsync, rename"]
     assert hung.measured.startswith("no answer within 3 s") and hung.device == str(tmp_path)
@@ -211,7 +213,7 @@ def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) ->
     def mounted(options: str) -> dict[str, str]:
         return layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path), CHAOSRUN_TEST_MOUNT=options)
 
-    crew = LocalCrew({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
+    crew = LocalPool({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
     findings = found_on(Asking(crew), setting_of(tmp_path))
     full, read_only, memory = (by_name(findings, node.name) for node in crew.nodes)
     assert bad(findings)[-1] == ("read-only", "write, fsync, rename")
@@ -228,14 +230,14 @@ def test_a_storage_too_slow_for_the_job(tmp_path: Path) -> None:
     job = job_of(checkpoint={"every_steps": 50}, recovery={"hang_timeout": 4.0})
     setting = replace(setting_of(tmp_path / "checkpoints", job), former=former)
     # However slow this machine is: as much is written as it takes to be sure.
-    crew = Asking(LocalCrew({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
+    crew = Asking(LocalPool({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
     save = by_name(found_on(crew, setting), "slow")["a save of the job"]
     assert save.status is Status.FAIL and "of the interval of 5 s" in save.measured and "counts as hung" in save.threshold
     assert save.node == "slow" and save.device == str(tmp_path / "checkpoints")
 
 
 def test_one_stall_is_not_the_speed_of_a_storage(tmp_path: Path) -> None:
-    crew = Asking(LocalCrew({"a": layer("stalls", CHAOSRUN_TEST_STALL="once")}), kills=1)
+    crew = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="once")}), kills=1)
     speed = by_name(found_on(crew, setting_of(tmp_path)), "a")["write speed"].measure
     # The first MiB and the stall would be less than a MiB in a second.
     assert speed is not None and speed.number > 1 << 20
@@ -243,7 +245,7 @@ def test_one_stall_is_not_the_speed_of_a_storage(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_storage_that_is_slow_all_the_time_is_not_dead(tmp_path: Path) -> None:
-    crew = Asking(LocalCrew({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=3.0)
+    crew = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=3.0)
     findings = found_on(crew, setting_of(tmp_path))
     assert not bad(findings)
     assert by_name(findings, "a")["killed writer"].status is Status.PASS
@@ -256,7 +258,7 @@ def seen_late_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("seen_late_is_well")
 def test_nodes_that_share_a_storage(tmp_path: Path) -> None:
-    findings = shared_on(Asking(LocalCrew({"a": {}, "b": {}, "c": {}}), **MEET), setting_of(tmp_path))
+    findings = shared_on(Asking(LocalPool({"a": {}, "b": {}, "c": {}}), **MEET), setting_of(tmp_path))
     assert {finding.status for finding in findings} == {Status.PASS}
     assert [(row.node, row.device) for row in findings if row.name == "files of one seen by the other"] == [
         ("a", "b"),
@@ -267,7 +269,7 @@ def test_nodes_that_share_a_storage(tmp_path: Path) -> None:
 
 
 def test_what_one_node_does_and_another_sees(tmp_path: Path) -> None:
-    crew = LocalCrew({"a": {}, "loose": layer("not_exclusive"), "copies": layer("copies"), "unlocked": layer("no_locks")})
+    crew = LocalPool({"a": {}, "loose": layer("not_exclusive"), "copies": layer("copies"), "unlocked": layer("no_locks")})
     findings = shared_on(Asking(crew, **MEET), setting_of(tmp_path))
     names, lock = (by_name(findings, None)[f"{what} between nodes"] for what in ("exclusive create", "lock"))
     assert names.status is Status.FAIL and "by loose" in names.measured and str(tmp_path) in names.measured
@@ -280,7 +282,7 @@ def test_what_one_node_does_and_another_sees(tmp_path: Path) -> None:
 @mounting
 def test_nodes_that_do_not_share_a_storage(tmp_path: Path) -> None:
     own = layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path))
-    crew = LocalCrew({"a": {}, "b": {}, "c": own})
+    crew = LocalPool({"a": {}, "b": {}, "c": own})
     findings = shared_on(Asking(crew, meet_s=4.0), setting_of(tmp_path))
     assert bad(findings) == [("c", "same storage")]
     apart = by_name(findings, "c")["same storage"]
@@ -295,11 +297,11 @@ def test_a_client_that_keeps_what_it_knows_of_a_directory(tmp_path: Path) -> Non
         return layer("late", CHAOSRUN_TEST_KEPT=what, **comes)
 
     after_a = {"CHAOSRUN_TEST_AFTER": str(tmp_path)}
-    crew = LocalCrew({"a": late("entries"), "b": late("entries", **after_a)})
+    crew = LocalPool({"a": late("entries"), "b": late("entries", **after_a)})
     entries = shared_on(Asking(crew, **MEET), setting_of(tmp_path))
     assert {row.status for row in entries} == {Status.PASS}
     # Nothing helps against this one for a while: a is not seen, and that is not held against anybody.
-    crew = LocalCrew({"a": late("names"), "b": late("names", **after_a)})
+    crew = LocalPool({"a": late("names"), "b": late("names", **after_a)})
     names = shared_on(Asking(crew, meet_s=4.0, wait_s=1.0, ring_s=0.1), setting_of(tmp_path))
     assert not bad(names)
     assert by_name(names, "a")["same storage"].status is Status.WARN
@@ -307,5 +309,5 @@ def test_a_client_that_keeps_what_it_knows_of_a_directory(tmp_path: Path) -> Non
 
 
 def test_a_node_alone_shares_nothing(tmp_path: Path) -> None:
-    (finding,) = shared_on(LocalCrew({"a": {}}), setting_of(tmp_path))
+    (finding,) = shared_on(LocalPool({"a": {}}), setting_of(tmp_path))
     assert finding.status is Status.SKIP and "two nodes" in finding.reason

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from chaosrun.preflight.model import Finding, Level, Measure, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Finding, Level, Measure, Status
 from chaosrun.preflight.result import CheckRun, Result
 
 CHECKS = {

@@ -14,13 +14,14 @@ from chaosrun.cluster.probe_agent import ProbeAgent
 from chaosrun.processes import children, identify, is_alive, marked
 from tests.conftest import REPOSITORY
 
+STRANGE_PROBE = "chaosrun.preflight.probes.strange"
 STRANGE = {"PYTHONPATH": str(REPOSITORY / "tests" / "integration" / "faulty" / "strange_probes")}
 LONG_S = 300.0
 
 
 def run(limit_s: float = LONG_S, **parameters: Any) -> dict[str, Any]:
     agent = ProbeAgent("test-of-the-agent")
-    told = asyncio.run(agent.probe("strange", parameters, limit_s, STRANGE))
+    told = asyncio.run(agent.probe(STRANGE_PROBE, parameters, limit_s, STRANGE))
     assert not marked("test-of-the-agent")
     return told
 
@@ -63,7 +64,7 @@ def test_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_there_is_none_of() -> None:
-    told = asyncio.run(ProbeAgent("x").probe("no_such_probe", {}, LONG_S, {}))
+    told = asyncio.run(ProbeAgent("x").probe("chaosrun.preflight.probes.no_such_probe", {}, LONG_S, {}))
     assert told["ended"] == "raised" and "no_such_probe" in told["error"]
 
 
@@ -77,7 +78,7 @@ def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
     path, agent = tmp_path / "pid", ProbeAgent("test-of-the-agent")
 
     async def both() -> dict[str, Any]:
-        task = asyncio.create_task(agent.probe("strange", {"do": "hang", "leave": str(path)}, LONG_S, STRANGE))
+        task = asyncio.create_task(agent.probe(STRANGE_PROBE, {"do": "hang", "leave": str(path)}, LONG_S, STRANGE))
         await asyncio.to_thread(until, path)
         if victim == "agent stops":
             await agent.stop()
@@ -98,7 +99,7 @@ def test_an_agent_that_is_killed_takes_its_probes_along(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     program = (
         "import asyncio, sys; from chaosrun.cluster.probe_agent import ProbeAgent\n"
-        f"asyncio.run(ProbeAgent('x').probe('strange', {{'do': 'hang', 'leave': {str(path)!r}}}, {LONG_S}, {STRANGE}))"
+        f"asyncio.run(ProbeAgent('x').probe({STRANGE_PROBE!r}, {{'do': 'hang', 'leave': {str(path)!r}}}, {LONG_S}, {STRANGE}))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     until(path)
@@ -114,6 +115,6 @@ def test_an_agent_that_has_stopped_begins_nothing() -> None:
     async def late() -> dict[str, Any]:
         agent = ProbeAgent("x")
         await agent.stop()
-        return await agent.probe("strange", {"do": "answer"}, LONG_S, STRANGE)
+        return await agent.probe(STRANGE_PROBE, {"do": "answer"}, LONG_S, STRANGE)
 
     assert asyncio.run(late())["ended"] == "died"

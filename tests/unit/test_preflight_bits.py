@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.preflight.assess.bits import assess
-from chaosrun.preflight.checks.bits import call
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.devices.little_training import little_training, other_cores, repeated
 from chaosrun.preflight.devices.products import check_memory, check_products
-from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import _cpu
+from tests.preflight_answers import judged
 
 CPU = torch.device("cpu")
 SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
@@ -46,7 +47,7 @@ def judge(**nodes: Mapping[str, Any]) -> dict[tuple[str, str, str], Finding]:
         name: {"computed": facts if any(":" in key for key in facts) else {"cpu": facts}} for name, facts in nodes.items()
     }
     asked = [Node(name=name, node_id=name, address="", hostname=name, cpus=2, gpus=2) for name in nodes]
-    found = assess(SETTING, asked, {"answered": answered, "unanswered": {}})
+    found = judged(CHECK, SETTING, asked, answered)
     return {(finding.node or "", finding.device or "", finding.name): finding for finding in found}
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.cluster import assess
 from chaosrun.preflight.assess.majority import majority
-from chaosrun.preflight.checks.cluster import CLUSTER, gather
-from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.preflight.checks.cluster import CHECK as CLUSTER
+from chaosrun.preflight.checks.cluster import gather
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.software import _dotted
 from chaosrun.spec.source import Job, load_job
-from tests.local_crew import LocalCrew
+from tests.local_pool import LocalPool
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 GOOD: dict[str, Any] = {
@@ -298,7 +300,7 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
     """One with another accelerate, one whose clock is a minute ahead, two that are good."""
     its = job(tmp_path)
     (tmp_path / "train.py").write_text("import torch\nimport no_such_package\n")
-    crew = LocalCrew(
+    crew = LocalPool(
         {
             "good": {},
             "fine": {},
@@ -307,7 +309,7 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
         }
     )
     setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path, job=its)
-    found = CLUSTER.assess(setting, crew.nodes, gather(setting, crew))
+    found = CLUSTER.judge(setting, crew.nodes, gather(setting, crew))
     failed = {(row.name, row.node) for row in found if row.status is Status.FAIL}
     missing = {("script's imports", name.name) for name in crew.nodes}
     assert failed - missing == {("accelerate version", "other"), ("clock", "skewed")}

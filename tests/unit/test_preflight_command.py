@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from chaosrun import api, cli
-from chaosrun.preflight.conduct import Wish
-from chaosrun.preflight.model import Finding, Level, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.conduct import Request
+from chaosrun.preflight.model import Finding, Level, Status
 from chaosrun.preflight.result import CheckRun, Result
 
 NODE = Node(name="node-1", node_id="1", address="10.0.0.1", hostname="node-1", cpus=2.0, gpus=0)
@@ -30,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What `api.preflight` was asked; its answer is that all is well."""
     seen: list[dict[str, Any]] = []
 
-    def preflight(wish: Wish, *, on_event: Any, **more: Any) -> Result:
+    def preflight(wish: Request, *, on_event: Any, **more: Any) -> Result:
         seen.append({"wish": wish, "on_event": on_event, **more})
         if on_event is not None:
             on_event({"event": "cluster.joined", "nodes": 1, "address": None})
@@ -45,7 +46,7 @@ def test_what_is_asked_for(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     files = f"--write-good-nodes {tmp_path}/good --baseline {tmp_path}/old.json --root {tmp_path} --address auto"
     assert cli.main(["preflight", "job.yaml", "workers=4", *options.split(), *files.split(), "-q"]) == 0
     (call,) = asked
-    assert call["wish"] == Wish(
+    assert call["wish"] == Request(
         job=Path("job.yaml"),
         overrides=("workers=4",),
         level=Level.DEEP,
@@ -75,7 +76,7 @@ def test_what_is_printed(
     assert shown.startswith("FIT") and err == ""
     assert path.read_text() == out if output == "json" else path.read_text().lstrip().lower().startswith(begins.lower())
     if output == "json":
-        assert json.loads(out)["v"] == 1
+        assert json.loads(out)["v"] == 2
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_exit_codes(status: Status, code: int, monkeypatch: pytest.MonkeyPatch, 
     # A warning alone shows nothing to be right; beside a PASS it does no harm (see test_preflight_engine).
     monkeypatch.setattr(api, "preflight", lambda wish, **more: result(status))
     assert cli.main(["preflight", "-o", "json"]) == code
-    assert json.loads(capsys.readouterr().out)["v"] == 1
+    assert json.loads(capsys.readouterr().out)["v"] == 2
 
 
 @pytest.mark.parametrize(
@@ -146,13 +147,13 @@ def test_a_job_gives_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         connected.append((address, cpus))
         return Crew()
 
-    def fly(flight: Any, started_s: float) -> Result:
-        settings.append({"job": flight.setting.job, "storage": flight.setting.storage, "root": flight.setting.root})
+    def fly(engine: Any, started_s: float) -> Result:
+        settings.append({"job": engine.setting.job, "storage": engine.setting.storage, "root": engine.setting.root})
         return result(Status.PASS)
 
     monkeypatch.setattr("chaosrun.cluster.probe_pool.ProbePool.connect", connect)
-    monkeypatch.setattr("chaosrun.preflight.engine.Flight.run", fly)
-    wish = Wish(
+    monkeypatch.setattr("chaosrun.preflight.engine.Engine.run", fly)
+    wish = Request(
         job=job, overrides=["workers=3"], strict=True, level=Level.DEEP, seconds=90.0, mtbf_s=7200.0, forecast_nodes=[4]
     )
     made = api.preflight(wish, root=tmp_path, address="auto")

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.assess.devices import assess
-from chaosrun.preflight.checks.devices import call
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.devices import CHECK, call
 from chaosrun.preflight.devices.nvidia import parse
 from chaosrun.preflight.devices.per_device import gpu_devices, how_it_ended, patience_in, visible_gpus
 from chaosrun.preflight.devices.processor import read_cpuinfo
-from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import load_job
+from tests.preflight_answers import judged
 
 UUIDS = ("GPU-6f8a1c52-0d7e-4b39-9a51-2f6f3f0e7c11", "GPU-1b2d9e40-77aa-4c0e-8f13-90c2a6d5b3f8")
 GPU = """
@@ -185,7 +186,7 @@ def answer(
 def judge(answers: Mapping[str, Facts], setting: Setting | None = None, gpus: int = 1) -> dict[tuple[str, str], Finding]:
     """By device ("" of a node's own) and row, of the node that is last in the alphabet."""
     setting = setting or Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
-    found = assess(setting, [node(name, gpus) for name in answers], {"answered": answers, "unanswered": {}})
+    found = judged(CHECK, setting, [node(name, gpus) for name in answers], answers)
     return {(finding.device or "", finding.name): finding for finding in found if finding.node == max(answers)}
 
 
@@ -378,7 +379,7 @@ def test_a_model_that_no_worker_gets_is_none_of_the_jobs() -> None:
     other = gpu(0, ("H100 80GB HBM3", "A100-SXM4-80GB"))
     answers = {"a": answer(gpu(0)), "b": answer(gpu(0)), "head": answer(other)}
     setting = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
-    found = assess(setting, asked, {"answered": answers, "unanswered": {}})
+    found = judged(CHECK, setting, asked, answers)
     assert {finding.status for finding in found if finding.node == "head"} == {Status.SKIP}
 
 

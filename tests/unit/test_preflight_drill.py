@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S, DRILL
+from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S
+from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
 from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
-from chaosrun.preflight.model import Call, Facts, Finding, Level, Node, Outcome, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import Job, load_job
+from tests.preflight_answers import Answering
 
 NODES = tuple(
     Node(name=name, node_id=f"id-{name}", address="192.0.2.1", hostname=name, cpus=8.0, gpus=0) for name in ("a", "b", "c")
@@ -36,7 +39,7 @@ FAILED = {**PASSED, **RUN, "status": "FAIL", "cause": "RNG not restored", "hint"
 
 
 @dataclass
-class Answers:
+class Answers(Answering):
     """A crew that sees what `blind` does not hide, and drills that come to what was written down."""
 
     told: Mapping[str, Facts | None] = field(default_factory=dict)
@@ -66,7 +69,7 @@ def judged(answers: Answers, root: Path, **about: Any) -> list[Finding]:
     assert DRILL.gather is not None
     told = DRILL.gather(setting, answers)
     assert not root.exists() or not list(root.iterdir())
-    found = list(DRILL.assess(setting, answers.nodes, told))
+    found = list(DRILL.judge(setting, answers.nodes, told))
     assert all(finding.remedy for finding in found if finding.status is Status.ERROR)
     return found
 
@@ -223,7 +226,7 @@ def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:
     answers = Answers()
     setting = Setting(level=Level.STANDARD, root=tmp_path / "file" / "root", storage=tmp_path, drills=answers)
     assert DRILL.gather is not None
-    (found,) = DRILL.assess(setting, NODES, DRILL.gather(setting, answers))
+    (found,) = DRILL.judge(setting, NODES, DRILL.gather(setting, answers))
     assert found.status is Status.ERROR and "--root" in found.remedy and not answers.asked
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.errors import UsageError
-from chaosrun.preflight.assess.peers import Baseline
-from chaosrun.preflight.choice import choose
-from chaosrun.preflight.engine import Flight
-from chaosrun.preflight.good_nodes import make_way, write_good_nodes
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Finding, Level, Measure, Node, Outcome, Setting, Status
-from chaosrun.preflight.result import Result, worst
+from chaosrun.preflight.conduct import choose, expect_good_nodes, write_good_nodes
+from chaosrun.preflight.engine import Engine
+from chaosrun.preflight.model import Answers, Check, Facts, Finding, Level, Measure, Pool, Setting, Silence, Status, worst
+from chaosrun.preflight.peers import Baseline
+from chaosrun.preflight.result import Result
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
 Answer = Callable[[str, Call], Outcome]
@@ -24,7 +24,7 @@ def node(name: str) -> Node:
 
 
 @dataclass
-class SimulatedCrew:
+class SimulatedPool:
     """Answers at once, nodes in turn, each with what `answer` says; "lost" loses the node."""
 
     names: Sequence[str]
@@ -66,20 +66,22 @@ class SimulatedCrew:
 def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Level = Level.QUICK) -> Check:
     """Each node passes, but for those of which `bad` says otherwise."""
 
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
-        return [_finding(name, (bad or {}).get(each, PASS), each) for each in facts["answered"]]
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> Sequence[Finding]:
+        return [_finding(name, (bad or {}).get(each, PASS), each) for each in facts.answered]
 
-    return Check(name=name, about=f"about {name}", level=level, assess=assess, call=lambda s, n: Call(probe=name, limit_s=1.0))
+    return Check(
+        name=name, about=f"about {name}", order=1, level=level, judge=judge, call=lambda s, n: Call(probe=name, limit_s=1.0)
+    )
 
 
-def together(name: str, *findings: Finding, gather: Callable[[Setting, Crew], Facts] | None = None) -> Check:
-    def ask_all(setting: Setting, crew: Crew) -> Facts:
+def together(name: str, *findings: Finding, gather: Callable[[Setting, Pool], Facts] | None = None) -> Check:
+    def ask_all(setting: Setting, crew: Pool) -> Facts:
         return {"asked": [each.name for each in crew.nodes], "earlier": sorted(setting.earlier)}
 
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
         return findings or [_finding(name, PASS, None)]
 
-    return Check(name=name, about=f"about {name}", level=Level.STANDARD, assess=assess, gather=gather or ask_all)
+    return Check(name=name, about=f"about {name}", order=1, level=Level.STANDARD, judge=judge, gather=gather or ask_all)
 
 
 def _finding(check: str, status: Status, name: str | None, **more: Any) -> Finding:
@@ -88,12 +90,12 @@ def _finding(check: str, status: Status, name: str | None, **more: Any) -> Findi
 
 
 def fly(
-    crew: SimulatedCrew, *checks: Check, baseline: Result | None = None, events: list[Mapping[str, Any]] | None = None
+    crew: SimulatedPool, *checks: Check, baseline: Result | None = None, events: list[Mapping[str, Any]] | None = None
 ) -> Result:
     setting = Setting(level=Level.STANDARD, root=Path("/r"), storage=Path("/s"))
     on_event = (lambda event: None) if events is None else events.append
     earlier = None if baseline is None else Baseline(baseline)
-    return Flight(setting=setting, crew=crew, checks=checks, on_event=on_event, baseline=earlier).run(0.0)
+    return Engine(setting=setting, pool=crew, checks=checks, on_event=on_event, baseline=earlier).run(0.0)
 
 
 def rows(result: Result) -> list[tuple[str, str | None, Status]]:
@@ -101,21 +103,21 @@ def rows(result: Result) -> list[tuple[str, str | None, Status]]:
 
 
 def test_all_is_well() -> None:
-    crew = SimulatedCrew(("a", "b"))
+    crew = SimulatedPool(("a", "b"))
     result = fly(crew, together("first"), by_itself("one"), by_itself("two"), together("last"))
     assert rows(result) == [
         ("first", None, PASS),
         *[(check, name, PASS) for check in ("one", "two") for name in "ab"],
         ("last", None, PASS),
     ]
-    assert (result.good(), result.bad(), result.exit_code) == (("a", "b"), {}, 0)
+    assert (result.good, result.bad(), result.exit_code) == (("a", "b"), {}, 0)
     assert [run.name for run in result.checks] == ["first", "one", "two", "last"]
     assert result.facts["last"]["earlier"] == ["first", "one", "two"]
-    assert result.facts["one"] == {"answered": {"a": {"node": "a"}, "b": {"node": "b"}}, "unanswered": {}}
+    assert result.facts["one"].answered == {"a": {"node": "a"}, "b": {"node": "b"}}
 
 
 def test_a_bad_node_is_left_out_of_what_several_do() -> None:
-    crew = SimulatedCrew(("a", "b", "c"))
+    crew = SimulatedPool(("a", "b", "c"))
     result = fly(crew, by_itself("one", {"b": FAIL}), by_itself("two"), together("last"))
     # What each does for itself it goes on with: there may be more to mend.
     assert ("b", "two") in crew.asked
@@ -123,35 +125,35 @@ def test_a_bad_node_is_left_out_of_what_several_do() -> None:
     left_out = [finding for finding in result.findings if finding.status is SKIP]
     assert [(finding.node, finding.check) for finding in left_out] == [("b", "last")]
     assert left_out[0].reason == "left out: FAIL of one: a thing"
-    assert (result.good(), list(result.bad()), result.exit_code) == (("a", "c"), ["b"], 8)
+    assert (result.good, list(result.bad()), result.exit_code) == (("a", "c"), ["b"], 8)
 
 
 def test_a_warning_leaves_nobody_out() -> None:
-    result = fly(SimulatedCrew(("a", "b")), by_itself("one", {"b": WARN}), together("last"))
+    result = fly(SimulatedPool(("a", "b")), by_itself("one", {"b": WARN}), together("last"))
     assert result.facts["last"]["asked"] == ["a", "b"] and result.exit_code == 0
     strict = replace(result, strict=True)
-    assert (strict.good(), strict.exit_code) == (("a",), 8)
+    assert (strict.good, strict.exit_code) == (("a",), 8)
 
 
 def test_a_blamed_node_is_left_out() -> None:
     blaming = together("first", _finding("first", FAIL, None, blames=("c", "unknown")))
-    result = fly(SimulatedCrew(("a", "b", "c")), blaming, together("last"))
+    result = fly(SimulatedPool(("a", "b", "c")), blaming, together("last"))
     assert result.facts["last"]["asked"] == ["a", "b"] and list(result.bad()) == ["c"]
 
 
 @pytest.mark.parametrize("ended", ["limit", "died", "raised"])
 def test_no_answer_is_an_error_of_that_node(ended: Any) -> None:
-    crew = SimulatedCrew(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
+    crew = SimulatedPool(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
     result = fly(crew, by_itself("one"), by_itself("two"))
     assert rows(result) == [("one", "a", PASS), ("one", "b", ERROR), ("two", "a", PASS), ("two", "b", ERROR)]
-    assert result.findings[1].reason == "why" and result.good() == ("a",) and result.exit_code == 8
-    assert result.facts["one"]["unanswered"] == {"b": {"ended": ended, "error": "why", "limit_s": 1.0}}
+    assert result.findings[1].reason == "why" and result.good == ("a",) and result.exit_code == 8
+    assert result.facts["one"].unanswered == {"b": Silence(ended=ended, error="why", limit_s=1.0)}
 
 
 def test_what_an_assessment_says_of_no_answer_counts() -> None:
-    crew = SimulatedCrew(("a",), lambda name, call: Outcome(ended="limit", error="why"))
+    crew = SimulatedPool(("a",), lambda name, call: Outcome(ended="limit", error="why"))
     check = by_itself("one")
-    hangs = replace(check, assess=lambda setting, nodes, facts: [_finding("one", FAIL, each) for each in facts["unanswered"]])
+    hangs = replace(check, judge=lambda setting, nodes, facts: [_finding("one", FAIL, each) for each in facts.unanswered])
     assert rows(fly(crew, hangs)) == [("one", "a", FAIL)]
 
 
@@ -159,13 +161,13 @@ def test_a_node_that_is_lost_is_asked_no_more() -> None:
     def answer(name: str, call: Call) -> Outcome:
         return Outcome(ended="lost", error="gone") if (name, call.probe) == ("b", "one") else Outcome(facts={})
 
-    crew = SimulatedCrew(("a", "b", "c"), answer)
+    crew = SimulatedPool(("a", "b", "c"), answer)
     events: list[Mapping[str, Any]] = []
     result = fly(crew, by_itself("one"), by_itself("two"), together("last"), events=events)
     of_b = [(finding.check, finding.status, finding.reason) for finding in result.findings if finding.node == "b"]
     left_out = "left out: ERROR of one: about one"
     assert of_b == [("one", ERROR, "gone"), ("two", SKIP, left_out), ("last", SKIP, left_out)]
-    assert result.facts["last"]["asked"] == ["a", "c"] and result.good() == ("a", "c")
+    assert result.facts["last"]["asked"] == ["a", "c"] and result.good == ("a", "c")
     told = [(event["event"], event["check"]) for event in events if event["event"] != "node.done"]
     assert told == [
         ("check.began", "one"),
@@ -179,65 +181,58 @@ def test_a_node_that_is_lost_is_asked_no_more() -> None:
 
 
 def test_a_node_that_never_answered() -> None:
-    crew = SimulatedCrew(("a", "b"), lost={"a": "no answer"})
+    crew = SimulatedPool(("a", "b"), lost={"a": "no answer"})
     result = fly(crew, by_itself("one"))
     assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("one", "b", PASS)]
-    assert result.checks[0].name == "answers" and result.good() == ("b",) and result.exit_code == 8
+    assert result.checks[0].name == "answers" and result.good == ("b",) and result.exit_code == 8
 
 
 def test_nobody_answers() -> None:
-    result = fly(SimulatedCrew(("a",), lost={"a": "no answer"}), by_itself("one"), together("last"))
+    result = fly(SimulatedPool(("a",), lost={"a": "no answer"}), by_itself("one"), together("last"))
     assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("last", None, SKIP), ("last", "a", SKIP)]
-    assert result.good() == () and result.exit_code == 8
+    assert result.good == () and result.exit_code == 8
 
 
 def test_what_breaks_is_an_error_and_the_rest_goes_on() -> None:
     def break_down(*whatever: Any) -> Any:
         raise ValueError("no idea")
 
-    broken = together("two", gather=break_down), replace(together("three"), assess=break_down)
-    result = fly(SimulatedCrew(("a", "b")), by_itself("one"), *broken, together("four"))
+    broken = together("two", gather=break_down), replace(together("three"), judge=break_down)
+    result = fly(SimulatedPool(("a", "b")), by_itself("one"), *broken, together("four"))
     assert rows(result)[2:] == [("two", None, ERROR), ("three", None, ERROR), ("four", None, PASS)]
     made, judged = result.findings[2:4]
     assert made.reason == "chaosrun could not make this check: ValueError: no idea"
     assert judged.reason == "chaosrun could not judge what was found: ValueError: no idea"
     assert made.remedy == "try again with --only two; if it comes again, report it with the file of -o json"
     # Nothing is known of those that took part.
-    assert made.blames == judged.blames == ("a", "b") and result.good() == () and result.exit_code == 8
+    assert made.blames == judged.blames == ("a", "b") and result.good == () and result.exit_code == 8
     assert result.facts["four"]["asked"] == ["a", "b"] and "two" not in result.facts
 
 
-def test_one_nodes_odd_facts_do_not_keep_the_others_from_being_judged() -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    speed: float
+
+
+def test_facts_that_cannot_be_read_do_not_keep_the_others_from_being_judged() -> None:
     def answer(name: str, call: Call) -> Outcome:
         return Outcome(facts={} if name == "a" else {"speed": 1.0 if name == "b" else 9.0})
 
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
-        fastest = max(told["speed"] for told in facts["answered"].values())
-        return [
-            _finding("one", PASS if facts["answered"][each.name]["speed"] == fastest else FAIL, each.name) for each in nodes
-        ]
+    def judge(setting: Setting, nodes: Sequence[Node], told: Answers[Speed]) -> Sequence[Finding]:
+        fastest = max(facts.speed for facts in told.answered.values())
+        return [_finding("one", PASS if facts.speed == fastest else FAIL, name) for name, facts in told.answered.items()]
 
-    result = fly(SimulatedCrew(("a", "b", "c"), answer), replace(by_itself("one"), assess=assess))
+    result = fly(SimulatedPool(("a", "b", "c"), answer), replace(by_itself("one"), judge=judge, facts=Speed))
     # b is judged beside c still.
     assert rows(result) == [("one", "a", ERROR), ("one", "b", FAIL), ("one", "c", PASS)]
-    assert "KeyError: 'speed'" in result.findings[0].reason and result.good() == ("c",)
-
-
-def test_nodes_that_cannot_be_judged_beside_each_other() -> None:
-    def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
-        (one,) = nodes
-        return [_finding("one", PASS, one.name), _finding("one", PASS, None)]
-
-    result = fly(SimulatedCrew(("a", "b")), replace(by_itself("one"), assess=assess))
-    assert rows(result) == [("one", None, ERROR), ("one", "a", PASS), ("one", "b", PASS)]
-    assert result.findings[0].blames == ("a", "b") and result.good() == ()
+    assert result.findings[0].reason == "its answer cannot be read: speed: Field required" and result.good == ("c",)
 
 
 @pytest.mark.parametrize("noticed", ["asked", "roll"])
 def test_a_node_that_dies_while_several_do_something(noticed: str) -> None:
-    crew = SimulatedCrew(("a", "b"))
+    crew = SimulatedPool(("a", "b"))
 
-    def gather(setting: Setting, asking: Crew) -> Facts:
+    def gather(setting: Setting, asking: Pool) -> Facts:
         if noticed == "asked":
             crew.lost["b"] = "gone"
         else:
@@ -254,58 +249,58 @@ def test_a_node_that_dies_while_several_do_something(noticed: str) -> None:
         ("last", "b", SKIP),
     ]
     assert result.findings[2].reason == "gone" and result.findings[2].remedy
-    assert result.facts["last"]["asked"] == ["a"] and (result.good(), result.exit_code) == (("a",), 8)
+    assert result.facts["last"]["asked"] == ["a"] and (result.good, result.exit_code) == (("a",), 8)
 
 
 def test_a_node_that_dies_and_is_told_of_once() -> None:
     failing = together("one", _finding("one", FAIL, "b"), _finding("one", PASS, "a"))
-    assert [row for row in rows(fly(SimulatedCrew(("a", "b"), dies="b"), failing)) if row[1] == "b"] == [("one", "b", FAIL)]
+    assert [row for row in rows(fly(SimulatedPool(("a", "b"), dies="b"), failing)) if row[1] == "b"] == [("one", "b", FAIL)]
 
 
 def test_a_node_that_dies_after_its_last_answer() -> None:
-    result = fly(SimulatedCrew(("a", "b"), dies="b"), by_itself("one"))
+    result = fly(SimulatedPool(("a", "b"), dies="b"), by_itself("one"))
     assert rows(result) == [("one", "a", PASS), ("one", "b", PASS), ("answers", "b", ERROR)]
-    assert [run.name for run in result.checks] == ["one", "answers"] and result.good() == ("a",)
+    assert [run.name for run in result.checks] == ["one", "answers"] and result.good == ("a",)
 
 
 def test_a_node_on_which_everything_was_skipped_is_not_good() -> None:
     drill = together("drill", *(_finding("drill", status, name) for name, status in (("a", PASS), ("b", SKIP), ("c", WARN))))
-    result = fly(SimulatedCrew(("a", "b", "c")), drill)
+    result = fly(SimulatedPool(("a", "b", "c")), drill)
     # c was looked at, and can be used; b does not make unfit.
-    assert (result.good(), result.unchecked(), list(result.bad()), result.exit_code) == (("a", "c"), ("b",), [], 0)
+    assert (result.good, result.unchecked, list(result.bad()), result.exit_code) == (("a", "c"), ("b",), [], 0)
 
 
 def test_what_passes_for_the_whole_cluster_covers_those_that_answered() -> None:
-    def ask_one(setting: Setting, crew: Crew) -> Facts:
-        crew.probe({"a": Call(probe="x", limit_s=1.0)})
+    def ask_one(setting: Setting, crew: Pool) -> Facts:
+        crew.ask({"a": Call(probe="x", limit_s=1.0)}, dict)
         return {}
 
-    crew = SimulatedCrew(("a", "b"))
-    assert fly(crew, together("one", gather=ask_one)).good() == ("a",)
+    crew = SimulatedPool(("a", "b"))
+    assert fly(crew, together("one", gather=ask_one)).good == ("a",)
     named = fly(crew, together("one", _finding("one", PASS, None, covers=("b",)), gather=ask_one))
-    assert named.good() == ("b",)
+    assert named.good == ("b",)
     # A forecast asks nobody.
-    assert fly(crew, together("one", gather=lambda setting, crew: {})).good() == ()
+    assert fly(crew, together("one", gather=lambda setting, crew: {})).good == ()
 
 
 def test_an_interrupt_goes_through() -> None:
-    def interrupted(setting: Setting, crew: Crew) -> Facts:
+    def interrupted(setting: Setting, crew: Pool) -> Facts:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fly(SimulatedCrew(("a",)), together("one", gather=interrupted))
+        fly(SimulatedPool(("a",)), together("one", gather=interrupted))
 
 
 def test_nothing_checked_is_not_fit() -> None:
     skipping = together("one", _finding("one", SKIP, None))
-    result = fly(SimulatedCrew(("a", "b")), skipping)
-    assert result.exit_code == 8 and result.good() == ()
-    assert fly(SimulatedCrew(()), by_itself("one")).exit_code == 8
+    result = fly(SimulatedPool(("a", "b")), skipping)
+    assert result.exit_code == 8 and result.good == ()
+    assert fly(SimulatedPool(()), by_itself("one")).exit_code == 8
 
 
 def test_rows_of_a_check_are_in_the_order_of_nodes() -> None:
     shuffled = [_finding("one", PASS, name) for name in ("c", "a", "b", "a")] + [_finding("one", PASS, None)]
-    result = fly(SimulatedCrew(("a", "b", "c")), together("one", *shuffled))
+    result = fly(SimulatedPool(("a", "b", "c")), together("one", *shuffled))
     assert [finding.node for finding in result.findings] == [None, "a", "a", "b", "c"]
 
 
@@ -314,13 +309,13 @@ def test_peers_and_a_baseline_are_compared_and_leave_out() -> None:
         measures = [Measure(number=number, unit="s", better="lower", fail=0.25) for number in numbers]
         return together("one", *(_finding("one", PASS, name, measure=each) for name, each in zip("abc", measures, strict=True)))
 
-    crew = SimulatedCrew(("a", "b", "c"))
+    crew = SimulatedPool(("a", "b", "c"))
     result = fly(crew, measured([1, 1, 9]), together("last"))
     assert list(result.bad()) == ["c"] and result.facts["last"]["asked"] == ["a", "b"]
     slower = fly(crew, measured([9, 9, 9]), baseline=result)
     assert list(slower.bad()) == ["a", "b"]
     assert rows(slower)[-1] == ("baseline", None, PASS) and slower.checks[-1].name == "baseline"
-    of_another = fly(crew, by_itself("two"), baseline=fly(SimulatedCrew(("z",)), by_itself("two")))
+    of_another = fly(crew, by_itself("two"), baseline=fly(SimulatedPool(("z",)), by_itself("two")))
     assert rows(of_another)[-2:] == [("baseline", None, SKIP), ("baseline", None, WARN)]
 
 
@@ -369,12 +364,12 @@ def test_a_choice_that_is_none(only: list[str], skip: list[str], message: str, h
 def test_the_list_of_good_nodes(tmp_path: Path) -> None:
     path = tmp_path / "good"
     path.write_text("of yesterday\n")
-    make_way(path)
+    expect_good_nodes(path)
     assert not path.exists()
-    write_good_nodes(path, fly(SimulatedCrew(("a", "b", "c")), by_itself("one", {"b": FAIL})))
+    write_good_nodes(path, fly(SimulatedPool(("a", "b", "c")), by_itself("one", {"b": FAIL})))
     assert path.read_text() == "a\nc\n"
-    write_good_nodes(path, fly(SimulatedCrew(("a",)), by_itself("one", {"a": ERROR})))
+    write_good_nodes(path, fly(SimulatedPool(("a",)), by_itself("one", {"a": ERROR})))
     assert path.read_text() == "" and [entry.name for entry in tmp_path.iterdir()] == ["good"]
     for wrong in (tmp_path / "no" / "such", tmp_path):
         with pytest.raises(UsageError, match="cannot be written"):
-            make_way(wrong)
+            expect_good_nodes(wrong)

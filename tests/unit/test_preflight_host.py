@@ -15,15 +15,16 @@ import psutil
 import pytest
 
 from chaosrun import processes
+from chaosrun.cluster.probing import Node
 from chaosrun.housekeeping.limits import memory_room, process_room
-from chaosrun.preflight.assess.host import assess
-from chaosrun.preflight.checks.host import HOST
-from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.preflight.checks.host import CHECK as HOST
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy
 from chaosrun.preflight.probes.kernel_log import kernel_log, told_by
 from chaosrun.spec.source import Job, load_job
 from chaosrun.wording import GIB, MIB
-from tests.local_crew import LocalCrew
+from tests.local_pool import LocalPool
+from tests.preflight_answers import judged
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 PLACE: dict[str, Any] = {
@@ -106,7 +107,7 @@ def judge(
     script = {"answered": {each.name: {"script": {"loader_workers": loaders}} for each in nodes}}
     earlier = {} if loaders is None else {"cluster": script}
     setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job, earlier=earlier)
-    return list(assess(setting, nodes, {"answered": answered, "unanswered": {}}))
+    return judged(HOST, setting, nodes, answered)
 
 
 def bad(found: list[Finding]) -> set[tuple[str, str | None, Status]]:
@@ -260,14 +261,14 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
     its = job(tmp_path, "workers: 1", "per_worker: {gpu: 0}")
     cpus = len(os.sched_getaffinity(0))
     names = ["small_shm", "full_disk", "few_files", "few_cpus"]
-    crew = LocalCrew({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})
+    crew = LocalPool({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})
     nodes = [replace(each, cpus=float(cpus)) for each in crew.nodes]
     setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path / "storage", job=its)
     assert HOST.call is not None
     outcomes = crew.probe({each.name: HOST.call(setting, each) for each in nodes})
     assert {name: outcome.error for name, outcome in outcomes.items() if outcome.facts is None} == {}
     answered = {name: outcome.facts for name, outcome in outcomes.items()}
-    found = HOST.assess(setting, nodes, {"answered": answered, "unanswered": {}})
+    found = judged(HOST, setting, nodes, answered)
     expected = {
         ("/dev/shm", "small_shm"),
         ("room for storage", "full_disk"),

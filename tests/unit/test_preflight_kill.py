@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.preflight.assess.kill import assess_kill
-from chaosrun.preflight.checks.kill import KILL
-from chaosrun.preflight.model import Facts, Finding, Level, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.kill import CHECK as KILL
+from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from tests.preflight_answers import judged
 
 SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
 GOOD: Facts = {
@@ -28,8 +29,8 @@ def node(gpus: int = 0) -> Node:
     return Node(name="a", node_id="a", address="10.0.0.1", hostname="a", cpus=1, gpus=gpus)
 
 
-def judged(found: Facts, gpus: int = 0) -> dict[str, Finding]:
-    findings = assess_kill(SETTING, [node(gpus)], {"answered": {"a": found}, "unanswered": {}})
+def judge(found: Facts, gpus: int = 0) -> dict[str, Finding]:
+    findings = judged(KILL, SETTING, [node(gpus)], {"a": found})
     return {finding.name: finding for finding in findings}
 
 
@@ -62,7 +63,7 @@ def judged(found: Facts, gpus: int = 0) -> dict[str, Finding]:
     ],
 )
 def test_what_is_left_is_judged(changed: Facts, name: str, status: Status, says: str) -> None:
-    finding = judged({**GOOD, **changed}, gpus=1)[name]
+    finding = judge({**GOOD, **changed}, gpus=1)[name]
     assert finding.status is status and says in finding.measured
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from chaosrun.preflight.assess import peers
-from chaosrun.preflight.model import Finding, Level, Measure, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight import peers
+from chaosrun.preflight.model import Finding, Level, Measure, Status
 from chaosrun.preflight.result import Result
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.preflight.assess.placement import gpus_per_worker, may_take_gpus, nodes_used, room_on, workers_on
-from chaosrun.preflight.model import Level, Node, Setting
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Level, Setting
+from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus, nodes_used, room_on, workers_on
 from chaosrun.spec.source import load_job
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.assess.shared_storage import assess
-from chaosrun.preflight.checks.shared_storage import SHARED_STORAGE
+from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.model import Finding, Status
 from chaosrun.spec.source import Job
+from tests.preflight_answers import Answering
 from tests.unit.test_preflight_storage import PLACE, job_of, nodes_of, setting_of
 
 
@@ -181,11 +182,8 @@ def test_nodes_that_did_not_come_so_far() -> None:
 
 
 def test_a_node_alone_is_asked_nothing() -> None:
-    class Alone:
+    class Alone(Answering):
         nodes = nodes_of("a")
-
-        def probe(self, calls: object) -> dict[str, Any]:
-            raise AssertionError(calls)
 
     assert SHARED_STORAGE.gather is not None
     facts = SHARED_STORAGE.gather(setting_of(), Alone())

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight import conduct
-from chaosrun.preflight.assess.peers import against_peers
 from chaosrun.preflight.assess.saves import ROOM, SAVE
-from chaosrun.preflight.assess.storage import assess
+from chaosrun.preflight.checks.storage import CHECK
 from chaosrun.preflight.disk.kills import number_in, payload
 from chaosrun.preflight.disk.watched import watched
 from chaosrun.preflight.earlier_run import last_run, saves_of
-from chaosrun.preflight.model import Finding, Level, Node, Setting, Status
+from chaosrun.preflight.model import Finding, Level, Setting, Status
+from chaosrun.preflight.peers import against_peers
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
+from tests.preflight_answers import judged
 
 MIB, GIB = 1 << 20, 1 << 30
 PLACE = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB, "preload": []}
@@ -86,7 +88,7 @@ def facts_of(
 
 
 def rows_of(facts: dict[str, Any], setting: Setting | None = None) -> dict[str, Finding]:
-    findings = assess(setting or setting_of(), nodes_of("a"), {"answered": {"a": facts}, "unanswered": {}})
+    findings = judged(CHECK, setting or setting_of(), nodes_of("a"), {"a": facts})
     return {finding.name: finding for finding in findings}
 
 
@@ -152,7 +154,7 @@ def test_what_was_not_tried_is_never_a_pass() -> None:
 def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
     def slow(level: Level, **speed: Any) -> Status:
         answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"write_s": 50.0, **speed})}
-        findings = assess(setting_of(level=level), nodes_of(*answered), {"answered": answered, "unanswered": {}})
+        findings = judged(CHECK, setting_of(level=level), nodes_of(*answered), answered)
         (odd,) = [row for row in against_peers(findings, nodes_of(*answered)) if row.status in (Status.WARN, Status.FAIL)]
         assert (odd.node, odd.name) == ("c", "write speed")
         return odd.status
@@ -202,7 +204,7 @@ def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
     answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(place={"base": "/"})}
 
     def statuses(job: Job | None) -> list[Status]:
-        findings = assess(setting_of(job), nodes_of(*answered), {"answered": answered, "unanswered": {}})
+        findings = judged(CHECK, setting_of(job), nodes_of(*answered), answered)
         return [row.status for row in findings if row.name == "file system"]
 
     assert statuses(job_of(checkpoint={"storage": "/data"})) == [Status.PASS, Status.PASS, Status.FAIL]
@@ -291,7 +293,7 @@ def test_the_last_run_and_what_it_tells(tmp_path: Path) -> None:
     run("probe-2", 2.0, [*steps[:3], save, *steps[3:]])
     last = last_run(tmp_path, job)
     assert last is not None
-    former = conduct._setting(conduct.Wish(), job, tmp_path).former  # pyright: ignore[reportPrivateUsage]
+    former = conduct._setting(conduct.Request(), job, tmp_path).former  # pyright: ignore[reportPrivateUsage]
     assert former == saves_of(last), "all checks are told of the same run"
     assert saves_of(last) == {
         "run": "probe-2", "folder": str(last.path), "bytes": 1024, "files": 2, "step_s": 0.5, "save_s": 1.5

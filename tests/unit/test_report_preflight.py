@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.assess.peers import BASELINE
 from chaosrun.preflight.model import Finding, Measure, Status
+from chaosrun.preflight.peers import BASELINE
 from chaosrun.preflight.report.account import commands, groups, headline, problems, skips_by_reason
 from chaosrun.preflight.report.html import render_html
 from chaosrun.preflight.report.junit import render_junit

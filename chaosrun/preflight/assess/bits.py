@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.computing import gpus_for_work, of_unused, product, remedy_for, unfinished
 from chaosrun.preflight.devices.little_training import first_difference
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.preflight.model import Answers, Facts, Finding, Setting, Status
 from chaosrun.wording import count, listed
 
 CHECK = "bits"
@@ -41,11 +42,11 @@ class Bits:
         return self.node, self.device
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
     found: list[Finding] = []
     sound: list[Bits] = []
     for node in nodes:
-        answer = facts["answered"].get(node.name)
+        answer = facts.answered.get(node.name)
         for device, computed in (answer["computed"] if answer else {}).items():
             rows = list(_alone(node.name, device, computed))
             if device != "cpu" and device not in gpus_for_work(setting, nodes, node):

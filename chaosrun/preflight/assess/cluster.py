@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaosrun.preflight.assess import placement
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight import placement
 from chaosrun.preflight.assess.clocks import clocks
 from chaosrun.preflight.assess.script import script
 from chaosrun.preflight.assess.versions import variables, versions
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Setting, Status
 
 CHECK = "cluster"
 

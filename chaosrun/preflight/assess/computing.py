@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaosrun.preflight.assess.placement import gpus_per_worker
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.devices.processor import FEWER_THREADS
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.placement import gpus_per_worker
 
 UNUSED = "no worker gets this device"
 DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")

@@ -7,8 +7,9 @@ a closed port. That goes by the nodes' clocks, which the check "cluster" compare
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.cover import fewest_to_blame
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
 from chaosrun.wording import listed
 
 SOME = 3

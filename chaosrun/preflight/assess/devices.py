@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.computing import gpus_for_work, of_unused, product, unfinished
 from chaosrun.preflight.assess.majority import majority
-from chaosrun.preflight.assess.placement import gpus_per_worker
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.preflight.model import Answers, Facts, Finding, Setting, Status
+from chaosrun.preflight.placement import gpus_per_worker
 from chaosrun.wording import MIB, listed, size
 
 CHECK = "devices"
@@ -24,8 +25,8 @@ LEAST_FREE = 0.9
 """Of a GPU's memory, before the job comes. Drivers and ECC keep a few percent."""
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    answered: Mapping[str, Facts] = facts["answered"]
+def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
+    answered: Mapping[str, Facts] = facts.answered
     used = {node.name: gpus_for_work(setting, nodes, node) for node in nodes if node.name in answered}
     models = {name: named for name, gpus in used.items() if (named := _models(answered[name], gpus))}
     usual = majority(models).value if models else ""

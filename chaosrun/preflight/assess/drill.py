@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
 from chaosrun.wording import listed
 
 LEAST_FAULTS = 2

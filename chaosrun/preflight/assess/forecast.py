@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from chaosrun.preflight.assess.placement import nodes_used
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.forecast import Costs, Forecast, forecast, goodput
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Setting, Status
+from chaosrun.preflight.placement import nodes_used
 from chaosrun.spec.source import Job
 from chaosrun.wording import count, duration
 

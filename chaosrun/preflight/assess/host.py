@@ -5,13 +5,14 @@ Of the job's need only a lower bound is known before it has run; what is below t
 
 from collections.abc import Sequence
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.host_activity import activity
 from chaosrun.preflight.assess.host_limits import limits
 from chaosrun.preflight.assess.host_places import places, shared_memory
 from chaosrun.preflight.assess.host_rows import graded, row
 from chaosrun.preflight.assess.kernel_log import kernel_log
-from chaosrun.preflight.assess.placement import workers_on
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Answers, Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.placement import workers_on
 from chaosrun.wording import GIB, MIB, count, size
 
 LEAST_WORKER_BYTES = 256 * MIB
@@ -25,8 +26,8 @@ HALF = 0.5
 PEERS_WARN = 0.9
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    answered = facts["answered"]
+def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
+    answered = facts.answered
     found: list[Finding] = []
     shares = {node.name: _share(answered[node.name]["cpus"], node) for node in nodes if node.name in answered}
     for node in nodes:

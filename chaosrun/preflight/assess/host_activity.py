@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from shlex import join
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.host_rows import row
-from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import count, listed, size
 
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75

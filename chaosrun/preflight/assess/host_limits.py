@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.host_rows import graded, row
-from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import MIB, count, size
 
 FILES_OF_A_WORKER = 256

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.host_rows import graded, row
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Setting, Status
 from chaosrun.wording import GIB, MIB, size
 
 ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from chaosrun.preflight.model import Finding, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Finding, Status
 
 CHECK = "host"
 

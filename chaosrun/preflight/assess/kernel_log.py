@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from chaosrun.preflight.model import Facts, Finding, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import ago
 
 CHECK = "host"

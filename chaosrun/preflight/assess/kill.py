@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaosrun.preflight.assess.placement import may_take_gpus
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Answers, Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.placement import may_take_gpus
 
 LIMIT_S = 5.0
 WAITS = {
@@ -13,10 +14,10 @@ WAITS = {
 }
 
 
-def assess_kill(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def assess_kill(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
     findings: list[Finding] = []
     for node in nodes:
-        if (found := facts["answered"].get(node.name)) is not None:
+        if (found := facts.answered.get(node.name)) is not None:
             findings += [_processes(node.name, found), _port(node.name, found), _shared_memory(node.name, found)]
             findings += _devices(setting, node, found)
     return findings

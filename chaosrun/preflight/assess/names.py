@@ -8,7 +8,8 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Facts, Finding, Setting, Status
 
 Interfaces = Mapping[str, Mapping[str, Any]]
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.connections import assess_connections
 from chaosrun.preflight.assess.names import assess_names
 from chaosrun.preflight.assess.sums import assess_sums
-from chaosrun.preflight.model import Facts, Finding, Node, Setting
+from chaosrun.preflight.model import Facts, Finding, Setting
 
 
 def assess_network(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:

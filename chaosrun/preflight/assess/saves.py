@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from chaosrun.preflight.model import Facts, Finding, Node, Setting, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Facts, Finding, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, size
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
-from chaosrun.preflight.assess.placement import nodes_used
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.storage import IN_MEMORY, failure
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.placement import nodes_used
 from chaosrun.wording import count, duration, listed
 
 CHECK = "shared storage"

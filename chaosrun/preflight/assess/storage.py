@@ -7,8 +7,9 @@ from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.saves import SAMPLE_BYTES, saves
-from chaosrun.preflight.model import Facts, Finding, Level, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Answers, Facts, Finding, Level, Measure, Setting, Status
 from chaosrun.wording import duration, listed, size
 
 CHECK = "storage"
@@ -63,8 +64,8 @@ class _Node:
         return Finding(check=CHECK, name=name, status=status, node=self.name, device=self.path, measured=measured, **fields)
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    answered: Mapping[str, Facts] = facts["answered"]
+def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
+    answered: Mapping[str, Facts] = facts.answered
     there = _nodes_that_have_it(setting, answered)
     found: list[Finding] = []
     for node in nodes:

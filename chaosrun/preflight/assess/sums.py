@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from chaosrun.cluster.probing import Node
 from chaosrun.preflight.assess.cover import fewest_to_blame
-from chaosrun.preflight.model import Facts, Finding, Measure, Node, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
 from chaosrun.wording import duration, size
 
 BANDWIDTH_WARN = 0.25

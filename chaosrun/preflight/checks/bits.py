@@ -1,9 +1,10 @@
 """The check "bits": a little training on every device of every node, whose bits are compared."""
 
-from chaosrun.preflight.assess.bits import CHECK, assess
-from chaosrun.preflight.assess.placement import may_take_gpus
+from chaosrun.cluster.probing import Call, Node
+from chaosrun.preflight.assess.bits import assess
 from chaosrun.preflight.checks.devices import LIMIT_S, PATIENCE_S
-from chaosrun.preflight.model import Call, Check, Level, Node, Setting
+from chaosrun.preflight.model import PROBES, Check, Level, Setting
+from chaosrun.preflight.placement import may_take_gpus
 
 REPEATS = 3
 THREADS = 2
@@ -19,7 +20,7 @@ def call(setting: Setting, node: Node) -> Call:
         seconds = DEEP_S if setting.seconds is None else DEEP_SHARE * setting.seconds
     training = {"repeats": REPEATS, "seconds": seconds, "cores": setting.level is not Level.QUICK}
     return Call(
-        probe="bits",
+        probe=f"{PROBES}.bits",
         parameters={
             "gpus": node.gpus if may_take_gpus(setting) else 0,
             "patience_s": PATIENCE_S[setting.level],
@@ -30,11 +31,11 @@ def call(setting: Setting, node: Node) -> Call:
     )
 
 
-BITS = Check(
+CHECK = Check(
     name="bits",
     about="the same bits on every device, each time",
+    order=40,
     level=Level.QUICK,
-    assess=assess,
+    judge=assess,
     call=call,
 )
-assert BITS.name == CHECK

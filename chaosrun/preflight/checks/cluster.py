@@ -3,8 +3,9 @@
 import os
 import time
 
+from chaosrun.cluster.probing import Call
 from chaosrun.preflight.assess.cluster import assess
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting, answers
+from chaosrun.preflight.model import PROBES, Check, Facts, Level, Pool, Setting
 from chaosrun.spec.model import JobSpec
 
 LIMIT_S = 10.0
@@ -13,27 +14,26 @@ UNCERTAIN_S = 0.2
 holds it up."""
 
 
-def gather(setting: Setting, crew: Crew) -> Facts:
+def gather(setting: Setting, pool: Pool) -> Facts:
     job = setting.job
     asked = {
         "script": None if job is None else str(job.script_path),
         "path": [] if job is None else _own_path(job.spec),
     }
     began_s = time.time()
-    calls = {node.name: Call(probe="software", parameters=asked, limit_s=LIMIT_S) for node in crew.nodes}
-    told = answers(crew.probe(calls), calls)
+    calls = {node.name: Call(probe=f"{PROBES}.software", parameters=asked, limit_s=LIMIT_S) for node in pool.nodes}
+    told = pool.ask(calls, dict).raw()
     ended_s = time.time()
     clocks = {name: _offset(facts["clock"], began_s, ended_s) for name, facts in told["answered"].items()}
     doubtful = [name for name, (low, high) in clocks.items() if high - low > UNCERTAIN_S]
     if doubtful and len(clocks) > 1:
         began_s = time.time()
-        again = crew.probe({name: Call(probe="clock", limit_s=LIMIT_S) for name in doubtful})
+        again = pool.ask({name: Call(probe=f"{PROBES}.clock", limit_s=LIMIT_S) for name in doubtful}, dict).answered
         ended_s = time.time()
-        for name, outcome in again.items():
-            if outcome.facts is not None:
-                clocks[name] = min(
-                    clocks[name], _offset(outcome.facts["clock"], began_s, ended_s), key=lambda bounds: bounds[1] - bounds[0]
-                )
+        for name, facts in again.items():
+            clocks[name] = min(
+                clocks[name], _offset(facts["clock"], began_s, ended_s), key=lambda bounds: bounds[1] - bounds[0]
+            )
     return {**told, "clocks": clocks}
 
 
@@ -47,10 +47,11 @@ def _own_path(spec: JobSpec) -> list[str]:
     return [part for part in spec.env.get("PYTHONPATH", "").split(os.pathsep) if part]
 
 
-CLUSTER = Check(
+CHECK = Check(
     name="cluster",
     about="nodes, resources, versions, variables, clocks",
+    order=10,
     level=Level.QUICK,
-    assess=assess,
+    judge=assess,
     gather=gather,
 )

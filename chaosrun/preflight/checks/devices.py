@@ -1,8 +1,9 @@
 """The check "devices": what each node's driver says of its GPUs, and whether each of them computes."""
 
-from chaosrun.preflight.assess.devices import CHECK, assess
-from chaosrun.preflight.assess.placement import may_take_gpus
-from chaosrun.preflight.model import Call, Check, Level, Node, Setting
+from chaosrun.cluster.probing import Call, Node
+from chaosrun.preflight.assess.devices import assess
+from chaosrun.preflight.model import PROBES, Check, Level, Setting
+from chaosrun.preflight.placement import may_take_gpus
 
 PATIENCE_S = {Level.QUICK: 20.0, Level.STANDARD: 40.0, Level.DEEP: 60.0}
 """Of a device, with one operation."""
@@ -11,7 +12,7 @@ LIMIT_S = {Level.QUICK: 100.0, Level.STANDARD: 150.0, Level.DEEP: 180.0}
 
 def call(setting: Setting, node: Node) -> Call:
     return Call(
-        probe="devices",
+        probe=f"{PROBES}.devices",
         parameters={
             "gpus": node.gpus if may_take_gpus(setting) else 0,
             "patience_s": PATIENCE_S[setting.level],
@@ -22,11 +23,11 @@ def call(setting: Setting, node: Node) -> Call:
     )
 
 
-DEVICES = Check(
+CHECK = Check(
     name="devices",
     about="number, health, room, a product on each",
+    order=30,
     level=Level.QUICK,
-    assess=assess,
+    judge=assess,
     call=call,
 )
-assert DEVICES.name == CHECK

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from chaosrun.cluster.probing import Call
 from chaosrun.preflight.assess.drill import assess_drill
 from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting
+from chaosrun.preflight.model import PROBES, Check, Facts, Level, Pool, Setting
 
 BEGIN_WITHIN_S = 40.0
 """No drill of a single node begins later, unless the preflight is deep."""
@@ -19,25 +20,25 @@ DEEP_SHARE = 0.3
 """Of the time that a deep preflight may take, drills of single nodes are repeated for this share."""
 
 
-def gather(setting: Setting, crew: Crew) -> Facts:
+def gather(setting: Setting, pool: Pool) -> Facts:
     """{"nodes": {name: facts | None}, "all": facts | None, "unplaced": {name: why}, "unseen": {name: why}, "unwritable": why,
     "strict": whether the drill's job forbids what is not deterministic}; of each drill also "workers", "gpu" (of each worker)
     and "on" (names of its nodes), of the one over all also "left_out"."""
     with _no_empty_folders(setting.root):
-        return _drilled(setting, crew)
+        return _drilled(setting, pool)
 
 
-def _drilled(setting: Setting, crew: Crew) -> Facts:
+def _drilled(setting: Setting, pool: Pool) -> Facts:
     strict = setting.job is None or setting.job.spec.deterministic == "strict"
     facts = {"nodes": {}, "all": None, "unplaced": {}, "unseen": {}, "unwritable": None, "strict": strict}
     if setting.drills is None:
-        return {**facts, "unplaced": {node.name: "there is no Ray to place it on" for node in crew.nodes}}
+        return {**facts, "unplaced": {node.name: "there is no Ray to place it on" for node in pool.nodes}}
     try:
         with _marked(setting.root) as (path, text):
-            unseen = _unseen(crew, path, text)
+            unseen = _unseen(pool, path, text)
     except OSError as error:
         return {**facts, "unwritable": f"{error.filename or setting.root}: {error.strerror}"}
-    nodes = list(crew.nodes)
+    nodes = list(pool.nodes)
     wishes = {node.name: wanted_on(setting, node, nodes) for node in nodes if node.name not in unseen}
     wanted = {name: wish for name, wish in wishes.items() if isinstance(wish, Wanted)}
     unplaced = {name: wish for name, wish in wishes.items() if isinstance(wish, str)}
@@ -96,25 +97,25 @@ def _marked(root: Path) -> Iterator[tuple[Path, str]]:
         path.unlink()
 
 
-def _unseen(crew: Crew, path: Path, text: str) -> dict[str, str]:
+def _unseen(pool: Pool, path: Path, text: str) -> dict[str, str]:
     """Nodes that do not see what this process writes under the root, and why."""
     call = Call(
-        probe="seen_file",
+        probe=f"{PROBES}.seen_file",
         parameters={"path": str(path), "text": text, "wait_s": SEEN_WITHIN_S},
         limit_s=4 * SEEN_WITHIN_S,
     )
-    outcomes = crew.probe({node.name: call for node in crew.nodes})
+    told = pool.ask({node.name: call for node in pool.nodes}, dict)
     return {
-        name: outcome.error if outcome.facts is None else outcome.facts["why"]
-        for name, outcome in outcomes.items()
-        if outcome.facts is None or not outcome.facts["seen"]
+        **{name: silence.error for name, silence in told.unanswered.items()},
+        **{name: facts["why"] for name, facts in told.answered.items() if not facts["seen"]},
     }
 
 
-DRILL = Check(
+CHECK = Check(
     name="drill",
     about="a small training is killed, and comes back exactly, on each node and over all",
+    order=90,
     level=Level.STANDARD,
-    assess=assess_drill,
+    judge=assess_drill,
     gather=gather,
 )

@@ -5,13 +5,13 @@ from typing import Any
 
 from chaosrun.preflight.assess.forecast import assess_forecast
 from chaosrun.preflight.costs import costs_of, together
-from chaosrun.preflight.model import Check, Crew, Facts, Level, Setting
+from chaosrun.preflight.model import Check, Facts, Level, Pool, Setting
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run, recorded_leg
 
 
-def gather(setting: Setting, crew: Crew) -> Facts:
+def gather(setting: Setting, pool: Pool) -> Facts:
     """{"drill": costs, "job": costs, "run": its id}; None of what there is not."""
     run = None if setting.former is None else RunLayout(Path(setting.former["folder"]))
     return {
@@ -37,10 +37,11 @@ def _legs(run: RunLayout) -> list[LegHistory]:
     return [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
 
 
-FORECAST = Check(
+CHECK = Check(
     name="forecast",
     about="goodput and the best checkpoint interval when nodes fail",
+    order=100,
     level=Level.STANDARD,
-    assess=assess_forecast,
+    judge=assess_forecast,
     gather=gather,
 )

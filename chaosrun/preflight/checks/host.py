@@ -1,7 +1,8 @@
 """The check "host": what the machine under each node has, and what else goes on on it."""
 
+from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.assess.host import assess
-from chaosrun.preflight.model import Call, Check, Level, Node, Setting
+from chaosrun.preflight.model import PROBES, Check, Level, Setting
 
 LIMIT_S = 15.0
 
@@ -11,16 +12,17 @@ def call(setting: Setting, node: Node) -> Call:
     if not setting.storage.is_relative_to(setting.root):
         places["runs"] = setting.root
     return Call(
-        probe="host",
+        probe=f"{PROBES}.host",
         parameters={"places": {purpose: str(path) for purpose, path in places.items()}},
         limit_s=LIMIT_S,
     )
 
 
-HOST = Check(
+CHECK = Check(
     name="host",
     about="memory, processors, disks, limits, what else runs",
+    order=20,
     level=Level.QUICK,
-    assess=assess,
+    judge=assess,
     call=call,
 )

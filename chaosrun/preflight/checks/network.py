@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.assess.connections import assess_connections, late
 from chaosrun.preflight.assess.names import assess_names
 from chaosrun.preflight.assess.network import assess_network
-from chaosrun.preflight.assess.placement import gpus_per_worker, workers_on
 from chaosrun.preflight.assess.sums import sound, suspects
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Node, Outcome, Setting, Status
+from chaosrun.preflight.model import PROBES, Check, Facts, Level, Pool, Setting, Status
+from chaosrun.preflight.placement import gpus_per_worker, workers_on
 
 LOOKUP_S = 5.0
 MOST_LOOKUPS = 32
@@ -42,34 +43,37 @@ VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
 """Beginnings of the job's environment variables that say how ranks talk."""
 
 
-def gather(setting: Setting, crew: Crew) -> Facts:
+def gather(setting: Setting, pool: Pool) -> Facts:
     """{names, connections, sums}; of nodes that cannot take part in the next question there is none to it."""
-    nodes = list(crew.nodes)
+    nodes = list(pool.nodes)
     env = {name: value for name, value in (setting.job.spec.env if setting.job else {}).items() if name.startswith(VARIABLES)}
     peers = [{"name": node.name, "hostname": node.hostname, "address": node.address} for node in nodes]
     calls = {
         node.name: Call(
-            probe="names", parameters={"peers": _next(index, peers), "limit_s": LOOKUP_S}, limit_s=LOOKUP_S + 15, env=env
+            probe=f"{PROBES}.names",
+            parameters={"peers": _next(index, peers), "limit_s": LOOKUP_S},
+            limit_s=LOOKUP_S + 15,
+            env=env,
         )
         for index, node in enumerate(nodes)
     }
     groups = backends(setting, nodes)
     facts: dict[str, Any] = {
         "backends": [[backend, [node.name for node in group]] for backend, group in groups],
-        "names": _told(crew.probe(calls)),
+        "names": pool.ask(calls, dict).raw(),
         "connections": None,
         "sums": [],
     }
     ports = _Ports(facts["names"]["answered"])
     nodes = [node for node in nodes if node.name in facts["names"]["answered"]]
     if len(nodes) > 1:
-        facts["connections"] = _connect(setting.level, crew, nodes, ports)
+        facts["connections"] = _connect(setting.level, pool, nodes, ports)
     found = [*assess_names(setting, nodes, facts), *assess_connections(setting, nodes, facts)]
     out = {finding.node for finding in found if finding.status in (Status.FAIL, Status.ERROR)}
     good = {node.name for node in nodes} - out
     for backend, group in groups:
         left = [node for node in group if node.name in good]
-        rounds = _sum(setting.level, crew, left, _Sum(backend, ports, env)) if _two_ranks(backend, left) else []
+        rounds = _sum(setting.level, pool, left, _Sum(backend, ports, env)) if _two_ranks(backend, left) else []
         cases = [list(case) for case in CASES[setting.level]]
         facts["sums"].append({"backend": backend, "cases": cases, "timed": list(TIMED[setting.level]), "rounds": rounds})
     return facts
@@ -77,14 +81,6 @@ def gather(setting: Setting, crew: Crew) -> Facts:
 
 def _next(index: int, peers: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     return [*peers[index + 1 :], *peers[:index]][:MOST_LOOKUPS]
-
-
-def _told(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, Any]]:
-    silent = {name: outcome for name, outcome in outcomes.items() if outcome.facts is None}
-    return {
-        "answered": {name: outcome.facts for name, outcome in outcomes.items() if outcome.facts is not None},
-        "unanswered": {name: {"ended": outcome.ended, "error": outcome.error} for name, outcome in silent.items()},
-    }
 
 
 class _Ports:
@@ -106,17 +102,17 @@ class _Ports:
 # Connections
 
 
-def _connect(level: Level, crew: Crew, nodes: Sequence[Node], ports: _Ports) -> dict[str, Any]:
+def _connect(level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for _ in range(2):
-        told = _connect_once(level, crew, nodes, ports)
+        told = _connect_once(level, pool, nodes, ports)
         # Once more with other ports, or now that what is slow to be read for the first time has been read.
         if not any("taken" in facts for facts in told["answered"].values()) and not late(told):
             break
     return told
 
 
-def _connect_once(level: Level, crew: Crew, nodes: Sequence[Node], ports: _Ports) -> dict[str, Any]:
+def _connect_once(level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports) -> dict[str, Any]:
     peers = [
         {
             "name": node.name,
@@ -132,7 +128,7 @@ def _connect_once(level: Level, crew: Crew, nodes: Sequence[Node], ports: _Ports
     start_s, connect_s = START_S[level], CONNECT_S[level]
     calls = {
         node.name: Call(
-            probe="mesh",
+            probe=f"{PROBES}.mesh",
             parameters={
                 "node": node.name,
                 "port": peers[index]["port"],
@@ -149,7 +145,7 @@ def _connect_once(level: Level, crew: Crew, nodes: Sequence[Node], ports: _Ports
         )
         for index, node in enumerate(nodes)
     }
-    return {"ports": {peer["name"]: peer["port"] for peer in peers}, **_told(crew.probe(calls))}
+    return {"ports": {peer["name"]: peer["port"] for peer in peers}, **pool.ask(calls, dict).raw()}
 
 
 # Sums
@@ -188,7 +184,7 @@ class _Sum:
         collective_s = COLLECTIVE_S[level] + PER_NODE_S * len(nodes) + (NCCL_START_S if self.backend == "nccl" else 0)
         return {
             node.name: Call(
-                probe="allreduce",
+                probe=f"{PROBES}.allreduce",
                 parameters={
                     "backend": self.backend,
                     "first": sum(local[:index]),
@@ -208,20 +204,20 @@ class _Sum:
         }
 
 
-def _sum(level: Level, crew: Crew, nodes: Sequence[Node], how: _Sum) -> list[dict[str, Any]]:
+def _sum(level: Level, pool: Pool, nodes: Sequence[Node], how: _Sum) -> list[dict[str, Any]]:
     """Rounds until one is sound; each without those that the last has spoken against."""
     rounds: list[dict[str, Any]] = []
     while nodes and len(rounds) < MOST_ROUNDS:
-        this = {**_run(level, crew, [nodes], how)[0], "alone": [], "pairs": []}
+        this = {**_run(level, pool, [nodes], how)[0], "alone": [], "pairs": []}
         rounds.append(this)
         if sound(this):
             break
         if not suspects(this) and len(nodes) > 1:
             divisible = [node for node in nodes if how.backend == "gloo" or node.gpus > 1]
-            this["alone"] = _run(level, crew, [[node] for node in divisible], how)
+            this["alone"] = _run(level, pool, [[node] for node in divisible], how)
             # Of two nodes the pair is what has just failed.
             if not suspects(this) and len(nodes) > 2:
-                this["pairs"] = [run for pairs in _neighbours(nodes) for run in _run(level, crew, pairs, how)]
+                this["pairs"] = [run for pairs in _neighbours(nodes) for run in _run(level, pool, pairs, how)]
         against = suspects(this)
         if not against:
             break
@@ -229,14 +225,17 @@ def _sum(level: Level, crew: Crew, nodes: Sequence[Node], how: _Sum) -> list[dic
     return rounds
 
 
-def _run(level: Level, crew: Crew, groups: Sequence[Sequence[Node]], how: _Sum) -> list[dict[str, Any]]:
+def _run(level: Level, pool: Pool, groups: Sequence[Sequence[Node]], how: _Sum) -> list[dict[str, Any]]:
     """One sum within each group, all at the same time; no node is in two."""
     runs: list[dict[str, Any]] = []
     for _ in range(2):
         calls = {name: call for group in groups for name, call in how.calls(level, group).items()}
-        outcomes = crew.probe(calls)
+        told = pool.ask(calls, dict).raw()
         members = [[node.name for node in group] for group in groups]
-        runs = [{"nodes": names, **_told({name: outcomes[name] for name in names})} for names in members]
+        runs = [
+            {"nodes": names, **{part: {name: of[name] for name in names if name in of} for part, of in told.items()}}
+            for names in members
+        ]
         # Somebody took the port between its choice and its use: once more with another.
         if "EADDRINUSE" not in json.dumps(runs):
             break
@@ -253,10 +252,11 @@ def _neighbours(nodes: Sequence[Node]) -> list[list[list[Node]]]:
     return [batch for batch in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if batch]
 
 
-NETWORK = Check(
+CHECK = Check(
     name="network",
     about="names, connections between all nodes, exact sums over all ranks",
+    order=70,
     level=Level.QUICK,
-    assess=assess_network,
+    judge=assess_network,
     gather=gather,
 )

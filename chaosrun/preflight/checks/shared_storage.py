@@ -2,8 +2,9 @@
 
 import secrets
 
-from chaosrun.preflight.assess.shared_storage import CHECK, assess
-from chaosrun.preflight.model import Call, Check, Crew, Facts, Level, Setting, answers
+from chaosrun.cluster.probing import Call
+from chaosrun.preflight.assess.shared_storage import assess
+from chaosrun.preflight.model import PROBES, Check, Facts, Level, Pool, Setting
 
 _EFFORT = {
     Level.QUICK: {"meet_s": 3.0, "names": 40, "rounds": 20, "ring_s": 0.5, "wait_s": 3.0, "patience_s": 8.0},
@@ -16,9 +17,9 @@ NODE_S = 0.01
 MARGIN_S = 7.0
 
 
-def _gather(setting: Setting, crew: Crew) -> Facts:
+def _gather(setting: Setting, pool: Pool) -> Facts:
     """{"names": of the nodes by number, "answered", "unanswered"}; a node alone is asked nothing."""
-    names = [node.name for node in crew.nodes]
+    names = [node.name for node in pool.nodes]
     if len(names) < 2:
         return {"names": names, "answered": {}, "unanswered": {}}
     effort = dict(_EFFORT[setting.level])
@@ -26,16 +27,17 @@ def _gather(setting: Setting, crew: Crew) -> Facts:
     limit_s = effort["meet_s"] + effort["ring_s"] + 3 * effort["wait_s"] + effort["patience_s"]
     about = {"storage": str(setting.storage), "token": secrets.token_hex(8), "number": len(names), "limit_s": limit_s}
     calls = {
-        name: Call(probe="shared_storage", parameters={**about, **effort, "me": number}, limit_s=limit_s + MARGIN_S)
+        name: Call(probe=f"{PROBES}.shared_storage", parameters={**about, **effort, "me": number}, limit_s=limit_s + MARGIN_S)
         for number, name in enumerate(names)
     }
-    return {"names": names, **answers(crew.probe(calls), calls)}
+    return {"names": names, **pool.ask(calls, dict).raw()}
 
 
-SHARED_STORAGE = Check(
-    name=CHECK,
+CHECK = Check(
+    name="shared storage",
     about="what one node saves, the others see: whole, soon, and created once",
+    order=80,
     level=Level.QUICK,
     gather=_gather,
-    assess=assess,
+    judge=assess,
 )

@@ -1,7 +1,8 @@
 """The check "storage": what each node finds out of its own storage."""
 
-from chaosrun.preflight.assess.storage import CHECK, assess
-from chaosrun.preflight.model import Call, Check, Level, Node, Setting
+from chaosrun.cluster.probing import Call, Node
+from chaosrun.preflight.assess.storage import assess
+from chaosrun.preflight.model import PROBES, Check, Level, Setting
 
 _EFFORT = {
     Level.QUICK: {"kills": 8, "kills_s": 0.25, "names": 20, "speed_s": 0.25, "speed_bytes": 64 << 20},
@@ -25,13 +26,14 @@ def _call(setting: Setting, node: Node) -> Call:
         effort = {**effort, "kills_s": kills_s, "kills": max(8, int(20 * kills_s))}
     limit_s = _LIMIT_S[setting.level] + (effort["kills_s"] if setting.level is Level.DEEP else 0.0)
     about = {"storage": str(setting.storage), "patience_s": _PATIENCE_S[setting.level], "limit_s": limit_s}
-    return Call(probe="storage", parameters={**about, **effort}, limit_s=limit_s + MARGIN_S)
+    return Call(probe=f"{PROBES}.storage", parameters={**about, **effort}, limit_s=limit_s + MARGIN_S)
 
 
-STORAGE = Check(
-    name=CHECK,
+CHECK = Check(
+    name="storage",
     about="storage keeps its promises, is fast enough and has room",
+    order=50,
     level=Level.QUICK,
     call=_call,
-    assess=assess,
+    judge=assess,
 )

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from chaosrun.preflight.assess.placement import gpus_per_worker, room_on
-from chaosrun.preflight.model import Facts, Node, Setting
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Facts, Setting
+from chaosrun.preflight.placement import gpus_per_worker, room_on
 from chaosrun.spec.source import Job
 
 MOST_WORKERS = 2

@@ -68,7 +68,7 @@ class Rank:
                 setattr(self, name, value)
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     import torch.distributed  # noqa: F401  once, before the ranks are forked
 
     ranks: dict[int, Rank] = {}

@@ -1,11 +1,13 @@
 """A little training on every device of this node, again and again. On the CPU products too: there torch is loaded once."""
 
+from typing import Any
+
 from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.devices import ask_driver
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     """`gpus`: as Ray counts them; `patience_s` of a phase; `compute`: what the probe `compute` takes."""
     gpus = {}
     if parameters["gpus"]:

@@ -3,13 +3,14 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from chaosrun.preflight.model import Facts
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     return {"clock": clock_of_this_process()}
 
 

@@ -17,7 +17,7 @@ SETTINGS = (*KERNELS, *FEWER_THREADS)
 """Environment variables that make a CPU compute other bits."""
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `threads`; `products`: whether
     memory and products are tried; `training`: None or {"repeats", "seconds", "cores": whether on each core}."""
 

@@ -14,7 +14,7 @@ DRIVER_PATIENCE_S = 30.0
 """Without persistence mode a driver starts every GPU anew when it is asked."""
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     """`gpus`: as Ray counts them; `patience_s` of a phase; `compute`: what the probe `compute` takes."""
     visible = visible_gpus()
     # First of all: what computes below would be found as another's process.
@@ -45,6 +45,6 @@ def ask_driver() -> dict[str, Any]:
 def _ours(pid: int) -> bool:
     """Whether it is another preflight's, as of a second node on this machine."""
     try:
-        return "chaosrun.preflight.probe" in psutil.Process(pid).cmdline()
+        return any(word.startswith("chaosrun.preflight.probes.") for word in psutil.Process(pid).cmdline())
     except psutil.Error:
         return False

@@ -46,7 +46,7 @@ OUTLIVES_S = 100
 POLL_S = 0.005
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     limit_s, gpus = parameters["limit_s"], parameters["gpus"]
     become_subreaper()
     memory_before = device_memory(gpus)

@@ -33,7 +33,7 @@ BLOCK = memoryview(bytes(1 << 20))
 RETRY_S = 0.05
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     began = time.monotonic()
     deadline, last = began + parameters["start_s"], began + parameters["give_up_s"]
     peers: Sequence[Mapping[str, Any]] = parameters["peers"]

@@ -22,7 +22,7 @@ FREE_PORTS = 12
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     peers: list[dict[str, str]] = parameters["peers"]
     hostname = socket.gethostname()
     interfaces = _interfaces()

@@ -2,13 +2,14 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from chaosrun.preflight.model import Facts
 
 POLL_S = 0.1
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     path, deadline = Path(parameters["path"]), time.monotonic() + parameters["wait_s"]
     while True:
         why = _missing(path, parameters["text"])

@@ -6,6 +6,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from chaosrun.preflight.disk.meeting import Meeting, folder_of
 from chaosrun.preflight.disk.place import about_place, nearest_folder, own_folder
@@ -14,7 +15,7 @@ from chaosrun.preflight.model import Facts
 from chaosrun.records.locks import locked
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]
     return watched(lambda report: _steps(parameters, report), patience_s=patience_s, limit_s=limit_s)
 

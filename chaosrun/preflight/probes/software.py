@@ -22,7 +22,7 @@ PARAMETER = re.compile(r"^(__version__|cuda|hip)\b[^=]*= *'([^']*)'", re.MULTILI
 """Of torch/version.py."""
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     """Parameters: {script: path or null, path: [more directories that its imports are looked for in]}."""
     torch = _torch()
     facts: dict[str, Any] = {

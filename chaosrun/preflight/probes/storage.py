@@ -7,6 +7,7 @@ steps place, sequence, exclusive, lock, kills, speed
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from chaosrun.cluster.leftovers import new_name
 from chaosrun.preflight.disk.kills import kill_writers
@@ -17,7 +18,7 @@ from chaosrun.preflight.disk.watched import Report, watched
 from chaosrun.preflight.model import Facts
 
 
-def probe(parameters: Facts) -> Facts:
+def probe(**parameters: Any) -> Facts:
     patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]
     return watched(lambda report: _steps(parameters, report), patience_s=patience_s, limit_s=limit_s)
 

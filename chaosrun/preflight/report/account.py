@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from chaosrun.preflight.assess.peers import BASELINE
-from chaosrun.preflight.model import Finding, Node, Status
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Finding, Status, worst
+from chaosrun.preflight.peers import BASELINE
 from chaosrun.preflight.report.names import brief, in_order
 from chaosrun.preflight.report.numbers import is_whole_value
-from chaosrun.preflight.result import ANSWERS, LEFT_OUT, Result, worst
+from chaosrun.preflight.result import ANSWERS, LEFT_OUT, Result
 from chaosrun.wording import count
 
 Commands = Sequence[tuple[str, str]]
@@ -66,7 +67,7 @@ class Group:
 
 def headline(result: Result) -> str:
     """What it comes to, in a sentence."""
-    nodes, good, unchecked = len(result.nodes), len(result.good()), len(result.unchecked())
+    nodes, good, unchecked = len(result.nodes), len(result.good), len(result.unchecked)
     statuses = {finding.status for finding in result.findings}
     if Status.PASS not in statuses:
         return "nothing was shown to be right"
@@ -140,8 +141,8 @@ def groups(result: Result) -> list[Group]:
     for finding in result.findings:
         for node in {finding.node, *finding.blames} - {None}:
             known.setdefault((str(node), finding.check), []).append(finding.status)
-    standing: dict[str, Standing] = dict.fromkeys(result.good(), "good")
-    standing |= dict.fromkeys(result.unchecked(), "unchecked")
+    standing: dict[str, Standing] = dict.fromkeys(result.good, "good")
+    standing |= dict.fromkeys(result.unchecked, "unchecked")
     same: dict[tuple[Standing, tuple[Status | None, ...]], list[str]] = {}
     for node in result.nodes:
         found = [known.get((node.name, run.name)) for run in result.checks]
@@ -169,7 +170,7 @@ def commands(result: Result, good_file: str | None) -> Commands:
     odd = {each.check for each in result.findings if each.status in (Status.FAIL, Status.ERROR)} - {BASELINE}
     if odd and ANSWERS not in odd:
         found.append(("again", [*same, *(part for check in sorted(odd) for part in ("--only", check))]))
-    if good_file is None and result.good() and len(result.good()) < len(result.nodes):
+    if good_file is None and result.good and len(result.good) < len(result.nodes):
         found.append(("good nodes", [*whole, "--write-good-nodes", "good-nodes.txt"]))
     if result.fit and result.baseline is None:
         found.append(("keep", [*whole, "-o", "json", "--to", "baseline.json"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.model import Finding, Status, worst
 from chaosrun.preflight.report.account import (
     WHOLE,
     Group,
@@ -28,7 +28,7 @@ from chaosrun.preflight.report.account import (
 )
 from chaosrun.preflight.report.names import brief, in_order
 from chaosrun.preflight.report.numbers import MeasureRow, measures, whole_values
-from chaosrun.preflight.result import Result, worst
+from chaosrun.preflight.result import Result
 from chaosrun.report.html.page import environment
 from chaosrun.wording import clock
 
@@ -81,7 +81,7 @@ def render_html(result: Result, *, good_file: str | None = None) -> str:
             values=whole_values(result),
             measures=[(row, _strip(row)) for row in measures(result)],
             against=[(name, _titles(result, found)) for name, found in result.bad().items()],
-            good=in_order(result.good()),
+            good=in_order(result.good),
             brief=brief,
             commands=commands(result, good_file),
             clock=clock,

@@ -28,8 +28,8 @@ def render_junit(result: Result) -> str:
 def _verdict(result: Result) -> TestSuite:
     suite, case = TestSuite("preflight"), TestCase("verdict", "chaosrun.preflight", 0.0)
     text = f"{headline(result)}\n{about(result)}\n{counted(result)}"
-    if result.unchecked():
-        text += f"\nnot checked: {', '.join(result.unchecked())}"
+    if result.unchecked:
+        text += f"\nnot checked: {', '.join(result.unchecked)}"
     if not result.fit:
         against = [f"{node}: {_told(finding)}" for node, findings in result.bad().items() for finding in findings[:1]]
         case.result = [_outcome(Failure, headline(result), "NOT FIT", "\n".join([text, *against]))]

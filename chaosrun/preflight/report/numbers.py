@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from chaosrun.preflight.assess.peers import Kinds
 from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.peers import Kinds
 from chaosrun.preflight.result import Result
 from chaosrun.wording import with_unit
 

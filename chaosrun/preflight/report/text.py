@@ -89,8 +89,8 @@ def _verdict(result: Result, good_file: str | None, width: int) -> Iterator[Rend
     bad = result.bad()
     if bad:
         yield Text(f"left out: {brief(tuple(bad), 2 * width)}")
-    if result.unchecked():
-        yield Text(f"not checked, with nothing to look at: {brief(result.unchecked(), 2 * width)}")
+    if result.unchecked:
+        yield Text(f"not checked, with nothing to look at: {brief(result.unchecked, 2 * width)}")
     if good_file is not None:
         yield unwrapped(f"good nodes: {good_file}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def probe(parameters: dict[str, Any]) -> dict[str, Any]:
+def probe(**parameters: Any) -> dict[str, Any]:
     print("printed by a library", flush=True)
     if "leave" in parameters:
         leave_a_process(Path(parameters["leave"]))

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from chaosrun.preflight.model import Finding, Measure, Node, Status
-from chaosrun.preflight.result import Result, worst
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Finding, Measure, Status, worst
+from chaosrun.preflight.result import Result
 from chaosrun.wording import listed, with_unit
 
 BASELINE = "baseline"

@@ -6,7 +6,8 @@ all; a node is filled before the next one is taken.
 
 from collections.abc import Sequence
 
-from chaosrun.preflight.model import Node, Setting
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.model import Setting
 
 
 def may_take_gpus(setting: Setting) -> bool:

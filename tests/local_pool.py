@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chaosrun.cluster.probe_agent import ProbeAgent
-from chaosrun.preflight.model import Call, Node, Outcome
+from chaosrun.cluster.probing import Call, Node, Outcome
+from tests.preflight_answers import Answering
 
 FAULTY = Path(__file__).parent / "integration" / "faulty"
 """Layers that go under a node's processes: PYTHONPATH is a folder of it, whose sitecustomize.py Python imports first."""
 
 
-class LocalCrew:
-    """`LocalCrew({"a": {}, "b": {"PYTHONPATH": layer}})`: every node has a loopback address of its own."""
+class LocalPool(Answering):
+    """`LocalPool({"a": {}, "b": {"PYTHONPATH": layer}})`: every node has a loopback address of its own."""
 
     def __init__(self, nodes: Mapping[str, Mapping[str, str]], ports: Mapping[str, Mapping[str, int]] | None = None) -> None:
         self._env = nodes

@@ -1,4 +1,4 @@
-"""A probe's process: `python -m chaosrun.preflight.probe NAME`, parameters on stdin, facts on stdout, both JSON.
+"""A probe's process: `python -m chaosrun.cluster.probe_process MODULE`, parameters on stdin, facts on stdout, both JSON.
 
 What the probe itself prints goes to stderr. An answer is {"facts": …} or {"error": …}; a process that gives none has died.
 """
@@ -7,17 +7,18 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 
-def main(name: str) -> None:
+def main(module: str) -> None:
     answers = os.dup(sys.stdout.fileno())
     # Libraries print; the answer is alone on its descriptor.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     answer: dict[str, Any]
     try:
-        probe = importlib.import_module(f"chaosrun.preflight.probes.{name}").probe
-        answer = {"facts": probe(json.load(sys.stdin))}
+        facts = importlib.import_module(module).probe(**json.load(sys.stdin))
+        answer = {"facts": asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else facts}
     except Exception as error:
         # Whatever it is, its place is the report of who asked.
         answer = {"error": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,59 @@
+"""What a probe is asked and what it answers: nodes, calls and their outcomes. Values only: no I/O, no Ray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+EXPLAINED = {"use_attribute_docstrings": True, "extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""How pydantic reads and explains a value that is part of a result's JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster."""
+
+    __pydantic_config__ = EXPLAINED
+    name: str
+    """how it is called in everything that people see; unique in the cluster"""
+    node_id: str
+    """Ray's"""
+    address: str
+    """IP address"""
+    hostname: str
+    """as the node itself says"""
+    cpus: float
+    """as Ray counts them"""
+    gpus: int
+    """as Ray counts them"""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """what Ray listens on there, by purpose"""
+    head: bool = False
+    """whether Ray's head runs there"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A probe to be run in a process of its own: the function `probe(**parameters)` of the module `probe`, which returns a
+    dataclass of facts."""
+
+    probe: str
+    """The module's dotted name."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values."""
+    limit_s: float
+    """After this its process and everything below it are killed."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the process's environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a call: `facts`, or why there are none."""
+
+    facts: Mapping[str, Any] | None = None
+    """JSON values, as the probe's process wrote them."""
+    error: str = ""
+    """In one line, for people: it raised, was killed, could not be started, the agent or its node is gone."""
+    ended: Literal["done", "raised", "limit", "died", "lost"] = "done"
+    """limit: killed after `limit_s`; died: its process ended by itself without an answer; lost: its agent or node is gone."""
+    seconds: float = 0.0

@@ -1,0 +1,37 @@
+"""What nodes told, as a check is given it: JSON values become the facts of the check's own type."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.preflight.model import Answers, Check, F, Finding, Setting, Silence, read_answers, read_facts
+
+
+def told(
+    facts: type[Any], answered: Mapping[str, Any], unanswered: Mapping[str, Any] | None = None, **more: Any
+) -> Answers[Any]:
+    silent = {name: Silence(**{"ended": "died", "limit_s": 1.0, **why}) for name, why in (unanswered or {}).items()}
+    return Answers(answered={name: read_facts(facts, each) for name, each in answered.items()}, unanswered=silent, **more)
+
+
+def judged(
+    check: Check[Any],
+    setting: Setting,
+    nodes: Sequence[Node],
+    answered: Mapping[str, Any],
+    unanswered: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """Of a check that each node makes for itself."""
+    return list(check.judge(setting, nodes, told(check.facts, answered, unanswered)))
+
+
+class Answering:
+    """A pool whose `probe` a test writes."""
+
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        raise AssertionError(calls)
+
+    def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
+        began_s = time.time()
+        return read_answers(self.probe(calls), calls, facts, (began_s, time.time()))
