@@ -40,6 +40,7 @@ def show_verdict(run: "RunLayout", verdict: "Verdict", output: str) -> None:
     if output == "json":
         write_json({"v": 1, "run": run.run_id, "path": str(run.path.absolute()), "verdict": verdict.to_json()})
     else:
-        from chaosrun.report.text import render_verdict
+        from chaosrun.report.text import render_text
+        from chaosrun.report.view import read_view
 
-        write_out(page(render_verdict(verdict, run)))
+        write_out(page(render_text(read_view(run, verdict))))

@@ -1,6 +1,8 @@
 """What to type next: the commands that look closer at a run, go on with it, and do the same again."""
 
 import codecs
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,48 +12,51 @@ from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts
 
 if TYPE_CHECKING:
+    from chaosrun.verify.blame import Whose
     from chaosrun.verify.verdict import Verdict
 
 
-def next_commands(verdict: "Verdict", run: RunLayout, facts: RunFacts) -> list[tuple[str, list[str]]]:
-    """Each with its label."""
-    from chaosrun.verify.blame import blame
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    label: str
+    line: str
+    note: str | None = None
+    """What keeps it from doing what its label says."""
 
-    named = run_arguments(run)
+
+def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, whose: "Whose") -> tuple[Command, ...]:
+    """`repeat`: that of `repeat_command`; `whose` fault the verdict is: what was planned needs no diagnosis."""
+    where = run_arguments(run)
     if verdict.outcome == "interrupted":
-        return [("go on", ["chaosrun", "resume", *named])]
+        return (command("go on", "resume", *where),)
     if verdict.outcome is None:
         # Whether anybody supervises it the files do not tell; where somebody does, `resume` says so.
-        return [(label, ["chaosrun", name, *named]) for label, name in (("look", "status"), ("go on", "resume"))]
-    inspect = ["chaosrun", "verify", *named]
+        return (command("look", "status", *where), command("go on", "resume", *where))
+    inspect = command("inspect", "verify", *where)
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
-        inspect = ["chaosrun", "logs", named[0], "--leg", "chaos", *place, *named[1:]]
-    elif verdict.outcome not in (None, *CONCLUSIVE):
-        inspect = ["chaosrun", "logs", *named]
-    commands = [("inspect", inspect)]
+        inspect = command("inspect", "logs", where[0], "--leg", "chaos", *place, *where[1:])
+    elif verdict.outcome not in CONCLUSIVE:
+        inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
-    if verdict.status == "FAIL" and unexplained and blame(verdict).whose != "planned":
-        commands.append(("diagnose", ["chaosrun", "diagnose", *named]))
-    if repeat := repeat_command(run, facts):
-        commands.append(("repeat", repeat))
-    return commands
+    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned"
+    return (inspect, *([command("diagnose", "diagnose", *where)] if diagnose else []), *([repeat] if repeat else []))
 
 
-def repeat_command(run: RunLayout, facts: RunFacts) -> list[str] | None:
+def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
     """The one command that reproduces the run, under the same root; None where its job file is not known."""
     if facts.job is None:
         return None
     _, *where = run_arguments(run)
-    return ["chaosrun", "submit", shortest(Path(facts.job)), *facts.overrides, *facts.injected, *where]
-
-
-def repeat_note(run: RunLayout, facts: RunFacts) -> str | None:
-    """What keeps that command from doing the very same; None when nothing is known to."""
-    notes = [] if facts.job is None else _changes(run, Path(facts.job))
+    notes = _changes(run, Path(facts.job))
     if facts.injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")
-    return "; ".join(notes) or None
+    found = command("repeat", "submit", shortest(Path(facts.job)), *facts.overrides, *facts.injected, *where)
+    return Command(label=found.label, line=found.line, note="; ".join(notes) or None)
+
+
+def command(label: str, *arguments: str) -> Command:
+    return Command(label=label, line=shlex.join(["chaosrun", *arguments]))
 
 
 def _changes(run: RunLayout, job: Path) -> list[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from chaosrun.report.escapes import harmless
 
-LONGEST_VALUE = 160
+LONGEST_VALUE = 240
 """Characters of an expected or seen value; verdict.json holds the whole."""
 
 
@@ -53,9 +53,15 @@ def plain(value: Any) -> str:
     """Floats are recorded as float.hex(): exact, and unreadable alone."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(plain, value))}]"
-    if isinstance(value, str) and value.lstrip("-").startswith("0x") and "p" in value:
-        try:
-            return f"{float.fromhex(value):.9g} ({value})"
-        except (ValueError, OverflowError):
-            return value  # a sample's name that only looks like one
-    return str(value)
+    number = as_float(value)
+    return str(value) if number is None else f"{number:.9g} ({value})"
+
+
+def as_float(value: Any) -> float | None:
+    """What float.hex() recorded; None for anything else, a sample's name that only looks like one included."""
+    if not isinstance(value, str) or not value.lstrip("-").startswith("0x") or "p" not in value:
+        return None
+    try:
+        return float.fromhex(value)
+    except (ValueError, OverflowError):
+        return None

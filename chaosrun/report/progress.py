@@ -76,6 +76,8 @@ class UnplannedDeath:
     rank: int | None
     step: int | None
     reason: str
+    error: str | None
+    """What was raised."""
     traceback: str | None
 
 
@@ -132,9 +134,11 @@ def advance(progress: LegProgress, record: dict[str, Any]) -> LegProgress:
             landing = Landing(**{key: record[key] for key in _LANDING}, state=state)
             changes["landed"] = (*progress.landed, landing)
         case "death.unplanned":
-            traceback = (record.get("error") or {}).get("traceback")
+            error = record.get("error") or {}
             said = {key: record[key] for key in ("attempt", "rank", "step", "reason")}
-            changes["unplanned"] = (*progress.unplanned, UnplannedDeath(**said, traceback=traceback))
+            raised = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key)) or None
+            death = UnplannedDeath(**said, error=raised, traceback=error.get("traceback"))
+            changes["unplanned"] = (*progress.unplanned, death)
         case "checkpoint.quarantined":
             changes["quarantined"] = progress.quarantined + 1
         case "leg.finished":

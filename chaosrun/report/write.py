@@ -17,6 +17,7 @@ from chaosrun.records.destination import expect_folder, write_to
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.report.view import RunView, read_view
 
 if TYPE_CHECKING:
     from chaosrun.verify.verdict import Verdict
@@ -24,39 +25,38 @@ if TYPE_CHECKING:
 ReportFormat = Literal["html", "junit", "markdown", "tensorboard", "text"]
 TEXT_WIDTH = 120
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-Render = Callable[[RunLayout, "Verdict"], str]
 
 
-def _html(run: RunLayout, verdict: "Verdict") -> str:
+def _html(view: RunView) -> str:
     from chaosrun.report.html import render_html
 
-    return render_html(run, verdict)
+    return render_html(view)
 
 
-def _junit(run: RunLayout, verdict: "Verdict") -> str:
+def _junit(view: RunView) -> str:
     from chaosrun.report.junit import render_junit
 
-    return render_junit(run, verdict)
+    return render_junit(view)
 
 
-def _markdown(run: RunLayout, verdict: "Verdict") -> str:
+def _markdown(view: RunView) -> str:
     from chaosrun.report.markdown import render_markdown
 
-    return render_markdown(run, verdict)
+    return render_markdown(view)
 
 
-def _text(run: RunLayout, verdict: "Verdict") -> str:
+def _text(view: RunView) -> str:
     from chaosrun.report.output import rendered
-    from chaosrun.report.text import render_verdict
+    from chaosrun.report.text import render_text
 
-    return rendered(render_verdict(verdict, run), width=TEXT_WIDTH, colour=False)
+    return rendered(render_text(view), width=TEXT_WIDTH, colour=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     """A format that is one text file."""
 
-    render: Render
+    render: Callable[[RunView], str]
     path: Callable[[RunLayout], Path]
     always: bool = True
     """Written for every drill."""
@@ -89,7 +89,7 @@ def make_report(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: st
     if to == "-":
         if format == "tensorboard":
             raise UsageError("event files are a directory, not text", hint="name a directory with --to")
-        return Report(run_id=run.run_id, verdict=verdict, path=None, text=_FORMATS[format].render(run, verdict))
+        return Report(run_id=run.run_id, verdict=verdict, path=None, text=_FORMATS[format].render(read_view(run, verdict)))
     path = _write(run, verdict, format, None if to is None else Path(to))
     return Report(run_id=run.run_id, verdict=verdict, path=path, text=None)
 
@@ -109,7 +109,7 @@ def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | 
                 f"{path} is a directory", hint=f"name a file with --to, such as {path / _FORMATS[format].path(run).name}"
             )
         else:
-            data = _FORMATS[format].render(run, verdict).encode(errors="replace")
+            data = _FORMATS[format].render(read_view(run, verdict)).encode(errors="replace")
             if to is None:
                 write_durably(path, data)
             else:
@@ -123,10 +123,12 @@ def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
     """Write the reports that every drill has. Returns a warning for each that could not be: a sentence or two for people."""
     warnings: list[str] = []
     bugs: list[str] = []
+    view: RunView | None = None
     for kept in (kept for kept in _FORMATS.values() if kept.always):
         path = kept.path(run)
         try:
-            write_durably(path, kept.render(run, verdict).encode(errors="replace"))
+            view = view or read_view(run, verdict)
+            write_durably(path, kept.render(view).encode(errors="replace"))
         except ChaosrunError as error:
             warnings.append(f"{path.name} was not written: {error.message}")
         except OSError as error:

@@ -9,6 +9,7 @@ import pytest
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.html import render_html
+from chaosrun.report.view import read_view
 from chaosrun.verify.verdict import judge
 from tests.browser import SCHEMES, WIDTHS, Opened, open_browser, opened, overflow
 from tests.unit.legs import Bugs, copy_run, edit_journal, only, write_run
@@ -28,7 +29,7 @@ def browser() -> "Iterator[Browser]":
 
 
 def written(run: RunLayout) -> Path:
-    run.report_html.write_text(render_html(run, judge(run)))
+    run.report_html.write_text(render_html(read_view(run, judge(run))))
     return run.report_html
 
 

@@ -26,7 +26,8 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import Teller, plain_line
 from chaosrun.report.progress import read_progress
 from chaosrun.report.status import read_status, status_lines
-from chaosrun.report.text import render_verdict
+from chaosrun.report.text import render_text
+from chaosrun.report.view import read_view
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.supervise.deaths import failure_of, fault_markers, last_step, read_end
@@ -180,7 +181,7 @@ def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tm
             crashed = [entry for entry in verdict.checks if entry.evidence.get("crashed")]
             assert not crashed, crashed[0].summary
             json.dumps(verdict.to_json())
-            render_verdict(verdict, run)
+            render_text(read_view(run, verdict))
 
     tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
 

@@ -21,6 +21,7 @@ from chaosrun.report.html import render_html
 from chaosrun.report.html.drawing import Scale, integer_ticks, ticks
 from chaosrun.report.html.losses import thinned
 from chaosrun.report.html.page import TEMPLATES, moment, number, script_data
+from chaosrun.report.view import read_view
 from chaosrun.verify.verdict import Verdict, judge
 from tests.long_runs import write_long_run
 from tests.unit.fuzzing import AMOUNTS, changed_file, changed_lines, tried
@@ -82,7 +83,7 @@ def run(whole: RunLayout, tmp_path: Path) -> RunLayout:
 
 
 def page_of(run: RunLayout, verdict: Verdict | None = None) -> Text:
-    return Text(render_html(run, verdict or judge(run)))
+    return Text(render_html(read_view(run, verdict or judge(run))))
 
 
 def test_a_drill_that_passed(whole: RunLayout) -> None:
@@ -151,7 +152,7 @@ def test_commands_are_told_with_the_directory_they_work_from(
 )
 def test_beside_inconclusive_stands_how_it_ended(run: RunLayout, outcome: str, words: str) -> None:
     edit_journal(run, "chaos", only("leg.finished", lambda line: {**line, "outcome": outcome, "message": "so it ended"}))
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     assert f"INCONCLUSIVE: {words} Chaos leg: so it ended" in Text(text).said("verdict")
     assert f"<title>INCONCLUSIVE: {words} · toy" in text
 
@@ -185,7 +186,7 @@ def test_markup_in_a_runs_words_stays_text(run: RunLayout) -> None:
     assert divergence is not None
     divergence = replace(divergence, tensor=MARKUP, cause=MARKUP, expected=[MARKUP], seen={MARKUP: 1})
     verdict = replace(verdict, divergence=divergence, cause=MARKUP, hint=MARKUP, warnings=(MARKUP,))
-    text = render_html(run, verdict)
+    text = render_html(read_view(run, verdict))
     page = Text(text)
     clean = page_of(write_run(run.path / "another"))
     assert MARKUP not in text and "javascript:" not in text
@@ -260,7 +261,7 @@ def test_a_hang_and_a_quarantine_are_on_the_timeline(run: RunLayout) -> None:
     edit_journal(run, "chaos", only("fault.requested", lambda line: {**line, **hang} if line["fault"] == "F1" else line))
     aside = {"event": "checkpoint.quarantined", "name": "step-00000004", "step": 4, "reason": "a hash", "moved_to": "there"}
     edit_journal(run, "chaos", only("fault.requested", lambda line: {**line, **aside} if line["fault"] == "F2" else line))
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     assert re.search(r'aria-label="Attempt 1 hangs\s\+', text) and 'class="hang"' in text
     assert "Checkpoint step-00000004 quarantined: a hash" in text and 'class="aside"' in text
 
@@ -269,7 +270,7 @@ def test_a_hang_that_a_fault_was_the_cause_of_is_told_by_the_fault(run: RunLayou
     hang = {"event": "hang.declared", "first": 1, "ranks": [], "silent_s": 30.0, "message": "attempt 1 hangs"}
     edit_journal(run, "chaos", only("fault.requested", lambda line: {**line, **hang} if line["fault"] == "F1" else line))
     edit_journal(run, "chaos", only("fault.observed", lambda line: {**line, "how": "hang"} if line["fault"] == "F1" else line))
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     assert 'aria-label="Attempt 1 hangs' not in text and 'aria-label="Fault F1: ' in text
 
 
@@ -277,9 +278,9 @@ def test_rays_start_does_not_squeeze_the_timeline(run: RunLayout) -> None:
     def drawn(text: str) -> str:
         return re.sub(r"\s+", " ", text.partition('id="timeline"')[2].partition("</figure>")[0])
 
-    warm = render_html(run, judge(run))
+    warm = render_html(read_view(run, judge(run)))
     edit_journal(run, "chaos", only("leg.started", lambda line: {**line, "time_s": line["time_s"] - 100}))
-    cold = render_html(run, judge(run))
+    cold = render_html(read_view(run, judge(run)))
     assert drawn(cold) == drawn(warm) and drawn(warm)
     assert "1m40s of placement and Ray's start came before" in Text(cold).said("work")
     assert Text(cold).said("course").count("before started, 3 workers") == 1
@@ -290,7 +291,7 @@ def test_losses_that_are_no_numbers_leave_gaps(run: RunLayout) -> None:
         attempt = 1 if leg == "reference" else 4
         edit_trace(run, leg, attempt, 0, only("step", put(loss=["nan", "inf"]), step=11))
     edit_trace(run, "chaos", 4, 1, only("step", put(loss=["nan", "0x1p0"]), step=12))
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     assert "2 losses are no numbers" in page_of(run).said("losses").replace("3 losses", "2 losses")
     points = json.loads(text.partition('id="points">')[2].partition("</script>")[0])
     assert points[-2][1:3] == ["nan", "nan"] and points[-1][3] == "no number"
@@ -315,7 +316,7 @@ def test_a_diagnosis_is_told(run: RunLayout) -> None:
     run.diagnosis_json.write_text(
         json.dumps({"account": "shown", "reproduced": True, "finding": finding, "quantities": quantities, "hazard": hazard})
     )
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     said = Text(text).said("diagnosis")
     assert "gradients, in step 5, rank 1" in said and "2 ULP there, at most 5 in this tensor" in said
     assert "1.5 (0x1.8p0)" in said and "≠ 1 of 3 differ 5 ULP" in said and "= 6 equal" in said
@@ -336,9 +337,9 @@ def test_whatever_lies_in_a_runs_files_there_is_a_page(run: RunLayout, examples:
 
     def check(data: bytes) -> None:
         path.write_bytes(data)
-        Text(render_html(run, verdict))
+        Text(render_html(read_view(run, verdict)))
         with contextlib.suppress(ChaosrunError):
-            render_html(run, judge(run))
+            render_html(read_view(run, judge(run)))
 
     tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
 
@@ -348,7 +349,7 @@ def test_ten_thousand_steps_on_eight_ranks_stay_small(tmp_path: Path, whole: Run
     differing = (*range(5000, 5010), 7777, *range(8000, 10_000, 2))
     run = write_long_run(tmp_path, steps=10_000, workers=8, every_steps=25, kills=kills, differing=differing)
     # What it says does not depend on the verdict, which takes longer than the page.
-    page = render_html(run, replace(judge(whole), attempts=(), faults=()))
+    page = render_html(read_view(run, replace(judge(whole), attempts=(), faults=())))
     assert len(page.encode()) < MOST_BYTES
     assert f"{len(differing)} of 10000 steps differ, the first is step 5000; the largest difference is 1 ULP" in " ".join(
         page.split()
@@ -364,7 +365,7 @@ def test_ten_thousand_steps_on_eight_ranks_stay_small(tmp_path: Path, whole: Run
 def test_hundreds_of_restarts_stay_small(tmp_path: Path) -> None:
     kills = tuple(range(3, 1000, 3))
     run = write_long_run(tmp_path, steps=1000, workers=1, every_steps=2, kills=kills)
-    page = render_html(run, judge(run))
+    page = render_html(read_view(run, judge(run)))
     assert len(page.encode()) < MOST_BYTES
     assert "marks are left out" in page and "more attempts are in verdict.json" in page
 
@@ -467,5 +468,5 @@ def test_colours_are_told_apart_from_their_ground(scheme: str) -> None:
 def test_a_fault_that_was_asked_for_and_never_seen_is_marked_so(tmp_path: Path) -> None:
     run = write_run(tmp_path, kills=(Fault(id="F1", rank=1, phase="step", at_step=6, source="faults.schedule[0]"),))
     edit_journal(run, "chaos", only("fault.observed", drop))
-    text = render_html(run, judge(run))
+    text = render_html(read_view(run, judge(run)))
     assert "Fault F1 was asked for, and not seen to happen" in text and "not shown" in Text(text).said("faults")

@@ -14,7 +14,8 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 from legs import Bugs, copy_run, die_raising, edit_journal, only, put, write_run
 
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.junit import drill_suite, render_junit, to_xml, xml_text
+from chaosrun.report.junit import Case, drill_suite, render_junit, suite_of, to_xml, xml_text
+from chaosrun.report.view import read_view
 from chaosrun.verify.check import failed, inconclusive, passed, skipped
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -102,7 +103,7 @@ def read(suites: Sequence[TestSuite]) -> list[TestSuite]:
 
 
 def test_a_pass_is_green(exact: Judged) -> None:
-    (suite,) = read([drill_suite("toy", *exact)])
+    (suite,) = read([drill_suite("toy", read_view(*exact))])
     found = outcomes(suite)
     assert set(found.values()) == {"pass"}
     assert [name for name in found if "checks" not in name] == [
@@ -114,7 +115,7 @@ def test_a_pass_is_green(exact: Judged) -> None:
 
 def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> None:
     run, verdict = differing
-    (suite,) = read([drill_suite("toy", run, verdict)])
+    (suite,) = read([drill_suite("toy", read_view(run, verdict))])
     found = outcomes(suite)
     for check in verdict.checks:
         expected = {"pass": "pass", "fail": "fail", "skip": "skip", "inconclusive": "error"}[check.status]
@@ -127,14 +128,14 @@ def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> 
             assert again in (case.result[0].text or "") and again in (case.system_out or ""), case.name
     text = next(case for case in suite if case.name == "verdict").result[0].text or ""
     assert "blame: chaosrun's, most likely: RNG not restored" in text
-    assert "first divergence: rng at step 5, ranks 0, 1, 2, attempt 2" in text
+    assert "first divergence, where: step 5, ranks 0, 1, 2, attempt 2" in text
     first = next(case for case in suite if case.name == "rng").result[0].text or ""
     assert '"field": "rng"' in first and "differing: " in first
 
 
 def test_properties_and_times(exact: Judged) -> None:
     run, verdict = exact
-    suite = drill_suite("toy", run, verdict)
+    suite = drill_suite("toy", read_view(run, verdict))
     told = {entry.name: entry.value for entry in suite.properties()}
     assert told | {"run": run.run_id, "workers": "3", "plan_seed": "0", "verdict": "PASS", "torch": "2.13.0"} == told
     assert told["reproduce"] == "chaosrun submit /job.yaml"
@@ -165,13 +166,15 @@ def test_only_an_interruption_is_no_time_of_the_run(
     more = [{**record, "time_s": at_s} for record in before] + [{"event": "supervisor.resumed", "time_s": at_s + 10.0}]
     told = [*lines, *more, {**last, "time_s": last["time_s"] + 10.0}]
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in told))
-    took_s = [suite.time or 0.0 for suite in (drill_suite("toy", *exact), drill_suite("toy", run, exact[1]))]
+    took_s = [
+        suite.time or 0.0 for suite in (drill_suite("toy", read_view(*exact)), drill_suite("toy", read_view(run, exact[1])))
+    ]
     assert took_s[1] - took_s[0] == pytest.approx(counted_s, abs=0.01)
 
 
 def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
     run, verdict = lost
-    (suite,) = read([drill_suite("toy", run, verdict)])
+    (suite,) = read([drill_suite("toy", read_view(run, verdict))])
     found = outcomes(suite)
     assert [found[f"chaosrun.toy.faults/F{number}"] for number in (1, 2, 3)] == ["pass", "error", "pass"]
     assert found["chaosrun.toy/verdict"] == found["chaosrun.toy.checks/faults_landed"] == "error"
@@ -180,7 +183,7 @@ def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
 def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
     run, verdict = lost
     checks = (passed("faults_landed", "2 of 3 landed", outrun=["F2"]),)
-    suite = drill_suite("toy", run, replace(verdict, status="PASS", checks=checks))
+    suite = drill_suite("toy", read_view(run, replace(verdict, status="PASS", checks=checks)))
     assert outcomes(suite)["chaosrun.toy.faults/F2"] == "skip"
 
 
@@ -188,7 +191,7 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
     run, verdict = lost
     checks = (inconclusive("losses", "only 3 of 9"), failed("lr", "differs"), skipped("x", "nothing"), passed("y", "fine"))
     broken = replace(verdict, outcome="user_error", cause="chaos leg: rank 1 raised ValueError", checks=checks)
-    (suite,) = read([drill_suite("toy", run, broken)])
+    (suite,) = read([drill_suite("toy", read_view(run, broken))])
     found = outcomes(suite)
     assert [found[f"chaosrun.toy.checks/{name}"] for name in ("losses", "lr", "x", "y")] == ["skip", "fail", "skip", "pass"]
     assert [name for name, what in found.items() if what == "error"] == ["chaosrun.toy/verdict"]
@@ -197,36 +200,38 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
 def test_the_traceback_of_a_script_that_failed(exact: Judged, tmp_path: Path) -> None:
     run = copy_run(exact[0], tmp_path)
     die_raising(run, "Traceback:\nValueError: boom")
-    (suite,) = read([drill_suite("toy", run, replace(exact[1], status="INCONCLUSIVE", outcome="user_error"))])
+    (suite,) = read([drill_suite("toy", read_view(run, replace(exact[1], status="INCONCLUSIVE", outcome="user_error")))])
     assert "Traceback:\nValueError: boom\n" in (next(iter(suite)).result[0].text or "")
 
 
 def test_names_stay_from_night_to_night(differing: Judged, exact: Judged) -> None:
-    names = [[(case.classname, case.name) for case in drill_suite("toy", *judged)] for judged in (differing, exact)]
+    names = [[(case.classname, case.name) for case in drill_suite("toy", read_view(*judged))] for judged in (differing, exact)]
     assert names[0] == names[1]
     assert len(set(names[0])) == len(names[0])
 
 
 class TestInASuite:
     def test_a_fail_that_was_expected_is_green(self, differing: Judged) -> None:
-        (suite,) = read([drill_suite("control", *differing, surprises=())])
+        (suite,) = read([drill_suite("control", read_view(*differing), surprises=())])
         assert set(outcomes(suite).values()) <= {"pass", "skip"}
         assert "as expected" in (next(case for case in suite if case.name == "rng").system_out or "")
 
     def test_a_surprise_is_red(self, differing: Judged, exact: Judged) -> None:
-        (suite,) = read([drill_suite("control", *exact, surprises=["PASS where FAIL was expected: …"])])
+        (suite,) = read([drill_suite("control", read_view(*exact), surprises=["PASS where FAIL was expected: …"])])
         (case,) = [case for case in suite if case.is_failure]
         assert (case.name, case.result[0].message) == ("verdict", "PASS where FAIL was expected: …")
-        (suite,) = read([drill_suite("control", *differing, surprises=["FAIL where PASS was expected"])])
+        (suite,) = read([drill_suite("control", read_view(*differing), surprises=["FAIL where PASS was expected"])])
         assert outcomes(suite)["chaosrun.control.checks/rng"] == "fail"
 
     def test_one_that_was_not_carried_out(self) -> None:
-        (suite,) = read([drill_suite("far", None, None, error="no room for 9 workers")])
+        (suite,) = read([suite_of("far", [Case(name="verdict", result="error", message="no room for 9 workers")])])
         assert outcomes(suite) == {"chaosrun.far/verdict": "error"}
         assert next(iter(suite)).result[0].message == "no room for 9 workers"
 
     def test_many_in_one_file(self, differing: Judged, exact: Judged) -> None:
-        text = to_xml([drill_suite("a", *exact), drill_suite("b", *differing), drill_suite("a", *exact)])
+        text = to_xml(
+            [drill_suite("a", read_view(*exact)), drill_suite("b", read_view(*differing)), drill_suite("a", read_view(*exact))]
+        )
         whole = JUnitXml.fromstring(text.encode())
         assert [suite.name for suite in whole] == ["a", "b", "a"]
         assert whole.tests == len(outcomes_of(whole))
@@ -251,7 +256,7 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
         checks=(failed("lr", EVERYTHING, what=EVERYTHING),),
         faults=(replace(verdict.faults[0], description=EVERYTHING, evidence=EVERYTHING),),
     )
-    (suite,) = read([drill_suite(EVERYTHING, run, nasty)])
+    (suite,) = read([drill_suite(EVERYTHING, read_view(run, nasty))])
     assert xml_text(EVERYTHING) == "\t\n\r\x7fred😀<>&\"']]>"
     result = next(case for case in suite if case.name == "lr").result[0]
     assert (result.message or "").endswith("red😀<>&\"']]>")
@@ -259,14 +264,14 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
 
 def test_evidence_is_cut_where_it_is_long(exact: Judged) -> None:
     run, verdict = exact
-    (suite,) = read([drill_suite("toy", run, replace(verdict, checks=(failed("lr", "differs", all=["x"] * 9000),)))])
+    (suite,) = read([drill_suite("toy", read_view(run, replace(verdict, checks=(failed("lr", "differs", all=["x"] * 9000),))))])
     text = next(case for case in suite if case.name == "lr").result[0].text or ""
     assert len(text) < 5000
     assert "verdict.json" in text
 
 
 def test_a_run_alone(differing: Judged) -> None:
-    whole = JUnitXml.fromstring(render_junit(*differing).encode())
+    whole = JUnitXml.fromstring(render_junit(read_view(*differing)).encode())
     assert [suite.name for suite in whole] == ["toy"]
 
 
@@ -284,4 +289,4 @@ def test_the_control_of_the_structure() -> None:
 def test_times_beyond_floats(exact: Judged, tmp_path: Path) -> None:
     run = copy_run(exact[0], tmp_path)
     edit_journal(run, "chaos", only("leg.finished", put(time_s=10**400)))
-    assert not complaints(etree.fromstring(to_xml([drill_suite("toy", run, judge(run))])))
+    assert not complaints(etree.fromstring(to_xml([drill_suite("toy", read_view(run, judge(run)))])))

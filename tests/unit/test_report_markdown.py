@@ -10,8 +10,8 @@ from legs import Bugs, copy_run, die_raising, write_run
 from markdown_it import MarkdownIt
 
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.markdown import render_markdown
-from chaosrun.report.markdown_parts import MOST_BYTES
+from chaosrun.report.markdown import MOST_BYTES, render_markdown
+from chaosrun.report.view import read_view
 from chaosrun.verify.check import failed
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -72,8 +72,8 @@ class Page:
 
 
 def test_a_pass(passed: tuple[RunLayout, Verdict]) -> None:
-    page = Page(render_markdown(*passed))
-    assert page.headings() == ["✅ PASS: toy, 3 workers", "Faults: 3 of 3 landed", "Attempts: 4, 7 steps lost and done again"]
+    page = Page(render_markdown(read_view(*passed)))
+    assert page.headings() == ["✅ PASS: toy, 3 workers", "Faults: 3 of 3 landed", "Attempts: 4, 7 steps lost and done again, recovery 8.5 s"]
     faults, attempts, checks = page.tables()
     assert faults[1] == ["F1", "SIGKILL rank 1 after step 6", "attempt 1, step 6", "pid 101: SIGKILL"]
     assert attempts[2][:5] == [
@@ -89,14 +89,14 @@ def test_a_pass(passed: tuple[RunLayout, Verdict]) -> None:
 
 def test_a_fail_says_whose_fault_what_differed_and_how_to_do_it_again(differing: tuple[RunLayout, Verdict]) -> None:
     run, verdict = differing
-    page = Page(render_markdown(run, verdict))
+    page = Page(render_markdown(read_view(run, verdict)))
     assert page.headings()[0] == "❌ FAIL: toy, 3 workers"
     assert "**Whose fault:** chaosrun's, most likely: 1 batch skipped on resume" in page.text
     first = dict(row for row in page.tables()[0] if len(row) == 2)
     assert first["where"] == "step 5, ranks 0, 1, 2, attempt 2, micro-batch 0"
     assert first["cause"] == "1 batch skipped"
     assert first["what to do"] == verdict.hint
-    other = Page(render_markdown(run, replace(verdict, hint="set data.resume: seedable")))
+    other = Page(render_markdown(read_view(run, replace(verdict, hint="set data.resume: seedable"))))
     assert "**Hint:** set data.resume: seedable" in other.text and "what to do" not in other.text and "in detail" in other.text
     failing = [check.name for check in verdict.checks if check.status == "fail"]
     assert [row[1] for row in page.tables()[1][1:]] == failing
@@ -118,7 +118,7 @@ def test_markup_in_a_run_is_text(differing: tuple[RunLayout, Verdict]) -> None:
         faults=(replace(verdict.faults[0], description=NASTY, evidence=NASTY),),
         divergence=replace(verdict.divergence, tensor=NASTY, expected=[NASTY], seen={"|": NASTY}),
     )
-    page = Page(render_markdown(run, nasty))
+    page = Page(render_markdown(read_view(run, nasty)))
     first, failing, faults, attempts = page.tables()
     assert {len(row) for row in first} == {2}
     assert dict(row for row in first)["tensor"] == SEEN
@@ -134,7 +134,7 @@ def test_markup_in_a_run_is_text(differing: tuple[RunLayout, Verdict]) -> None:
 def test_no_web_page_makes_a_link_or_a_mention_of_what_a_run_wrote(passed: tuple[RunLayout, Verdict]) -> None:
     run, verdict = passed
     said = "@octocat @_x a@b.org #12 !34 https://x.org ftp://x HTTP://x www.x.org"
-    page = Page(render_markdown(run, replace(verdict, cause=said, warnings=(said,))))
+    page = Page(render_markdown(read_view(run, replace(verdict, cause=said, warnings=(said,)))))
     assert page.words(page.tokens[4]) == said
     # Mentions and links are looked for in what a page shows, after its Markdown was read.
     shown = " ".join(child.content for token in page.tokens for child in token.children or ())
@@ -147,7 +147,7 @@ def test_no_web_page_makes_a_link_or_a_mention_of_what_a_run_wrote(passed: tuple
 )
 def test_a_cause_is_a_paragraph(passed: tuple[RunLayout, Verdict], cause: str) -> None:
     run, verdict = passed
-    page = Page(render_markdown(run, replace(verdict, cause=cause)))
+    page = Page(render_markdown(read_view(run, replace(verdict, cause=cause))))
     assert [token.type for token in page.tokens[3:6]] == ["paragraph_open", "inline", "paragraph_close"]
     assert page.words(page.tokens[4]) == cause
 
@@ -157,7 +157,7 @@ def test_a_job_in_backticks_stays_in_its_fence(passed: tuple[RunLayout, Verdict]
     info = run.run_json.read_text()
     try:
         run.run_json.write_text(info.replace('"overrides": []', '"overrides": ["args=[```, `]"]'))
-        (commands,) = Page(render_markdown(run, verdict)).fences()
+        (commands,) = Page(render_markdown(read_view(run, verdict))).fences()
     finally:
         run.run_json.write_text(info)
     assert "'args=[```, `]'" in commands
@@ -172,19 +172,21 @@ def test_it_stays_short_and_whole(differing: tuple[RunLayout, Verdict]) -> None:
         attempts=verdict.attempts * 300,
         warnings=("w" * 10_000,) * 100,
     )
-    text = render_markdown(run, many)
+    text = render_markdown(read_view(run, many))
     assert len(text.encode()) <= MOST_BYTES < 64_000
     page = Page(text)
     assert ["… 460 more", "", ""] in page.tables()[1]
     assert all(len({len(row) for row in table}) == 1 for table in page.tables())
     assert "Cut off here" not in text
     wide = replace(many, hint="|" * 100_000, warnings=("|" * 900,) * 100, checks=many.checks * 2)
-    assert len(render_markdown(run, wide).encode()) <= MOST_BYTES
+    assert len(render_markdown(read_view(run, wide)).encode()) <= MOST_BYTES
 
 
 def test_a_run_that_did_not_complete_shows_no_checks(passed: tuple[RunLayout, Verdict]) -> None:
     run, verdict = passed
-    text = render_markdown(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="chaos leg: rank 1 raised"))
+    text = render_markdown(
+        read_view(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="chaos leg: rank 1 raised"))
+    )
     assert text.startswith("## ⚠️ INCONCLUSIVE (the script failed): toy")
     assert "### Checks" not in text
     assert "yours (the script)" in text
@@ -194,7 +196,9 @@ def test_a_script_that_failed_shows_its_traceback(passed: tuple[RunLayout, Verdi
     run, verdict = copy_run(passed[0], tmp_path), passed[1]
     raised = "Traceback (most recent call last):\n" + "  line\n" * 99 + "\x1b[1mValueError: ``` boom\x1b[0m"
     die_raising(run, raised)
-    page = Page(render_markdown(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="rank 1 raised")))
+    page = Page(
+        render_markdown(read_view(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="rank 1 raised")))
+    )
     assert page.headings()[1] == "Traceback of rank 1, attempt 4"
     told = page.fences()[1].splitlines()
     assert (len(told), told[-1]) == (40, "ValueError: ``` boom")

@@ -15,7 +15,8 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
-from chaosrun.report.text import job_sentence, render_plan, render_runs, render_verdict
+from chaosrun.report.text import job_sentence, render_plan, render_runs, render_text
+from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
 from chaosrun.verify.check import Check, failed, inconclusive, passed, skipped
@@ -115,10 +116,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     info: dict[str, Any] = {
         "job": str(tmp_path / "jobs" / "job.yaml"),
         "overrides": ["faults.seed=7", "args=[a b]"],
-        "spec": {"name": "bytelm", "workers": 3, "max_steps": 90},
+        "spec": {"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90},
         "reference": {"source": None},
     }
     layout.run_json.write_text(json.dumps(info))
+    layout.plan_json.write_text(json.dumps(FaultPlan(seed=7).to_json()))
     write_chaos(
         layout,
         ("leg.started", {"workers": 3, "supervisor_pid": 1}),
@@ -138,7 +140,7 @@ def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str =
 
 
 def text(verdict: Verdict, run: RunLayout, *, width: int = 80) -> str:
-    return rendered(render_verdict(verdict, run), width=width, colour=False)
+    return rendered(render_text(read_view(run, verdict)), width=width, colour=False)
 
 
 def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
@@ -149,7 +151,7 @@ def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
     checks = (failed("lr", evil),)
     bad = replace(FAILED, cause=evil, hint=evil, faults=faults, attempts=attempts, divergence=divergence, checks=checks)
     for width in (40, 120):
-        page = rendered(render_verdict(bad, run), width=width, colour=True)
+        page = rendered(render_text(read_view(run, bad)), width=width, colour=True)
         assert "\x07" not in page and "red" in page
         assert not re.search(r"\x1b(?!\[[0-9;]*m)", page)
     assert "\x1b" not in text(bad, run)
@@ -187,8 +189,8 @@ def test_fail_shows_what_differed_first(run: RunLayout) -> None:
     divergence = account[account.index("First divergence") : account.index("\nFAIL")]
     assert "step 11, ranks 0, 1, 2, attempt 2" in divergence
     assert "blocks.0.attn.qkv.weight" in divergence
-    assert "expected  [0.001 (0x1.0624dd2f1a9fcp-10)]" in divergence
-    assert "seen      [0.0001 (" in divergence
+    assert "expected   [0.001 (0x1.0624dd2f1a9fcp-10)]" in divergence
+    assert "seen       [0.0001 (" in divergence
     assert "LR scheduler not restored" in divergence
     assert f"inspect   chaosrun logs {RUN_ID} --leg chaos --attempt 2 --rank 0\n" in account
     assert "hint      pass the scheduler to run.register" in account
@@ -260,8 +262,8 @@ def test_fits_the_terminal(run: RunLayout, verdict: Verdict, width: int) -> None
 
 
 def test_colour_only_when_asked(run: RunLayout) -> None:
-    assert "\x1b" not in rendered(render_verdict(FAILED, run), width=80, colour=False)
-    assert "\x1b[1;31mFAIL" in rendered(render_verdict(FAILED, run), width=80, colour=True)
+    assert "\x1b" not in rendered(render_text(read_view(run, FAILED)), width=80, colour=False)
+    assert "\x1b[1;31mFAIL" in rendered(render_text(read_view(run, FAILED)), width=80, colour=True)
 
 
 def test_markup_in_names_is_text(run: RunLayout) -> None:

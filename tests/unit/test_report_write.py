@@ -18,8 +18,9 @@ from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.report import write
+from chaosrun.report.view import RunView
 from chaosrun.report.write import make_report, write_reports
-from chaosrun.verify.verdict import Verdict, judge
+from chaosrun.verify.verdict import judge
 
 ALWAYS = ["junit.xml", "report.html", "report.md"]
 
@@ -40,7 +41,7 @@ def reports(run: RunLayout) -> list[str]:
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> None:
-    def render(run: RunLayout, verdict: Verdict) -> str:
+    def render(view: RunView) -> str:
         raise error
 
     broken = {**write._FORMATS, format: replace(write._FORMATS[format], render=render)}
@@ -72,12 +73,13 @@ class TestEveryDrill:
         assert write_reports(run, verdict) == []
         assert reports(run) == ALWAYS
 
-    def test_a_damaged_file_is_no_bug(self, run: RunLayout) -> None:
+    def test_every_report_names_what_is_damaged(self, run: RunLayout) -> None:
         verdict = judge(run)
         run.run_json.write_text("{")
-        said = write_reports(run, verdict)
-        assert said and all("run.json is damaged" in sentence and "this is a bug" not in sentence for sentence in said)
-        assert "report-error.txt" not in reports(run)
+        assert write_reports(run, verdict) == []
+        assert reports(run) == ALWAYS
+        assert "run.json is damaged" in run.junit_xml.read_text() and "run.json is damaged" in run.report_html.read_text()
+        assert "run.json is damaged" in run.report_md.read_text()
 
     def test_records_that_are_damaged_are_reported_on(self, run: RunLayout) -> None:
         run.leg("chaos").environment.write_text("{")

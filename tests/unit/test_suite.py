@@ -7,7 +7,7 @@ import pytest
 from verdicts import PASSED
 
 from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_markdown import render_markdown
+from chaosrun.campaign.report.suite_pages import render_markdown
 from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered

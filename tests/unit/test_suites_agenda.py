@@ -16,9 +16,7 @@ from chaosrun.campaign.folder import Agenda, SuiteFolder
 from chaosrun.campaign.history import Entry, nights, read_history
 from chaosrun.campaign.night import SuiteRun, Wish, agree, opened
 from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_html import render_index
-from chaosrun.campaign.report.suite_markdown import render_markdown
-from chaosrun.campaign.report.suite_pages import junit_text
+from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.integrations.export.github import workflow

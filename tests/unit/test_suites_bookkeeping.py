@@ -12,9 +12,7 @@ from chaosrun.campaign.kept import KeptPlans
 from chaosrun.campaign.night import SuiteRun, Wish, opened
 from chaosrun.campaign.planned import PlannedDrill
 from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_html import render_index
-from chaosrun.campaign.report.suite_markdown import render_markdown
-from chaosrun.campaign.report.suite_pages import junit_text
+from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
 from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.sweep import Interruptible
 from chaosrun.errors import InterruptedRunError

@@ -4,33 +4,35 @@ Written from the result, and never change it: one that cannot be written is told
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from chaosrun.campaign.folder import SuiteFolder
-from chaosrun.campaign.report.suite import headline, not_done
+from chaosrun.campaign.report.view import SuiteView, link, suite_view
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
 from chaosrun.records.journal import write_durably
 
 if TYPE_CHECKING:
+    from chaosrun.campaign.history import Night
     from chaosrun.campaign.results import SuiteResult
+    from chaosrun.report.junit import Case
+
+TEMPLATES = Path(__file__).parent / "templates"
+SIGNS = {"as expected": "✅", "not as expected": "❌", "cut short": "🚫", "nothing to do": "➖"}
+MOST_REPEATED = 5
+"""Drills whose command is in the summary; each report has its own."""
 
 
 def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "SuiteResult":
     """Write all of them. The result returned tells what could not be written."""
     from chaosrun.campaign.history import nights, read_history
-    from chaosrun.campaign.report.suite_html import render_index
-    from chaosrun.campaign.report.suite_markdown import render_markdown
-
-    def index() -> str:
-        return render_index(result, nights(read_history(history).entries), folder.path)
 
     pages: Sequence[tuple[Path, Callable[[], str]]] = (
         (folder.junit_xml, lambda: junit_text(result)),
         (folder.summary_md, lambda: render_markdown(result)),
-        (folder.index_html, index),
+        (folder.index_html, lambda: render_index(result, nights(read_history(history).entries), folder.path)),
     )
     notes: list[str] = []
     for path, render in pages:
@@ -43,32 +45,114 @@ def write_pages(folder: SuiteFolder, result: "SuiteResult", history: Path) -> "S
     return replace(result, notes=(*result.notes, *notes))
 
 
+def render_markdown(result: "SuiteResult") -> str:
+    """For a job summary ($GITHUB_STEP_SUMMARY): what is not as expected first."""
+    from chaosrun.report.markdown import SIGNS as VERDICTS
+    from chaosrun.report.markdown import render
+
+    view = suite_view(result)
+    cells = [
+        (
+            row.name,
+            f"{VERDICTS.get(row.status, '🚫')} {row.status}",
+            f"{row.expected} ({row.label})" if row.label else row.expected,
+            row.told or "-",
+            row.faults,
+            row.restarts,
+            row.recovery,
+            row.time,
+        )
+        for row in view.by_interest
+    ]
+    repeats = [replace(row.repeat, label=row.name, note=None) for row in view.odd[:MOST_REPEATED] if row.repeat is not None]
+    return render("suite.md", TEMPLATES, view=view, sign=SIGNS[view.words], cells=cells, repeats=repeats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NightRow:
+    night: "Night"
+    seed: int | None
+    odd: tuple[str, ...]
+    link: str | None
+
+
+def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) -> str:
+    """The whole page, to lie in `folder`: links are relative to it. `known`: the nights that are shown, oldest first."""
+    from chaosrun.campaign.report.figures import rates, recoveries, strip
+    from chaosrun.report.html.page import environment
+
+    return (
+        environment(TEMPLATES)
+        .get_template("suite.html")
+        .render(
+            result=result,
+            view=suite_view(result),
+            past=f"The last {len(known)} nights" if len(known) > 1 else "One night",
+            links={row.name: link(row.run.report_html, folder) for row in suite_view(result).drills if row.run is not None},
+            strips={
+                drill.name: strip([(n.night, n.drills[drill.name].ok if drill.name in n.drills else None) for n in known])
+                for drill in result.drills
+            },
+            nights=[_night_row(night, folder) for night in reversed(known)],
+            rates=rates(known),
+            recoveries=recoveries(known),
+        )
+    )
+
+
+def _night_row(night: "Night", folder: Path) -> NightRow:
+    page = folder.parent / night.suite / "index.html"
+    return NightRow(
+        night=night,
+        seed=next((entry.seed for entry in night.drills.values()), None),
+        odd=tuple(entry.drill for entry in night.drills.values() if not entry.ok),
+        link=None if page.parent == folder else link(page, folder),
+    )
+
+
 def junit_text(result: "SuiteResult") -> str:
     """One suite of cases a drill, also for those that were not begun, and one for the comparison of losses."""
-    from chaosrun.report.junit import comparison_suite, drill_suite, skipped_suite, to_xml
+    from chaosrun.report.junit import Case, drill_suite, suite_of, to_xml
+    from chaosrun.report.view import read_view
     from chaosrun.verify.verdict import judge
 
-    suites = [
-        drill_suite(
-            drill.name,
-            drill.run,
-            judge(drill.run) if drill.run is not None and drill.status is not None else None,
-            surprises=drill.surprises,
-            error=drill.error,
-            instead="cancelled" if drill.cancelled else "not carried out",
-        )
-        for drill in result.drills
-    ]
+    def without(name: str, result: Literal["error", "skipped"], why: str, instead: str) -> None:
+        """A drill that has no verdict."""
+        suites.append(suite_of(name, [Case(name="verdict", result=result, message=why, type=instead)]))
+
+    view, suites = suite_view(result), []
+    for drill in result.drills:
+        if drill.run is None or drill.status is None:
+            why = drill.error or "the drill could not be carried out"
+            without(drill.name, "error", why, "cancelled" if drill.cancelled else "not carried out")
+        else:
+            suites.append(drill_suite(drill.name, read_view(drill.run, judge(drill.run)), surprises=drill.surprises))
     why = "after a drill that was not as expected" if result.cut_short is None else "the suite was cut short before"
-    suites += [skipped_suite(name, f"{not_done(result)}, {why}", not_done(result)) for name in result.left]
+    for name in result.left:
+        without(name, "skipped", f"{view.not_done}, {why}", view.not_done)
     if result.cut_short is not None:  # what CI shows is not all green then
-        whole = f"suite {result.name}"
-        suites.append(drill_suite(whole, None, None, error=f"cut short: {result.cut_short}", instead="cut short"))
-    if result.compared or result.not_compared is not None:
-        suites.append(comparison_suite(result))
+        without(f"suite {result.name}", "error", f"cut short: {result.cut_short}", "cut short")
+    if cases := _compared(view):
+        suites.append(suite_of("comparison", cases))
     if result.empty:
-        suites.append(skipped_suite(result.name, headline(result)))
+        without(result.name, "skipped", view.headline, "not begun")
     return to_xml(suites)
+
+
+def _compared(view: SuiteView) -> "list[Case]":
+    """The losses of a suite's drills beside those of its first: a case each."""
+    from chaosrun.report.junit import Case
+
+    result, cases = view.result, []
+    if result.not_compared is not None:
+        why = f"the losses could not be compared: {result.not_compared}"
+        cases.append(Case(name="losses", result="error", message=why, type="not compared"))
+    for entry, row in zip(result.compared, view.losses, strict=True):
+        about = f"beside {result.first}: beyond the tolerance: {row.beyond}, largest difference {row.largest}"
+        case = Case(name=entry.name, output=[about, "a control, as expected" if entry.control and row.ok else None])
+        surprise = replace(case, result="failure", message=row.surprise, type="unexpected", about=[about])
+        cases.append(case if row.ok else surprise)
+    return cases
 
 
 def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -> None:

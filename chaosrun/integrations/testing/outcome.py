@@ -4,7 +4,6 @@ The words are for whoever reads a red test: the cause, the first difference, whe
 chaosrun are hidden from tracebacks; what is left is the line of the test.
 """
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from chaosrun.report.escapes import harmless
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
-    from chaosrun.verify.divergence import Divergence
+    from chaosrun.report.view import Death
     from chaosrun.verify.verdict import Verdict, VerdictStatus
 
 LABEL_WIDTH = 10
@@ -87,37 +86,34 @@ class Outcome:
         return self._account(f"{verdict.status}, and the test did not ask for the verdict of this drill: {verdict.cause}")
 
     def _account(self, surprise: str, hint: str | None = None) -> str:
-        from chaosrun.report.facts import read_facts
-        from chaosrun.report.next_commands import next_commands
-        from chaosrun.verify.blame import blame
+        from chaosrun.report.view import read_view
 
-        verdict, found = self._verdict, self._verdict.divergence
-        rows = [] if found is None else _divergence(found)
-        rows.append(("blame", blame(verdict).sentence))
+        view = read_view(self.run, self._verdict)
+        found = self._verdict.divergence
+        named = dict(view.divergence)
+        rows = [("differs", f"{named['kind']}, first at {named['where']}")] if found is not None else []
+        rows += [(name, named[name]) for name in ("tensor", "expected", "seen") if name in named]
+        rows.append(("blame", view.blame.sentence))
         # That of the verdict may say more about the same.
-        if hint := hint or verdict.hint or (found and found.hint):
+        if hint := hint or self._verdict.hint or (found and found.hint):
             rows.append(("hint", hint))
         rows.append(("run", str(self.run.path)))
         if self.report is not None:
             rows.append(("report", str(self.report)))
-        commands = next_commands(verdict, self.run, read_facts(self.run))
-        rows += [(label, shlex.join(command)) for label, command in commands]
+        rows += [(command.label, command.line) for command in view.commands]
         if self.again is not None:
             rows.append(("test", self.again))
-        return "\n".join([_account(surprise, rows), *self._traceback()])
+        return "\n".join([_account(surprise, rows), *_traceback(view.fatal)])
 
-    def _traceback(self) -> list[str]:
-        """Its end: the last frames of the script, and what they raised."""
-        from chaosrun.report.text import fatal_death
 
-        death = fatal_death(self._verdict, self.run)
-        if death is None or not death.traceback:
-            return []
-        who = "the attempt" if death.rank is None else f"rank {death.rank}"
-        lines = harmless(death.traceback).rstrip().splitlines()
-        left_out = ["    …"] if len(lines) > TRACEBACK_LINES else []
-        shown = [f"    {line}" for line in lines[-TRACEBACK_LINES:]]
-        return [f"  traceback of {who}, attempt {death.attempt}:", *left_out, *shown]
+def _traceback(death: "Death | None") -> list[str]:
+    """Its end: the last frames of the script, and what they raised."""
+    if death is None or not death.traceback:
+        return []
+    lines = harmless(death.traceback).rstrip().splitlines()
+    left_out = ["    …"] if len(lines) > TRACEBACK_LINES else []
+    shown = [f"    {line}" for line in lines[-TRACEBACK_LINES:]]
+    return [f"  {death.title[:1].lower()}{death.title[1:]}:", *left_out, *shown]
 
 
 def failed_to_run(error: ChaosrunError, commands: Sequence[tuple[str, str]]) -> DrillFailed:
@@ -140,15 +136,3 @@ def _surprise(verdict: "Verdict", status: str, kind: str | None, cause: str | No
     if cause is not None and cause not in verdict.cause:
         return f"{status}, but its cause does not say {cause!r}: {verdict.cause}"
     return None
-
-
-def _divergence(found: "Divergence") -> list[tuple[str, str]]:
-    from chaosrun.report.page import shown
-
-    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
-    rows = [("differs", f"{found.kind}, first at step {found.step}, {ranks}, attempt {found.attempt}")]
-    if found.tensor is not None:
-        rows.append(("tensor", found.tensor))
-    if (found.expected, found.seen) != (None, None):
-        rows += [("expected", shown(found.expected)), ("seen", shown(found.seen))]
-    return rows

@@ -1,10 +1,11 @@
 """The report of a drill as one HTML page that loads nothing: `render_html`.
 
-source (files, read once) → answers, timeline, losses, samples, restarts, particulars (values and figures) → templates.
+The `RunView` has what every report says. What only a page has room for is made here from the legs' traces: timeline, losses,
+samples, restarts (figures) and particulars (rows).
 """
 
-from chaosrun.records.layout import RunLayout
-from chaosrun.report.html.answers import answers
+from pathlib import Path
+
 from chaosrun.report.html.drawing import SHAPES
 from chaosrun.report.html.losses import losses
 from chaosrun.report.html.page import environment
@@ -13,20 +14,19 @@ from chaosrun.report.html.restarts import PHASE_MEANINGS, PHASE_NAMES, restarts
 from chaosrun.report.html.samples import ledger
 from chaosrun.report.html.source import read_source
 from chaosrun.report.html.timeline import timeline
-from chaosrun.verify.verdict import Verdict
+from chaosrun.report.view import RunView
 
 __all__ = ["render_html"]
 
 
-def render_html(run: RunLayout, verdict: Verdict) -> str:
+def render_html(view: RunView) -> str:
     """The whole page. What is damaged in the run is named on it; raises OSError when a file cannot be read at all."""
-    source = read_source(run, verdict)
+    source = read_source(view)
     template = environment().get_template("drill.html")
     return template.render(
-        run=run,
-        verdict=verdict,
+        view=view,
+        verdict=view.verdict,
         source=source,
-        answers=answers(source),
         timeline=timeline(source),
         losses=losses(source),
         ledger=ledger(source),
@@ -35,4 +35,5 @@ def render_html(run: RunLayout, verdict: Verdict) -> str:
         shapes=SHAPES,
         phases=PHASE_NAMES,
         meanings=PHASE_MEANINGS,
+        here=Path.cwd(),
     )

@@ -44,9 +44,9 @@ def marks_of(source: Source, clock: Clock) -> tuple[list[Placed], int]:
 
 def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
     leg = source.told.history
-    words = {fault.id: fault.describe() for fault in source.plan.faults} if source.plan else {}
-    kinds = {fault.id: fault.kind for fault in source.plan.faults} if source.plan else {}
-    told = {outcome.id: outcome for outcome in source.verdict.faults}
+    words = {fault.id: fault.describe() for fault in source.view.plan.faults} if source.view.plan else {}
+    kinds = {fault.id: fault.kind for fault in source.view.plan.faults} if source.view.plan else {}
+    told = {outcome.id: outcome for outcome in source.view.verdict.faults}
     seen: set[str] = set()
     for record in leg.events("fault.observed"):
         died_s, at_s = finite(record.get("died_s")), finite(record["time_s"])

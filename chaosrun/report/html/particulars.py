@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.report.html.source import Leg, Source
-from chaosrun.report.page import plain
+from chaosrun.report.page import shown
 from chaosrun.verify.compare import differing_keys
-from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.ulp import float_distance
 
 FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
 """Kinds of which the records hold digests, not values."""
@@ -51,7 +49,6 @@ class Diagnosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Particulars:
-    divergence: tuple[tuple[str, str], ...]
     fingerprints_only: bool
     environment: tuple[EnvironmentRow, ...]
     where: tuple[tuple[str, str], ...]
@@ -63,15 +60,14 @@ class Particulars:
 
 
 def particulars(source: Source) -> Particulars:
-    found = source.verdict.divergence
+    found = source.view.verdict.divergence
     return Particulars(
-        divergence=tuple(_divergence(found, source.verdict.hint)) if found else (),
         fingerprints_only=found is not None and found.kind in FINGERPRINTED,
         environment=tuple(_environment(source)),
         where=tuple(_where(source)),
         diagnosis=_diagnosed(source.diagnosis) if source.diagnosis is not None else None,
-        files=tuple((name, what) for name, what in FILES.items() if (source.run.path / name).exists()),
-        job=_text(source.run.job_yaml),
+        files=tuple((name, what) for name, what in FILES.items() if (source.view.run.path / name).exists()),
+        job=_text(source.view.run.job_yaml),
     )
 
 
@@ -83,61 +79,26 @@ def _text(path: Path) -> str | None:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}\n… ({len(text)} characters)"
 
 
-def _divergence(found: Divergence, hint: str | None) -> Iterator[tuple[str, str]]:
-    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
-    micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
-    yield "where", f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
-    yield "what", found.kind
-    if found.tensor is not None:
-        yield "tensor", found.tensor
-    if (found.expected, found.seen) != (None, None):
-        yield "expected", _value(found.expected)
-        yield "seen", _value(found.seen)
-    if (distance := _distance(found.expected, found.seen)) is not None:
-        yield "distance", distance
-    yield "cause", found.cause
-    if found.hint != hint:  # that one is among the answers
-        yield "in detail", found.hint
-
-
-def _value(value: Any) -> str:
-    text = plain(value)
-    return text if len(text) <= 600 else f"{text[:600]}… ({len(text)} characters)"
-
-
-def _distance(expected: Any, seen: Any) -> str | None:
-    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple):
-        pair = next(((a, b) for a, b in zip(expected, seen, strict=False) if a != b), (None, None))
-        return _distance(*pair) if not any(isinstance(value, list | tuple) for value in pair) else None
-    if not (isinstance(expected, str) and isinstance(seen, str) and "p" in expected and "p" in seen):
-        return None
-    try:
-        ulp = float_distance(float.fromhex(expected), float.fromhex(seen))
-    except (ValueError, OverflowError):
-        return None  # text that is no recorded float
-    return "no number on one side" if ulp is None else f"{ulp} ULP"
-
-
 def _environment(source: Source) -> Iterator[EnvironmentRow]:
     """What differs first."""
     expected, seen = source.reference.history.environment or {}, source.chaos.history.environment or {}
     apart = differing_keys(expected, seen) if expected and seen else []
     for key in (*apart, *(key for key in {**expected, **seen} if key not in apart)):
-        pair = [_value(facts[key]) if key in facts else "–" for facts in (expected, seen)]
+        pair = [shown(facts[key]) if key in facts else "–" for facts in (expected, seen)]
         yield EnvironmentRow(name=str(key).replace("_", " "), reference=pair[0], chaos=pair[1], alike=key not in apart)
 
 
 def _where(source: Source) -> Iterator[tuple[str, str]]:
-    if source.facts.chaosrun:
-        yield "chaosrun", source.facts.chaosrun
-    if source.facts.reference_source:
-        yield "reference", f"taken from the cache: {source.facts.reference_source}"
+    if source.view.facts.chaosrun:
+        yield "chaosrun", source.view.facts.chaosrun
+    if source.view.facts.reference_source:
+        yield "reference", f"taken from the cache: {source.view.facts.reference_source}"
     for leg in (source.reference, source.chaos):
         if nodes := _nodes(leg):
             yield f"{leg.name} leg", nodes
-    if source.spec is not None:
-        yield "deterministic", str(source.spec.deterministic)
-        losses, weights = source.spec.verify.losses, source.spec.verify.weights
+    if source.view.spec is not None:
+        yield "deterministic", str(source.view.spec.deterministic)
+        losses, weights = source.view.spec.verify.losses, source.view.spec.verify.weights
         if not (losses.exact and weights.exact):
             yield (
                 "tolerance",
@@ -177,7 +138,7 @@ def _diagnosed(found: Mapping[str, Any]) -> Diagnosed:
         if finding.get("problem"):
             facts.append(("", str(finding["problem"])))
         values = difference or finding
-        facts += [(name, _value(values[name])) for name in ("expected", "seen") if values.get(name) is not None]
+        facts += [(name, shown(values[name])) for name in ("expected", "seen") if values.get(name) is not None]
     if difference:
         facts.append(
             (

@@ -1,6 +1,6 @@
 """What the restarts took: their recovery in phases, where each attempt went on, and what the leg's time went into."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -31,22 +31,9 @@ MOST_ROWS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
-    """One attempt, and what it went on from."""
-
-    attempt: int
-    resumed_from: str
-    steps: str
-    ended_by: str
-    lost: int
-    recovery: RecoveryTimes | None
-    quarantined: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    attempts: tuple[Resumption, ...]
-    left_out: int
+    quarantined: Mapping[int, tuple[str, ...]]
+    """By attempt, the checkpoints that were set aside before it."""
     times: tuple[RecoveryTimes, ...]
     bars: Markup | None
     axis: Markup
@@ -66,28 +53,13 @@ def restarts(source: Source) -> Restarts | None:
     if not leg.history.attempts:
         return None
     times = recoveries_of(leg.history)
-    known = {recovery.attempt: recovery for recovery in times}
     work = work_of(leg.history, leg.chain)
     drawn = [recovery for recovery in times if recovery.total_s is not None]
     slowest = sorted(sorted(drawn, key=lambda entry: -(entry.total_s or 0.0))[:MOST_BARS], key=lambda entry: entry.attempt)
-    aside = {attempt.number: attempt.quarantined for attempt in leg.history.attempts}
-    rows = [
-        Resumption(
-            attempt=entry.attempt,
-            resumed_from=entry.resumed_from or "the beginning",
-            steps="none" if entry.first_step is None else f"{entry.first_step}–{entry.last_step}",
-            ended_by=entry.ended_by.replace("_", " "),
-            lost=entry.lost_steps,
-            recovery=known.get(entry.attempt),
-            quarantined=aside.get(entry.attempt, ()),
-        )
-        for entry in source.verdict.attempts
-    ]
     parts = _parts(times, work)
     bars, axis, height = _bars(slowest)
     return Restarts(
-        attempts=tuple(rows[:MOST_ROWS]),
-        left_out=max(0, len(rows) - MOST_ROWS),
+        quarantined={attempt.number: attempt.quarantined for attempt in leg.history.attempts},
         times=times[:MOST_ROWS],
         bars=bars,
         axis=axis,

@@ -65,7 +65,7 @@ def ledger(source: Source) -> Ledger | None:
 
 
 def _place(source: Source) -> tuple[int, int, int | None, str] | None:
-    found = source.verdict.divergence
+    found = source.view.verdict.divergence
     if found is not None:
         return found.step, found.rank, found.attempt, "the first difference"
     for attempt in source.chaos.history.attempts[1:]:

@@ -270,7 +270,7 @@ def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
 
 def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
     own = attempt.number - 1
-    found = source.verdict.attempts[own : own + 1]
+    found = source.view.verdict.attempts[own : own + 1]
     summary = found[0] if found and found[0].attempt == attempt.number else None
     steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
     parts = [f"Attempt {attempt.number}, from {attempt.resume or 'the beginning'}"]

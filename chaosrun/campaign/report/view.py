@@ -1,0 +1,179 @@
+"""One view of a suite: what its text, its Markdown and its page say, as rows and sentences that are ready to be shown."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from chaosrun.records.naming import run_arguments
+from chaosrun.report.facts import read_facts
+from chaosrun.report.next_commands import Command, command, repeat_command
+from chaosrun.wording import clock, count
+
+if TYPE_CHECKING:
+    from chaosrun.campaign.results import DrillResult, SuiteResult
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.verify.trajectory import Difference
+
+LOOKED_AT = 8
+"""Drills that a command is shown for although they are as expected: where there are no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillRow:
+    name: str
+    run: "RunLayout | None"
+    ok: bool
+    status: str
+    """Its verdict, or what stands in its place."""
+    expected: str
+    told: str
+    """The first difference, else why it did not pass; empty where there is nothing to tell."""
+    faults: str
+    restarts: str
+    recovery: str
+    time: str
+    label: str | None
+    """See `history.Label`."""
+    rerun: str | None
+    look: Command | None
+    """How to look closer at it."""
+    repeat: Command | None
+    """How to do it again, where it is not as expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossesRow:
+    name: str
+    """With a word on it where it is a control."""
+    steps: str
+    largest: str
+    mean: str
+    beyond: str
+    ok: bool
+    surprise: str
+    """In which way it would not be as expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteView:
+    result: "SuiteResult"
+    words: str
+    """What it came to."""
+    headline: str
+    """All of it in a line."""
+    drills: tuple[DrillRow, ...]
+    losses: tuple[LossesRow, ...]
+    unexpected: tuple[str, ...]
+    """A sentence for everything that is not as expected."""
+    not_done: str
+    """What became of the drills that were not carried out."""
+
+    @property
+    def odd(self) -> tuple[DrillRow, ...]:
+        return tuple(row for row in self.drills if not row.ok)
+
+    @property
+    def by_interest(self) -> list[DrillRow]:
+        return sorted(self.drills, key=lambda row: row.ok)
+
+
+def suite_view(result: "SuiteResult") -> SuiteView:
+    losses = tuple(_losses_row(entry.name, entry.difference, entry.control, entry.as_expected) for entry in result.compared)
+    not_done = "not begun" if result.cut_short is None else "not ended"
+    return SuiteView(
+        result=result,
+        words=_words(result),
+        headline=_headline(result, not_done),
+        drills=tuple(_drill_row(drill, few=len(result.drills) <= LOOKED_AT) for drill in result.drills),
+        losses=losses,
+        unexpected=tuple(_unexpected(result, losses, not_done)),
+        not_done=not_done,
+    )
+
+
+def link(path: Path, folder: Path) -> str | None:
+    """To a page that is there, relative to another's folder."""
+    return quote(os.path.relpath(path, folder)) if path.is_file() else None
+
+
+def _drill_row(drill: "DrillResult", *, few: bool) -> DrillRow:
+    run, told = drill.run, drill.difference or ("" if drill.status == "PASS" else drill.cause)
+    return DrillRow(
+        name=drill.name,
+        run=run,
+        ok=drill.ok,
+        status=drill.word,
+        expected="yes" if drill.ok else f"no, {drill.expected}",
+        told=(drill.error if drill.status is None else told) or "",
+        faults=f"{drill.landed}/{drill.faults}",
+        restarts=str(drill.restarts),
+        recovery="-" if drill.recovery_s is None else clock(drill.recovery_s),
+        time=clock(drill.took_s),
+        label=drill.label,
+        rerun=drill.rerun,
+        look=command("inspect", "verify", *run_arguments(run)) if run is not None and (few or not drill.ok) else None,
+        repeat=None if run is None or drill.ok else repeat_command(run, read_facts(run)),
+    )
+
+
+def _losses_row(name: str, found: "Difference", control: bool, ok: bool) -> LossesRow:
+    return LossesRow(
+        name=f"{name} (control)" if control else name,
+        steps=str(found.steps),
+        largest=f"{found.largest:.3g}",
+        mean=f"{found.mean:.3g}",
+        beyond="no" if found.first_beyond is None else f"from step {found.first_beyond} on",
+        ok=ok,
+        surprise=f"{name}: losses {'within the tolerance, a control must not be' if control else 'beyond the tolerance'}",
+    )
+
+
+def _words(result: "SuiteResult") -> str:
+    if result.empty:
+        return "nothing to do"
+    if result.as_expected:
+        return "as expected"
+    # What is not as expected matters more than that there might have been more of it.
+    return "not as expected" if result.cut_short is None or any(not drill.ok for drill in result.drills) else "cut short"
+
+
+def _headline(result: "SuiteResult", not_done: str) -> str:
+    if result.empty:
+        return f"no drill belongs to {'this part' if result.shard is None else f'shard {result.shard}'} of the suite"
+    labels = [drill.label for drill in result.drills]
+    counted = (
+        (sum(not drill.ok for drill in result.drills), "not as expected"),
+        (sum(drill.cancelled and not drill.ok for drill in result.drills), "cancelled"),
+        (sum(not entry.as_expected for entry in result.compared), "with losses not as expected"),
+    )
+    more = (
+        *((labels.count(label), label) for label in ("new", "fixed", "flaky")),
+        (sum(drill.rerun is not None for drill in result.drills), "that failed before"),
+        (len(result.left), not_done),
+    )
+    cached, made = result.cached
+    return ", ".join(
+        [
+            count(len(result.drills), "drill"),
+            *(f"{number} {words}" for number, words in counted if number),
+            *(["losses not compared"] if result.not_compared is not None else []),
+            *(f"{number} {words}" for number, words in more if number),
+            f"{cached} of {count(cached + made, 'reference')} from the cache",
+            clock(result.took_s),
+        ]
+    )
+
+
+def _unexpected(result: "SuiteResult", losses: Sequence[LossesRow], not_done: str) -> list[str]:
+    lines = [f"{drill.name}: {surprise}" for drill in result.drills for surprise in drill.surprises]
+    lines += [row.surprise for row in losses if not row.ok]
+    if result.not_compared is not None:
+        lines.append(f"the losses could not be compared: {result.not_compared}")
+    if result.cut_short is not None:
+        lines.append(f"cut short: {result.cut_short}")
+    if result.left:
+        lines.append(f"{not_done}: {', '.join(result.left)}")
+    return lines

@@ -1,0 +1,342 @@
+"""One view of a run: what every report says of it, as rows and sentences that are ready to be shown.
+
+`read_view` makes it from the run's files and its verdict; text, Markdown, HTML and JUnit differ in their form alone. A file
+that is damaged is named among the `damage`, and what hangs on it is left out.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.records.journal import CONCLUSIVE
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import shortest
+from chaosrun.records.run_file import read_object
+from chaosrun.report.facts import RunFacts, read_facts, read_versions
+from chaosrun.report.next_commands import Command, next_commands, repeat_command
+from chaosrun.report.page import as_float, shown
+from chaosrun.report.progress import ENDED_BY_DEATH, LegProgress, read_progress
+from chaosrun.wording import count, span
+
+if TYPE_CHECKING:
+    from chaosrun.faults.fault import FaultPlan
+    from chaosrun.records.journal import Outcome
+    from chaosrun.spec.model import JobSpec
+    from chaosrun.verify.account import AttemptSummary, FaultOutcome
+    from chaosrun.verify.blame import Blame
+    from chaosrun.verify.check import Check
+    from chaosrun.verify.divergence import Divergence
+    from chaosrun.verify.verdict import Verdict, VerdictStatus
+
+OUTCOME_WORDS: "dict[Outcome, str]" = {
+    "user_error": "the script failed",
+    "recovery_failed": "recovery failed",
+    "resources": "no resources",
+    "timeout": "timed out",
+    "interrupted": "interrupted",
+}
+"""Of a leg that did not complete: what tells one INCONCLUSIVE from another."""
+MOST_DEATHS = 8
+CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed", "skip": "skipped"}
+"""In the order of interest."""
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRow:
+    id: str
+    kind: str
+    what: str
+    where: str | None
+    """ "attempt 1, step 6"; None of one that never fired."""
+    landed: bool
+    evidence: str
+    """What was seen of it; why it cannot be shown to have happened, where it did not land."""
+    outrun: bool
+    """Its time had not come when the training ended: no fault of anybody's."""
+    recovery_s: float | None
+
+    @property
+    def seen(self) -> str:
+        return self.evidence if self.landed else f"NOT SHOWN: {self.evidence}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    number: int
+    resumed_from: str
+    steps: str
+    ended_by: str
+    """Planned faults by their ids and by what they do; `ended_by_id` by their ids alone."""
+    ended_by_id: str
+    lost: str
+    recovery: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One that nobody had planned."""
+
+    leg: str
+    attempt: int
+    rank: int | None
+    step: int | None
+    reason: str
+    traceback: str | None
+    fatal: bool
+    """It ended its leg."""
+
+    @property
+    def title(self) -> str:
+        return f"Traceback of {'the attempt' if self.rank is None else f'rank {self.rank}'}, attempt {self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    run: RunLayout
+    verdict: "Verdict"
+    facts: RunFacts
+    versions: Mapping[str, str]
+    """Of chaosrun, Python and the libraries."""
+    spec: "JobSpec | None"
+    plan: "FaultPlan | None"
+    damage: tuple[str, ...]
+    """Sentences on files that could not be read, or not in full."""
+    why: str | None
+    """What tells this INCONCLUSIVE from another."""
+    headline: str
+    place: str | None
+    """The cause: what it is, and where it was first seen, where it says so."""
+    blame: "Blame"
+    tried: str
+    killed: str
+    differed: str
+    """What was tried, killed and found to differ, a sentence each."""
+    faults_title: str
+    faults: tuple[FaultRow, ...]
+    attempts_title: str
+    attempts: tuple[AttemptRow, ...]
+    checks_title: str
+    checks: tuple["Check", ...]
+    """In the order of interest."""
+    divergence: tuple[tuple[str, str], ...]
+    """The first one: names and values, the last what to do about it."""
+    deaths: tuple[Death, ...]
+    """Those that ended a leg first; at most MOST_DEATHS."""
+    repeat: Command | None
+    """The one that reproduces it, where its job file is known."""
+    commands: tuple[Command, ...]
+    """What to type next; that one among them, where it is time for it."""
+
+    @property
+    def name(self) -> str:
+        return self.facts.name or self.run.run_id
+
+    @property
+    def status(self) -> "VerdictStatus":
+        return self.verdict.status
+
+    @property
+    def status_words(self) -> str:
+        """ "INCONCLUSIVE: the script failed"; the status alone where that is all."""
+        return self.status if self.why is None else f"{self.status}: {self.why}"
+
+    @property
+    def decided(self) -> bool:
+        """Both legs came to their ends, so that the checks had something to go by."""
+        return self.verdict.outcome in CONCLUSIVE
+
+    @property
+    def advice(self) -> str | None:
+        """The verdict's hint, where the divergence does not have it already."""
+        found = self.verdict.divergence
+        return None if found is not None and found.hint == self.verdict.hint else self.verdict.hint
+
+    @property
+    def fatal(self) -> Death | None:
+        """The death that ended the leg on which the verdict rests."""
+        if self.verdict.outcome not in ENDED_BY_DEATH:
+            return None
+        return next((death for death in self.deaths if death.fatal), None)
+
+    @property
+    def page(self) -> str | None:
+        return shortest(self.run.report_html.absolute()) if self.run.report_html.is_file() else None
+
+
+def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
+    """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
+    from chaosrun.report.answers import differed, killed, tried
+    from chaosrun.verify.blame import blame
+
+    damage: list[str] = []
+    facts = _read(lambda: read_facts(run), damage) or RunFacts()
+    spec, plan = _read(lambda: _spec(run), damage), _read(lambda: _plan(run), damage)
+    legs = {leg: read_progress(leg, run.leg(leg)) for leg in ("reference", "chaos")}
+    whose = blame(verdict)
+    repeat = repeat_command(run, facts)
+    headline, place = _parts_of(verdict.cause)
+    return RunView(
+        run=run,
+        verdict=verdict,
+        facts=facts,
+        versions={**({"chaosrun": facts.chaosrun} if facts.chaosrun else {}), **read_versions(run)},
+        spec=spec,
+        plan=plan,
+        damage=tuple(dict.fromkeys(damage)),
+        why=OUTCOME_WORDS.get(verdict.outcome) if verdict.status == "INCONCLUSIVE" and verdict.outcome else None,
+        headline=headline,
+        place=place,
+        blame=whose,
+        tried=tried(facts, spec, plan),
+        killed=killed(verdict, facts, legs["chaos"]),
+        differed=differed(verdict),
+        faults_title=_faults_title(verdict.faults, facts),
+        faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
+        attempts_title=_attempts_title(verdict),
+        attempts=tuple(_attempt_row(attempt, {fault.id for fault in verdict.faults}) for attempt in verdict.attempts),
+        checks_title=_checks_title(verdict.checks),
+        checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
+        divergence=() if verdict.divergence is None else tuple(divergence_rows(verdict.divergence, verdict.hint)),
+        deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
+        repeat=repeat,
+        commands=next_commands(verdict, run, repeat, whose.whose),
+    )
+
+
+def _read(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
+    try:
+        return read()
+    except ChaosrunError as error:
+        damage.append(error.message)
+        return None
+
+
+def _spec(run: RunLayout) -> "JobSpec | None":
+    from pydantic import ValidationError
+
+    from chaosrun.spec.model import JobSpec
+
+    info = read_object(run.run_json)
+    try:
+        return JobSpec.model_validate(info["spec"]) if "spec" in info else None
+    except ValidationError as error:
+        raise UsageError(f"{run.run_json}: spec: {error.errors()[0]['msg']}") from error
+
+
+def _plan(run: RunLayout) -> "FaultPlan":
+    from chaosrun.faults.fault import FaultPlan
+
+    found = read_object(run.plan_json)
+    try:
+        return FaultPlan.from_json(found)
+    except ChaosrunError as error:
+        raise UsageError(f"{run.plan_json}: {error.message}") from error
+
+
+def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:
+    at = "" if fault.step is None else f", step {fault.step}"
+    after = next((attempt for attempt in verdict.attempts if attempt.attempt == (fault.attempt or 0) + 1), None)
+    landed = next((check for check in verdict.checks if check.name == "faults_landed"), None)
+    return FaultRow(
+        id=fault.id,
+        kind=fault.kind,
+        what=fault.description,
+        where=None if fault.attempt is None else f"attempt {fault.attempt}{at}",
+        landed=fault.landed,
+        evidence=(fault.evidence or "landed") if fault.landed else fault.problem or "not seen",
+        outrun=landed is not None and fault.id in landed.evidence.get("outrun", ()),
+        recovery_s=after.recovery_s if after is not None and fault.landed else None,
+    )
+
+
+def _attempt_row(attempt: "AttemptSummary", faults: set[str]) -> AttemptRow:
+    # The one place that reads a summary's words again, until they come as values.
+    named = [name for name in re.findall(r"(?:^|, )([^ ,()]+) \(", attempt.ended_by) if name in faults]
+    whole = attempt.ended_by.replace("_", " ")
+    return AttemptRow(
+        number=attempt.attempt,
+        resumed_from=attempt.resumed_from or "the beginning",
+        steps="none" if attempt.first_step is None else f"{attempt.first_step}-{attempt.last_step}",
+        ended_by=whole,
+        ended_by_id=f"{'fault' if len(named) == 1 else 'faults'} {', '.join(named)}" if named else whole,
+        lost=str(attempt.lost_steps or "-"),
+        recovery="-" if attempt.recovery_s is None else span(attempt.recovery_s),
+    )
+
+
+def _parts_of(cause: str) -> tuple[str, str | None]:
+    """What it is, and where it was first seen. The one place that reads a cause's words again, until they come as values."""
+    headline, bracket, place = cause.partition(" (first difference")
+    return (headline, f"first difference{place[:-1]}") if bracket and place.endswith(")") else (cause, None)
+
+
+def _faults_title(faults: "Sequence[FaultOutcome]", facts: RunFacts) -> str:
+    landed = sum(fault.landed for fault in faults)
+    return f"{landed} of {len(faults)} landed{facts.whose}" if faults else "none planned"
+
+
+def _attempts_title(verdict: "Verdict") -> str:
+    times_s = sorted(attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None)
+    recovery = [f"recovery {' to '.join(dict.fromkeys((span(times_s[0]), span(times_s[-1]))))}"] if times_s else []
+    return ", ".join([str(len(verdict.attempts)), f"{count(verdict.lost_steps, 'step')} lost and done again", *recovery])
+
+
+def _checks_title(checks: "Sequence[Check]") -> str:
+    counted = {status: sum(check.status == status for check in checks) for status in CHECK_WORDS}
+    return ", ".join(f"{counted[status]} {word}" for status, word in CHECK_WORDS.items() if counted[status]) or "none made"
+
+
+def place_of(found: "Divergence") -> str:
+    """ "step 5, ranks 0, 1, attempt 2, micro-batch 0"."""
+    ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"ranks {', '.join(map(str, found.ranks))}"
+    micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
+    return f"step {found.step}, {ranks}, attempt {found.attempt}{micro}"
+
+
+def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[str, str]]":
+    """`hint`: the verdict's, which may say the same."""
+    yield "where", place_of(found)
+    yield "kind", found.kind
+    if found.tensor is not None:
+        yield "tensor", found.tensor
+    if (found.expected, found.seen) != (None, None):
+        yield "expected", shown(found.expected)
+        yield "seen", shown(found.seen)
+    if (distance := _distance(found.expected, found.seen)) is not None:
+        yield "distance", distance
+    yield "cause", found.cause
+    yield "what to do" if found.hint == hint else "in detail", found.hint
+
+
+def _deaths(legs: "Iterable[LegProgress]") -> list[Death]:
+    found = [
+        Death(
+            leg=leg.leg,
+            attempt=death.attempt,
+            rank=death.rank,
+            step=death.step,
+            reason=death.error or death.reason,
+            traceback=death.traceback,
+            fatal=leg.outcome in ENDED_BY_DEATH and death.attempt == leg.attempt,
+        )
+        for leg in legs
+        for death in leg.unplanned
+    ]
+    return sorted(found, key=lambda death: not death.fatal)
+
+
+def _distance(expected: Any, seen: Any) -> str | None:
+    """Of two recorded floats, or of the first two that differ in two lists of them."""
+    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple):
+        pair = next(((a, b) for a, b in zip(expected, seen, strict=False) if a != b), (None, None))
+        return None if any(isinstance(value, list | tuple) for value in pair) else _distance(*pair)
+    floats = [number for value in (expected, seen) if (number := as_float(value)) is not None]
+    if len(floats) < 2:
+        return None
+    from chaosrun.verify.ulp import float_distance
+
+    ulp = float_distance(floats[0], floats[1])
+    return "no number on one side" if ulp is None else f"{ulp} ULP"
