@@ -10,9 +10,9 @@ import stat
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
+from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest
 
 _HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members
-from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, check_member_name
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import CHECKPOINT_NAME, LegLayout, checkpoint_name, checkpoint_step
+from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest, check_member_name
 
 STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from chaosrun.cluster.pulses import feel_pulses
 from chaosrun.cluster.raylet import leave_with_the_raylet
 from chaosrun.cluster.stacks import collect_stacks
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
-from chaosrun.faults.outside import Blow, NodeProcesses, deliver
+from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
 from chaosrun.processes import (
     ProcessIdentity,
     catches,
@@ -102,7 +103,6 @@ class NodeAgent:
         self._events: list[dict[str, Any]] = []
         self._seq = 0
         self._news = asyncio.Event()
-        self._striking: set[asyncio.Task[None]] = set()
 
     # Fork server
 
@@ -309,26 +309,25 @@ class NodeAgent:
             return None
         return server.ranks[rank].pid, server.ranks[rank].start_ticks
 
-    async def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    async def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
         """Do at once what faults say to ranks, or to this node; False for one whose rank is gone, and nothing was done.
 
         What takes its time goes on after this has returned. A fault that ends this agent is seen to by a process of its own.
         """
         server = self._server
         if server is None:
-            return [False] * len(blows)
+            return [False] * len(orders)
         node = NodeProcesses(
             node_id=self._node_id, server_pid=server.process.pid, mark=server.mark, ranks=dict(server.ranks), ends=server.ends
         )
-        return [
-            blow.attempt == server.attempt and server.ranks.get(blow.rank) == blow.victim and deliver(blow, node, self._go_on)
-            for blow in (Blow(**each) for each in blows)
-        ]
 
-    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._striking.add(task)
-        task.add_done_callback(self._striking.discard)
+        def strike(order: StrikeOrder) -> bool:
+            outside = KINDS[order.kind].outside
+            assert outside is not None, order.kind
+            here = order.attempt == server.attempt and server.ranks.get(order.rank) == order.victim
+            return here and outside(OutsideStrike(order=order, node=node))
+
+        return [strike(order) for order in orders]
 
     # Telling
 

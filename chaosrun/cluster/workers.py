@@ -13,6 +13,7 @@ from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
@@ -123,20 +124,20 @@ class ClusterWorkers:
         except RecoveryError:
             return None  # its agent is gone, an event tells that
 
-    def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
         done: dict[str, bool] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
-        by_node: dict[str, list[Mapping[str, Any]]] = {}
-        for blow in blows:
-            by_node.setdefault(self.node_of(blow["rank"]), []).append(blow)
+        by_node: dict[str, list[StrikeOrder]] = {}
+        for order in orders:
+            by_node.setdefault(self.node_of(order.rank), []).append(order)
         for node, own in by_node.items():
             if node in self._lost | self._leaving:
                 continue
-            if any(KINDS[blow["kind"]].evidence == "node" for blow in own):
+            if any(KINDS[order.kind].evidence == "node" for order in own):
                 # From here on whatever Ray says of this agent is what was planned.
                 self._leaving.add(node)
             agent = self._cluster.agents[node]
-            calls.append((agent, [blow["fault"] for blow in own], agent.submit("strike", [dict(blow) for blow in own])))
+            calls.append((agent, [order.fault for order in own], agent.submit("strike", own)))
         for agent, faults, reference in calls:
             try:
                 struck: list[bool] = agent.collect(reference, timeout_s=60.0)
@@ -146,7 +147,7 @@ class ClusterWorkers:
             done.update(zip(faults, struck, strict=True))
             if not any(struck):
                 self._leaving.discard(agent.node_id)
-        return [done.get(blow["fault"], False) for blow in blows]
+        return [done.get(order.fault, False) for order in orders]
 
     def lose(self, node: str) -> None:
         self._leaving.discard(node)

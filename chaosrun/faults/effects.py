@@ -12,9 +12,9 @@ def outlives(fault: Fault) -> bool:
 
 def is_notice(fault: Fault) -> bool:
     """The job is told to go and leaves some moments later, with a checkpoint of its own."""
-    return fault.kind in ("preempt", "drain")
+    return fault.facts.notice
 
 
 def damages(fault: Fault) -> bool:
     """It spoils the newest checkpoint, or leaves a folder behind, which only a later start looks at."""
-    return fault.facts.family == "storage" and fault.facts.evidence == "note" and fault.kind != "slow_storage"
+    return fault.facts.damages is not None

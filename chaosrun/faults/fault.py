@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from chaosrun.errors import UsageError
-from chaosrun.faults.kind import OPTIONS, FaultKind, Kind, Phase
-from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.kind import OPTIONS, Kind, Phase
+from chaosrun.faults.kinds import KINDS, FaultKind
 
 PLAN_VERSION = 2
 INJECTED = "inject"

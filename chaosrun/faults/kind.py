@@ -1,8 +1,11 @@
-"""The names of fault kinds, phases and options, and what there is to say of a kind; the kinds are in `faults.kinds`."""
+"""What a kind of fault is: one value that says all of it. The kinds stand in their families, `faults.kinds` has them all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
+
+from chaosrun.faults.outside import LastAct, OutsideStrike
+from chaosrun.faults.strike import Strike
 
 Phase = Literal[
     "rendezvous",
@@ -30,51 +33,10 @@ CHECKPOINT_PHASES = frozenset(phase for phase in PHASES if phase.startswith("che
 RESTORE_PHASES = frozenset({"restore.begin", "restore.end"})
 TRAINING_PHASES = frozenset({"fetch", "forward", "reduce", "optimizer", "record", "step"})
 
-FaultKind = Literal[
-    # process
-    "kill",
-    "preempt",
-    "stop",
-    "pause",
-    "segfault",
-    "exception",
-    "exit",
-    "memory",
-    "loader_worker",
-    "slow",
-    "hang",
-    # node
-    "node",
-    "raylet",
-    "drain",
-    # control
-    "supervisor",
-    "agent",
-    "head",
-    # memory
-    "flip_bit",
-    "nan",
-    "diverge",
-    # storage
-    "truncate",
-    "zero_tail",
-    "flip_file_bit",
-    "missing_file",
-    "missing_manifest",
-    "foreign_manifest",
-    "stale_staging",
-    "no_space",
-    "io_error",
-    "slow_storage",
-    "failed_rename",
-    # rendezvous
-    "port_taken",
-    "no_arrival",
-]
-
 Option = Literal["grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file"]
 OPTIONS: tuple[str, ...] = get_args(Option)
 
+Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"]
 Evidence = Literal["death", "note", "hang", "node", "successor"]
 """How a fault is known to have happened.
 
@@ -85,6 +47,9 @@ node: the agent, and with it every process below, was seen to be gone, from outs
 successor: the supervisor itself was gone; the one after it says so.
 """
 
+EVERYWHERE = frozenset(PHASES)
+WITHIN_AN_ATTEMPT = EVERYWHERE - {"rendezvous"}
+AT_STEPS = frozenset({"step"})
 PREEMPTED_EXIT_CODE = 85
 """What a rank leaves with after a preemption notice, its checkpoint committed."""
 LEFT_ON_NOTICE = "preempted"
@@ -93,16 +58,51 @@ LEFT_ON_NOTICE = "preempted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    family: Literal["process", "node", "control", "memory", "storage", "rendezvous"]
+    """One kind of fault: everything that there is to know of it."""
+
+    name: str
+    family: Family
     words: str
     """What it does; {rank} stands for "rank 1", {option} for an option's value."""
-    striker: Literal["worker", "supervisor"] = "worker"
-    """Who does it. The supervisor learns from the marker that a rank has come to the point that was asked for."""
-    phases: frozenset[str] = frozenset(PHASES)
+    proof: str
+    """For people: how chaosrun knows that it happened."""
+    verdict: Literal["PASS", "FAIL"] = "PASS"
+    """Of a job that comes back exactly."""
+
+    # When
+    phases: frozenset[str] = EVERYWHERE
     """Where it may strike; `default_phase` is one of them."""
     default_phase: Phase = "step"
-    timed: bool = False
-    """May also strike after a delay, from outside."""
+    options: Mapping[Option, float | int | str | None] = field(default_factory=dict)
+    """With their defaults; None: chosen where it strikes, or not at all."""
+    only_rank: int | None = None
+    """The one rank that it can be done to."""
+    needs_peers: str | None = None
+    """Why one worker alone cannot have it: "one worker alone {needs_peers}"."""
+
+    # How it strikes
+    inside: Callable[[Strike], None] | None = None
+    """In the worker, at its point. None: the rank comes to the point and the supervisor, who learns of it, strikes."""
+    outside: Callable[[OutsideStrike], bool] | None = None
+    """On the word of the supervisor, by the agent of the rank's node. False when the rank was gone, and nothing was done."""
+    last_act: Callable[[LastAct], NoReturn] | None = None
+    """By the supervisor, which does not outlive it."""
+
+    # What comes of it
+    ends_attempt: bool = True
+    """The job goes on from a checkpoint afterwards."""
+    notice: bool = False
+    """The ranks are told to go, and leave some moments later with a checkpoint of their own."""
+    damages: Literal["checkpoint", "staging"] | None = None
+    """What it spoils or leaves behind, which only a later start looks at."""
+    ends_node: bool = False
+    """Nothing is started on that node again."""
+    strikes_ray: Literal["raylet", "head"] | None = None
+    """Ray's own process that it kills, which is another's unless this Ray is private."""
+    loss: bool = False
+    """A loss in a recorded trace may be played as this."""
+
+    # What shows it
     evidence: Evidence = "death"
     signals: frozenset[int] = frozenset()
     """Of evidence "death": signals that the process may end by."""
@@ -111,13 +111,13 @@ class Kind:
     error: str | None = None
     """Of evidence "death": how the error in the end record of a process that left reads, as "Type: message", a regular
     expression. {fault} stands for the fault's id, other names for values of its note. None: whatever it says."""
-    options: Mapping[Option, float | int | str | None] = field(default_factory=dict)
-    """With their defaults; None: chosen where it strikes, or not at all."""
-    waits: bool = True
-    """Of the supervisor's kinds: the rank waits at its point until it is done."""
-    ends_attempt: bool = True
-    """The job goes on from a checkpoint afterwards."""
-    verdict: Literal["PASS", "FAIL"] = "PASS"
-    """Of a job that comes back exactly."""
-    proof: str
-    """For people: how chaosrun knows that it happened."""
+
+    @property
+    def timed(self) -> bool:
+        """It may also strike after a delay, from outside."""
+        return self.outside is not None or self.last_act is not None
+
+    @property
+    def waits(self) -> bool:
+        """The rank that has come to its point waits there for what does not strike inside it, unless that is a notice to it."""
+        return self.inside is None and not self.notice

@@ -5,17 +5,20 @@ nothing to damage (no gradient at this point, no moment before the first step) t
 Draws from a stream of its own, never from those of the training.
 """
 
+from __future__ import annotations
+
 import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import xxhash
-from torch import Tensor
-
+from chaosrun.faults.kind import AT_STEPS, Kind
 from chaosrun.faults.strike import Strike, Training
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 RELATIVE_SHIFT = 2.0**-6
 """By how much `diverge` moves a tensor, of its largest absolute value: far above rounding in every floating type."""
@@ -70,6 +73,8 @@ def diverge(strike: Strike) -> None:
 
 def _corrupt(strike: Strike, state: str, *, bit: bool) -> None:
     """Damage one element: one of its bits, or all of it."""
+    import torch
+
     stream = _stream(strike)
     try:
         target, place = _draw(strike, state, stream)
@@ -110,6 +115,8 @@ def _stream(strike: Strike) -> random.Random:
 
 def _draw(strike: Strike, state: str, stream: random.Random) -> tuple[_Target, int]:
     """A tensor and the number of one of its elements, each element of all that could be meant as likely as any other."""
+    import torch
+
     if strike.training is None:
         raise _NothingToDamageError("the script had not attached yet: there was nothing to damage")
     found = [
@@ -150,9 +157,11 @@ def _targets(training: Training, state: str) -> Iterator[_Target]:
 
 def _moments(training: Training, name: str, parameter: torch.nn.Parameter) -> Iterator[_Target]:
     """Running averages of this parameter, as the optimizers keep them; a counter of steps is none."""
+    import torch
+
     for optimizer in training.optimizers():
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor) and (value.dim() or value.shape == parameter.shape) and key != "step":
+            if isinstance(value, torch.Tensor) and (value.dim() or value.shape == parameter.shape) and key != "step":
                 yield _Target(name=name, state=str(key), values=value.data)
 
 
@@ -187,12 +196,62 @@ def _bit(strike: Strike, values: Tensor, stream: random.Random) -> int:
 
 def _hexadecimal(element: Tensor) -> str:
     """The element's bits, most significant first (Linux runs on little-endian machines only where torch does)."""
+    import torch
+
     return bytes(reversed(element.view(torch.uint8).tolist())).hex()
 
 
 def _fingerprint(values: Tensor) -> str:
+    import torch
+    import xxhash
+
     return xxhash.xxh3_64_hexdigest(values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
+
+
+_BEFORE_UPDATE = frozenset({"optimizer"})
+
+KINDS = (
+    Kind(
+        name="flip_bit",
+        family="memory",
+        words="flip one bit of a {state} on {rank}",
+        proof="the element's bits were read before and after",
+        verdict="FAIL",
+        phases=_BEFORE_UPDATE | AT_STEPS,
+        default_phase="optimizer",
+        options={"state": "parameter", "tensor": None, "bit": None},
+        inside=flip_bit,
+        ends_attempt=False,
+        evidence="note",
+    ),
+    Kind(
+        name="nan",
+        family="memory",
+        words="write NaN into a {state} on {rank}",
+        proof="the element's bits were read before and after",
+        verdict="FAIL",
+        phases=_BEFORE_UPDATE | AT_STEPS,
+        default_phase="optimizer",
+        options={"state": "gradient", "tensor": None},
+        inside=nan,
+        ends_attempt=False,
+        evidence="note",
+    ),
+    Kind(
+        name="diverge",
+        family="memory",
+        words="make the replica of {rank} unequal",
+        proof="the tensor's fingerprint was taken before and after",
+        verdict="FAIL",
+        phases=AT_STEPS,
+        options={"tensor": None},
+        needs_peers="has no replicas",
+        inside=diverge,
+        ends_attempt=False,
+        evidence="note",
+    ),
+)

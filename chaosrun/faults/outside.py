@@ -1,57 +1,28 @@
-"""What an agent does to the processes of its own node on the supervisor's word: signals to a rank, the end of the node.
+"""A strike from outside: what the agent of a rank's node, or the supervisor itself, is given to do it with.
 
 Every signal goes to a process known by pid and start time that this agent's own fork server forked, to the agent itself, or to
-its raylet; nothing else is ever struck. Knows nothing of plans and verdicts: the supervisor has claimed the fault before.
+its raylet; nothing else is ever struck. The supervisor has claimed the fault before.
 """
 
-import asyncio
 import os
-import signal
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaosrun.faults import delayed_signal
 from chaosrun.faults.witness import Seen, call_witness, seen_as
 from chaosrun.processes import ProcessIdentity, children, is_alive, send_signal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 
-TELL_LIMIT_S = 5.0
-"""For the fork server to say how ranks have ended that are gone."""
 POLL_S = 0.005
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segfault": signal.SIGSEGV}
-"""Kinds that are one signal to one rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blow:
-    """One fault as the agent is told of it."""
-
-    fault: str
-    kind: str
-    leg_path: str
-    attempt: int
-    rank: int
-    pid: int
-    start_ticks: int
-    grace_s: float = 0.0
-    duration_s: float = 0.0
-
-    @property
-    def victim(self) -> ProcessIdentity:
-        return ProcessIdentity(self.pid, self.start_ticks)
-
-    def note(self, **found: Any) -> None:
-        about = {"rank": self.rank, "attempt": self.attempt, "pid": self.pid, "start_ticks": self.start_ticks}
-        write_note(LegLayout(Path(self.leg_path)), self.fault, **about, **found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProcesses:
-    """A node's part of a running attempt."""
+    """A node's part of a running attempt, as its agent knows it."""
 
     node_id: str
     server_pid: int
@@ -73,74 +44,82 @@ class NodeProcesses:
         return found + [{"what": f"rank {r}", "pid": i.pid, "start_ticks": i.start_ticks} for r, i in gone]
 
 
-def _descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return [each for child in found for each in (child, *_descendants(child))]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrikeOrder:
+    """One fault that is to strike one rank, or its node, now: what the supervisor tells an agent."""
+
+    fault: str
+    kind: str
+    leg_path: str
+    attempt: int
+    rank: int
+    pid: int
+    start_ticks: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def victim(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
 
 
-def deliver(blow: Blow, node: NodeProcesses, go_on: Callable[[Coroutine[Any, Any, None]], None]) -> bool:
-    """Strike; False when that rank is gone, and nothing was done. `go_on` is given what takes its time."""
-    match blow.kind:
-        case "kill" | "stop" | "segfault":
-            return send_signal(blow.victim, SIGNALS[blow.kind])
-        case "preempt":
-            if not send_signal(blow.victim, signal.SIGTERM):
-                return False
-            go_on(_give_grace(blow))
-        case "pause":
-            go_on(_pause(blow))
-        case "drain":
-            go_on(_drain(blow, node))
-        case "node" | "agent" | "raylet":
-            _end(blow, node)
-        case unknown:
-            raise AssertionError(unknown)
-    return True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideStrike:
+    """An order in the hands of the agent."""
+
+    order: StrikeOrder
+    node: NodeProcesses
+
+    @property
+    def victim(self) -> ProcessIdentity:
+        return self.order.victim
+
+    def option(self, name: str) -> Any:
+        return self.order.options[name]
+
+    def signal(self, number: int) -> bool:
+        """Signal the rank; False when it is gone."""
+        return send_signal(self.victim, number)
+
+    def later(self, act: Callable[[], None]) -> bool:
+        """Do what takes its time beside the agent. True: it is being done."""
+        threading.Thread(target=act, name=f"fault {self.order.fault}", daemon=True).start()
+        return True
+
+    def note(self, **found: Any) -> None:
+        """Write down what the fault did (`records.markers.write_note`)."""
+        order = self.order
+        about = {"rank": order.rank, "attempt": order.attempt, "pid": order.pid, "start_ticks": order.start_ticks}
+        write_note(LegLayout(Path(order.leg_path)), order.fault, **about, **found)
+
+    def end(self, strike: Collection[Seen], *, watch: Collection[Seen] = (), **more: Any) -> bool:
+        """Have a witness kill these processes, and write down who of them, of `watch` and of the node is gone then."""
+        order, node = self.order, self.node
+        about = {"kind": order.kind, "node": node.node_id, "agent": os.getpid(), "rank": order.rank, "pid": order.pid, **more}
+        call_witness(order.leg_path, order.fault, about=about, strike=[*strike], watch=[*watch, *node.seen()], mark=node.mark)
+        return True
 
 
-async def _pause(blow: Blow) -> None:
-    blow.note(**await asyncio.to_thread(delayed_signal.pause, blow.victim, blow.duration_s))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastAct:
+    """What the supervisor does that does not outlive it."""
+
+    leg: LegLayout
+    fault: str
+    kind: str
+    head: Callable[[], ProcessIdentity | None]
+    """Ray's head process, where it is this process's own."""
 
 
-async def _give_grace(blow: Blow) -> None:
-    await _gone_within((blow.victim,), blow.grace_s)
-    send_signal(blow.victim, signal.SIGKILL)
-
-
-async def _drain(blow: Blow, node: NodeProcesses) -> None:
-    """A notice to every rank of this node, and when they have gone, or grace has run out, the end of the node."""
-    began = time.monotonic()
-    victims = node.seen()
-    told = [rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM)]
-    # A rank that has come to the fault's point waits for this.
-    blow.note(final=False, told=told)
-    left = await _gone_within(tuple(node.ranks[rank] for rank in told), blow.grace_s)
-    waited_s = time.monotonic() - began
-    while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
-        await asyncio.sleep(POLL_S)  # gone, and about to be told how
-    how = {str(rank): dict(node.ends[rank]) for rank in told if rank in node.ends}
-    _end(blow, node, watch=victims, told=told, ends=how, waited_s=round(waited_s, 3), grace_s=blow.grace_s)
-
-
-def _end(blow: Blow, node: NodeProcesses, *, watch: list[Seen] | None = None, **more: Any) -> None:
-    """Have a witness kill what this fault kills of the node, and write down who is gone then."""
-    everybody = node.seen()
-    if blow.kind == "raylet":
-        raylet = seen_as("raylet", os.getppid())
-        strike = [] if raylet is None else [raylet]
-    elif blow.kind == "agent":
-        strike = [seen for seen in everybody if seen["what"] == "agent"]
-    else:
-        strike = everybody
-    about = {"kind": blow.kind, "node": node.node_id, "agent": os.getpid(), "rank": blow.rank, "pid": blow.pid, **more}
-    call_witness(blow.leg_path, blow.fault, about=about, strike=strike, watch=[*(watch or ()), *everybody], mark=node.mark)
-
-
-async def _gone_within(victims: tuple[ProcessIdentity, ...], limit_s: float) -> list[ProcessIdentity]:
+def gone_within(victims: Collection[ProcessIdentity], limit_s: float) -> list[ProcessIdentity]:
     """Wait for these processes to end; those that have not in time."""
     deadline = time.monotonic() + limit_s
     while left := [each for each in victims if is_alive(each)]:
         if time.monotonic() >= deadline:
             return left
-        await asyncio.sleep(POLL_S)
+        time.sleep(POLL_S)
     return []
+
+
+def _descendants(pid: int) -> list[int]:
+    found = children(pid)
+    return [each for child in found for each in (child, *_descendants(child))]

@@ -4,15 +4,14 @@ Every rank of every attempt has one `FaultPoints`, from its first moment on. Poi
 anything is armed there or not; with nothing armed they cost a dictionary lookup.
 """
 
+from __future__ import annotations
+
 import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from chaosrun.faults.arms import ARMS
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Phase
 from chaosrun.faults.pace import Pace
@@ -23,6 +22,8 @@ from chaosrun.records.markers import read_note, write_marker
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
+    import torch
+
     from chaosrun.faults.strike import Training
 
 NOTICE_LIMIT_S = 10.0
@@ -99,10 +100,7 @@ class FaultPoints:
             return
         if fault.group is not None:
             strike.wait_for_group()
-        if fault.facts.striker == "supervisor":
-            wait_for_the_supervisor(strike)
-            return
-        ARMS[fault.kind](strike)
+        (fault.facts.inside or wait_for_the_supervisor)(strike)
 
     def fire_inside_reduce(self, parameters: Sequence[torch.nn.Parameter], step: int) -> None:
         """Arrange for a due `reduce` fault to fire in the coming backward pass, after this rank has launched its gradient
@@ -111,6 +109,8 @@ class FaultPoints:
         The first gradient to arrive queues the shot as an engine callback; DDP queues its own, which waits for the
         all-reduces, when the last bucket is ready, hence behind ours.
         """
+        import torch
+
         faults = self.due("reduce", step)
         if not faults:
             return

@@ -1,10 +1,9 @@
-"""Faults of one process: it dies, leaves, hangs, slows down, runs out of something.
+"""Faults of one process that end it: it is killed, told to leave, raises, leaves, runs out of something.
 
-Those that are signals, the rank sends to itself here; after a delay they come from outside (`faults.outside`).
+Those that are signals, the rank sends to itself when it comes to its point; after a delay its agent sends them.
 """
 
 import ctypes
-import json
 import os
 import resource
 import signal
@@ -14,6 +13,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
+from chaosrun.faults.outside import OutsideStrike, gone_within
 from chaosrun.faults.strike import Strike
 from chaosrun.processes import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
@@ -35,22 +36,16 @@ def kill(strike: Strike) -> None:
 
 def preempt(strike: Strike) -> None:
     """The notice, and SIGKILL when grace runs out. What the rank makes of it is `train.preemption`, or the script's own."""
-    _signal_later(strike, strike.option("grace_s"), "kill")
+    signal_later(strike, strike.option("grace_s"), "kill")
     os.kill(strike.pid, signal.SIGTERM)
 
 
-def stop(strike: Strike) -> None:
-    os.kill(strike.pid, signal.SIGSTOP)
+def preempt_from_outside(strike: OutsideStrike) -> bool:
+    def end_grace() -> None:
+        gone_within([strike.victim], strike.option("grace_s"))
+        strike.signal(signal.SIGKILL)
 
-
-def pause(strike: Strike) -> None:
-    """Stop; another process sees it stopped, tells it to go on, sees it running, and reports."""
-    with _signal_later(strike, strike.option("duration_s"), "resume", stdout=subprocess.PIPE) as watcher:
-        assert watcher.stdout is not None
-        if report := watcher.stdout.readline():  # it is there, and watches
-            os.kill(strike.pid, signal.SIGSTOP)
-            report = watcher.stdout.readline()
-    strike.note(**(json.loads(report) if report else {"problem": "the process that watched the pause died"}))
+    return strike.signal(signal.SIGTERM) and strike.later(end_grace)
 
 
 def segfault(strike: Strike) -> None:
@@ -102,19 +97,7 @@ def loader_worker(strike: Strike) -> None:
     strike.note(problem=f"rank {strike.rank} has no live loader worker at this point")
 
 
-def slow(strike: Strike) -> None:
-    strike.pace.stretch(strike, factor=strike.option("factor"), steps=strike.option("steps"))
-
-
-def hang(strike: Strike) -> None:
-    """Wait for ever, in C and without letting go of Python's global lock, for a mutex that this thread holds itself."""
-    library = ctypes.PyDLL(None)  # unlike CDLL it keeps the lock during a call
-    mutex = ctypes.create_string_buffer(256)  # zeroed: what PTHREAD_MUTEX_INITIALIZER is on Linux
-    library.pthread_mutex_lock(mutex)
-    library.pthread_mutex_lock(mutex)
-
-
-def _signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
     """A tiny process that signals this one later (`faults.delayed_signal`); in our process group, so it dies with the rank."""
     command = [sys.executable, "-P", "-S", "-m", "chaosrun.faults.delayed_signal"]
     # The script's own directory, or its PYTHONPATH, must not stand in the way.
@@ -139,3 +122,78 @@ def _parent_of(pid: int) -> int | None:
         return None
     state, parent = line[line.rindex(b")") + 2 :].split()[:2]
     return None if state in (b"Z", b"X") else int(parent)
+
+
+KINDS = (
+    Kind(
+        name="kill",
+        family="process",
+        words="SIGKILL {rank}",
+        proof="its process was seen to die of SIGKILL",
+        inside=kill,
+        outside=lambda strike: strike.signal(signal.SIGKILL),
+        loss=True,
+        signals=frozenset({int(signal.SIGKILL)}),
+    ),
+    Kind(
+        name="preempt",
+        family="process",
+        words="preemption notice (SIGTERM, {grace_s:g} s of grace) to {rank}",
+        proof=f"its process left with exit code {PREEMPTED_EXIT_CODE}, saying so, or died of SIGKILL when grace had run out",
+        phases=TRAINING_PHASES,
+        options={"grace_s": 30.0},
+        inside=preempt,
+        outside=preempt_from_outside,
+        notice=True,
+        loss=True,
+        signals=frozenset({int(signal.SIGKILL)}),
+        exit_codes="preempted",
+        error=r"^Preempted: rank \d+ was told to leave",
+    ),
+    Kind(
+        name="segfault",
+        family="process",
+        words="segmentation fault in {rank}",
+        proof="its process was seen to die of SIGSEGV",
+        inside=segfault,
+        outside=lambda strike: strike.signal(signal.SIGSEGV),
+        signals=frozenset({int(signal.SIGSEGV)}),
+    ),
+    Kind(
+        name="exception",
+        family="process",
+        words="an exception raised in {rank}",
+        proof="its end record names that very exception",
+        inside=exception,
+        exit_codes="failure",
+        error=r"^InjectedError: fault {fault}\b",
+    ),
+    Kind(
+        name="exit",
+        family="process",
+        words="{rank} leaves silently with exit code 0",
+        proof="its process was seen to leave with exit code 0 and without an end record",
+        inside=exit_silently,
+        exit_codes="zero",
+    ),
+    Kind(
+        name="memory",
+        family="process",
+        words="{rank} runs out of memory within {mebibytes} MiB more",
+        proof="its end record names the MemoryError at the limit that was set for it alone",
+        options={"mebibytes": 256},
+        inside=memory,
+        exit_codes="failure",
+        error=r"^MemoryError: fault {fault}\b",
+    ),
+    Kind(
+        name="loader_worker",
+        family="process",
+        words="SIGKILL a loader worker of {rank}",
+        proof="its end record names torch's error about that very loader worker",
+        phases=TRAINING_PHASES,
+        inside=loader_worker,
+        exit_codes="failure",
+        error=r"^RuntimeError: DataLoader worker \(pid.*\b{victim}\b",
+    ),
+)

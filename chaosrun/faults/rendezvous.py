@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 
-import torch
-
+from chaosrun.faults.kind import Kind
 from chaosrun.faults.strike import Strike
 
 STRANGER = """\
@@ -23,6 +22,8 @@ def port_taken(strike: Strike) -> None:
 
     The stranger is a process of its own, in this rank's process group, so that it dies with the rank.
     """
+    import torch
+
     order = strike.order
     os.close(strike.at["listen_fd"])
     address = order.master_addr if order.master_addr.startswith("127.") else "0.0.0.0"
@@ -45,3 +46,32 @@ def no_arrival(strike: Strike) -> None:
     """Never come to the rendezvous."""
     while True:
         signal.pause()
+
+
+_AT_THE_RENDEZVOUS = frozenset({"rendezvous"})
+
+KINDS = (
+    Kind(
+        name="port_taken",
+        family="rendezvous",
+        words="a stranger takes the rendezvous port of {rank}",
+        proof="the end record of rank 0 names EADDRINUSE, of the very port that it was to host the rendezvous at",
+        phases=_AT_THE_RENDEZVOUS,
+        default_phase="rendezvous",
+        only_rank=0,
+        needs_peers="needs no rendezvous port",
+        inside=port_taken,
+        exit_codes="failure",
+        error=r"^DistNetworkError: .*\bport: {port}\b.*\bEADDRINUSE\b",
+    ),
+    Kind(
+        name="no_arrival",
+        family="rendezvous",
+        words="{rank} never arrives",
+        proof="the hang was declared and this rank named as the one that never arrived",
+        phases=_AT_THE_RENDEZVOUS,
+        default_phase="rendezvous",
+        inside=no_arrival,
+        evidence="hang",
+    ),
+)

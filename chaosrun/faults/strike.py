@@ -1,21 +1,25 @@
 """A strike: a fault at the moment it is due, with everything an arm may need to do it and to say what it did."""
 
+from __future__ import annotations
+
 import os
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chaosrun.errors import RecoveryError
-from chaosrun.faults.fault import Fault
 from chaosrun.faults.pace import Pace
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_marker, write_note
 from chaosrun.records.order import WorkerOrder
+
+if TYPE_CHECKING:
+    import torch
+
+    from chaosrun.faults.fault import Fault
 
 GROUP_LIMIT_S = 60.0
 LOOK_EVERY_S = 0.002

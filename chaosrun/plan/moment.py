@@ -69,7 +69,7 @@ def _expect_plural(entry: FaultOptions, source: str) -> None:
     fault = Fault(id="", kind=entry.kind, rank=0, source=source)
     if "{rank}" not in fault.facts.words:
         raise RefusedError(f"{source}: a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank")
-    if fault.facts.striker == "supervisor":
+    if fault.facts.inside is None:
         raise RefusedError(
             f"{source}: a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
         )

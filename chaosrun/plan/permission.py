@@ -8,11 +8,6 @@ from collections.abc import Iterable, Iterator
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 
-_ONE_NODE = {
-    "raylet": "on a private Ray it is the only one, and nothing would be left to go on with",
-    "drain": "a private Ray is one node, and nothing would be left to go on with",
-}
-
 
 def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: bool, kept: bool) -> None:
     """Raises UsageError when a fault would strike what is not ours to strike, or what nothing could recover from.
@@ -27,12 +22,13 @@ def ask_permission(faults: Iterable[Fault], *, ray: str, allow_cluster_faults: b
 
 def _refusals(fault: Fault, ray: str, allow_cluster_faults: bool, kept: bool) -> Iterator[tuple[str, str]]:
     what = f"{fault.source}: {fault.describe()}"
-    if fault.kind in _ONE_NODE and ray == "private":
-        yield f"{what}: {_ONE_NODE[fault.kind]}", "join a cluster of several nodes with --address; kind node needs only one"
-    elif fault.kind == "raylet" and not allow_cluster_faults:
+    if fault.facts.ends_node and ray == "private":
+        one = "a private Ray is one node, and nothing would be left to go on with"
+        yield f"{what}: {one}", "join a cluster of several nodes with --address; kind node needs only one"
+    elif fault.facts.strikes_ray == "raylet" and not allow_cluster_faults:
         hint = "set faults.allow_cluster_faults: true if it is yours to break; kind node strikes only what chaosrun started"
         yield f"{what}: that raylet belongs to a cluster which chaosrun has joined", hint
-    if fault.kind == "head" and ray != "private":
+    if fault.facts.strikes_ray == "head" and ray != "private":
         hint = "leave out --address and RAY_ADDRESS: a private Ray's head may be struck"
         yield f"{what}: that head belongs to a cluster which chaosrun has joined, and cannot be put back", hint
     if fault.facts.evidence == "successor" and not kept:

@@ -17,8 +17,6 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 
-from chaosrun.checkpoint.manifest import Manifest
-from chaosrun.checkpoint.manifest import Position as StoredPosition
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import MisuseError, RestoreMismatchError
@@ -29,6 +27,8 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.manifest import Manifest
+from chaosrun.records.manifest import Position as StoredPosition
 from chaosrun.records.order import WorkerOrder
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from chaosrun.faults.kind import RESTORE_PHASES, FaultKind, Option, Phase
-from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.kind import RESTORE_PHASES, Option, Phase
+from chaosrun.faults.kinds import KINDS, FaultKind
 from chaosrun.spec.fields import (
     Count,
     Duration,

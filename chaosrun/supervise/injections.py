@@ -68,7 +68,7 @@ class Injections:
             supervisor = self._open_leg()
             spec = JobSpec.model_validate(read_run(self._run)["spec"])
             plan = FaultPlan.from_json(read_object(self._run.plan_json))
-            after_s = max(SOONEST_S, math.floor(supervisor.injector.elapsed_s() * 1000) / 1000)
+            after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
             faults = injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed, after_s=after_s)
             self._permit(spec, faults, supervisor)
             grown = replace(plan, faults=(*plan.faults, *faults))
@@ -103,5 +103,5 @@ class Injections:
                 hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
             )
         ask_permission(faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, kept=self._kept)
-        if problem := supervisor.injector.misplaced(faults):
+        if problem := supervisor.outside_faults.misplaced(faults):
             raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")

@@ -5,31 +5,22 @@ seen of it afterwards: the end of a node from the note of a witness there, its o
 is struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
 """
 
-import os
-import platform
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from chaosrun.errors import RecoveryError
+from chaosrun.faults.control_plane import seen_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
-from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
+from chaosrun.faults.outside import LastAct, StrikeOrder
+from chaosrun.processes import ProcessIdentity
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_marker, read_note, write_marker, write_note
+from chaosrun.records.markers import read_marker, read_note, write_marker
 from chaosrun.supervise.observations import Observations
 
 LOOK_EVERY_S = 0.025
 """While a rank may come to a point and wait there, or a witness is at work."""
 WITNESS_LIMIT_S = 45.0
-END_LIMIT_S = 10.0
-LOST_FOR_GOOD = ("drain", "raylet")
-"""Kinds after which nothing is started on that node again."""
-
-ON_NOTICE = ("preempt", "drain")
-"""Kinds that are a SIGTERM which a rank has to act on."""
 
 
 class Striker(Protocol):
@@ -41,8 +32,8 @@ class Striker(Protocol):
         """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
         ...
 
-    def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Do these (`faults.outside.Blow`) at once; False for one whose rank was gone, and nothing was done."""
+    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
+        """Carry these out at once; False for one whose rank was gone, and nothing was done."""
         ...
 
     def lose(self, node: str) -> None:
@@ -63,7 +54,7 @@ class Striker(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Doom:
+class NodeTermination:
     """A node that is being ended."""
 
     fault: Fault
@@ -73,7 +64,7 @@ class Doom:
     """Marker by fault: more than one may end a node at once."""
 
 
-class Injector:
+class OutsideFaults:
     """Of one leg. `look` is called whenever nothing else is to be done, at the latest after `patience_s`."""
 
     def __init__(
@@ -91,7 +82,7 @@ class Injector:
         self._clock = clock
         timed = [fault for fault in plan.faults if fault.phase is None]
         self._timed = sorted(timed, key=_after_s)
-        self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.striker == "supervisor"]
+        self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.inside is None]
         self._group_sizes = _group_sizes(plan.faults)
         self._first_start_s: float | None = None
         self._attempt = 0
@@ -105,7 +96,7 @@ class Injector:
         """Of this attempt: everything that was claimed."""
         self._ending: str | None = None
         """What ends this attempt: nothing else that does is begun in it."""
-        self._doomed: dict[str, Doom] = {}
+        self._terminating: dict[str, NodeTermination] = {}
 
     # The supervisor tells
 
@@ -124,7 +115,7 @@ class Injector:
             if note is None or not note["final"]:
                 continue
             if fault.facts.evidence == "successor":
-                self._observations.see(fault.id, marker, how="successor", found=_seen_by_successor(note))
+                self._observations.see(fault.id, marker, how="successor", found=seen_by_successor(note))
             elif fault.facts.evidence == "node":
                 self._observations.see(fault.id, marker, how="node", found=note)
                 self._avoid(fault, note)
@@ -163,21 +154,21 @@ class Injector:
         """Since the leg's first start, 0 before it; may be asked by any thread."""
         return 0.0 if self._first_start_s is None else max(0.0, self._clock() - self._first_start_s)
 
-    def is_doomed(self, node: str) -> bool:
+    def is_terminating(self, node: str) -> bool:
         """This node is being ended: its attempt is not over before it is gone."""
-        return node in self._doomed
+        return node in self._terminating
 
     def of_death(self, raw: Mapping[str, Any]) -> str | None:
         """The fault on whose notice this rank, wherever it is, has left with the others."""
         if raw["exit_code"] != PREEMPTED_EXIT_CODE:
             return None
-        return next((doom.fault.id for doom in self._doomed.values() if doom.fault.kind == "drain"), None)
+        return next((each.fault.id for each in self._terminating.values() if each.fault.facts.notice), None)
 
     def misplaced(self, faults: Iterable[Fault] | None = None) -> str | None:
         """Why a fault of the plan, or one of these, cannot be had with the ranks where they are."""
         for fault in (*self._timed, *self._waited_for) if faults is None else faults:
             open_still = fault.id not in self._observations.observed
-            if open_still and fault.kind in LOST_FOR_GOOD and self._striker.lives_beside(fault.rank):
+            if open_still and fault.facts.ends_node and self._striker.lives_beside(fault.rank):
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
         return None
 
@@ -186,7 +177,7 @@ class Injector:
     def patience_s(self, tick_s: float, *, running: bool) -> float:
         """How long it may take until `look` is called again."""
         waits = [tick_s]
-        if self._doomed or (running and self._parking):
+        if self._terminating or (running and self._parking):
             waits.append(LOOK_EVERY_S)
         if running and (coming := self._next_s()) is not None:
             waits.append(max(LOOK_EVERY_S if coming <= self._clock() else 0.0, coming - self._clock()))
@@ -246,7 +237,7 @@ class Injector:
                     yield fault, marker
 
     def _identify(self, fault: Fault) -> tuple[int, int] | None:
-        return self._striker.identify_rank(self._attempt, fault.rank, listening=fault.kind in ON_NOTICE)
+        return self._striker.identify_rank(self._attempt, fault.rank, listening=fault.facts.notice)
 
     def _is_claimed(self, fault: Fault) -> bool:
         return (self._leg.faults / f"{fault.id}.json").exists()
@@ -259,55 +250,38 @@ class Injector:
             # Durable: should this process die of it, it is known what it died of.
             self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
-            if fault.facts.evidence == "successor":
-                self._end_control(fault)
+            if fault.facts.last_act is not None:
+                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, kind=fault.kind, head=self._striker.head))
         self._strike_ranks_and_nodes(due)
 
     def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
-        blows: list[dict[str, Any]] = []
+        orders: list[StrikeOrder] = []
         for fault, marker in due:
             if fault.facts.evidence == "node":
                 node = self._striker.node_of(fault.rank)
-                known = self._doomed.get(node)
+                known = self._terminating.get(node)
                 if known is not None:
                     if known.fault.kind == fault.kind:
                         known.struck[fault.id] = marker
                     continue
-                limit_s = self._clock() + WITNESS_LIMIT_S + (fault.option("grace_s") if fault.kind == "drain" else 0.0)
-                self._doomed[node] = Doom(fault=fault, limit_s=limit_s, struck={fault.id: marker})
-            blows.append(self._blow(fault, marker))
-        if not blows:
+                limit_s = self._clock() + WITNESS_LIMIT_S + (fault.option("grace_s") if fault.facts.notice else 0.0)
+                self._terminating[node] = NodeTermination(fault=fault, limit_s=limit_s, struck={fault.id: marker})
+            orders.append(self._order(fault, marker))
+        if not orders:
             return
-        for blow, done in zip(blows, self._striker.strike(blows), strict=True):
+        for order, done in zip(orders, self._striker.strike(orders), strict=True):
             if done:
                 continue
-            self._doomed = {node: doom for node, doom in self._doomed.items() if doom.fault.id != blow["fault"]}
-            self._claimed.pop(blow["fault"])
-            self._observations.withdraw(blow["fault"], f"rank {blow['rank']} was gone before it was struck")
+            self._terminating = {
+                node: termination for node, termination in self._terminating.items() if termination.fault.id != order.fault
+            }
+            self._claimed.pop(order.fault)
+            self._observations.withdraw(order.fault, f"rank {order.rank} was gone before it was struck")
 
-    def _blow(self, fault: Fault, marker: Mapping[str, Any]) -> dict[str, Any]:
-        options = {name: fault.option(name) for name in ("grace_s", "duration_s") if name in fault.facts.options}
+    def _order(self, fault: Fault, marker: Mapping[str, Any]) -> StrikeOrder:
         who = {key: marker[key] for key in ("attempt", "rank", "pid", "start_ticks")}
-        return {"fault": fault.id, "kind": fault.kind, "leg_path": str(self._leg.path), **who, **options}
-
-    def _end_control(self, fault: Fault) -> NoReturn:
-        """End Ray's head, if that is asked for, and this process with it: without a head nothing can be placed, and Ray would
-        end this process after a while. What was struck is written down first, for the supervisor that takes over."""
-        own = identify(os.getpid())
-        assert own is not None
-        struck = [("supervisor", own)]
-        if fault.kind == "head":
-            head = self._striker.head()
-            if head is None:
-                raise RecoveryError("Ray's head is not to be found", hint="only the head of a private Ray can be struck")
-            struck.insert(0, ("head", head))
-        seen = [{"what": what, "pid": each.pid, "start_ticks": each.start_ticks} for what, each in struck]
-        write_note(self._leg, fault.id, kind=fault.kind, host=_this_boot(), struck=seen)
-        for what, identity in struck:
-            send_signal(identity, signal.SIGKILL)
-            if wait_gone([identity], timeout_s=END_LIMIT_S):
-                raise RecoveryError(f"the {what} (process {identity.pid}) outlived a SIGKILL", hint="`chaosrun resume` goes on")
-        raise AssertionError("a process that was killed goes on")
+        options = {name: fault.option(name) for name in fault.facts.options}
+        return StrikeOrder(fault=fault.id, kind=fault.kind, leg_path=str(self._leg.path), **who, options=options)
 
     # Seen
 
@@ -321,23 +295,23 @@ class Injector:
                 self._observations.see(fault.id, marker, how="note", found=note)
 
     def _end_of_a_node(self) -> dict[str, Any] | None:
-        for node, doom in self._doomed.items():
-            note = read_note(self._leg, doom.fault.id)
+        for node, termination in self._terminating.items():
+            note = read_note(self._leg, termination.fault.id)
             if note is None or not note["final"]:
-                if self._clock() < doom.limit_s:
+                if self._clock() < termination.limit_s:
                     continue
                 note = {"problem": "its witness did not speak"}
-            del self._doomed[node]
-            for fault, marker in doom.struck.items():
+            del self._terminating[node]
+            for fault, marker in termination.struck.items():
                 self._observations.see(fault, marker, how="node", found=note)
-            self._avoid(doom.fault, note)
+            self._avoid(termination.fault, note)
             self._striker.lose(node)
-            message = f"planned fault {doom.fault.id}"
-            return {"event": "agent_lost", "node": node, "message": message, "fault": doom.fault.id}
+            message = f"planned fault {termination.fault.id}"
+            return {"event": "agent_lost", "node": node, "message": message, "fault": termination.fault.id}
         return None
 
     def _avoid(self, fault: Fault, found: Any) -> None:
-        if fault.kind in LOST_FOR_GOOD and found and (node := found.get("node")):
+        if fault.facts.ends_node and found and (node := found.get("node")):
             self._striker.avoid(node, f"{fault.id}: {fault.describe()}")
 
 
@@ -347,21 +321,3 @@ def _after_s(fault: Fault) -> float:
 
 def _group_sizes(faults: Iterable[Fault]) -> dict[str, int]:
     return {fault.group: int(fault.group.rpartition("/")[2]) for fault in faults if fault.group}
-
-
-def _seen_by_successor(note: Mapping[str, Any]) -> dict[str, Any]:
-    """What there is to see, from this process, of those whom the supervisor before it struck."""
-    identities = {ProcessIdentity(each["pid"], each["start_ticks"]): each for each in note["struck"]}
-    if note["host"] == _this_boot():
-        wait_gone(identities, timeout_s=END_LIMIT_S)
-        left = [each for identity, each in identities.items() if is_alive(identity)]
-        problem = f"still there: {', '.join(each['what'] for each in left)}" if left else None
-    else:
-        left, problem = list(identities.values()), f"it struck on {note['host']}, and cannot be seen from {_this_boot()}"
-    gone = [each for each in identities.values() if each not in left]
-    return {**note, "gone": gone, "left": left, "successor": os.getpid(), "problem": problem}
-
-
-def _this_boot() -> str:
-    """A machine until it is restarted: a pid and a start time mean something only there."""
-    return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"

@@ -20,7 +20,7 @@ from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
 from chaosrun.supervise.detection import Detector
 from chaosrun.supervise.hangs import HangWatch, Patience
 from chaosrun.supervise.observations import Observations
-from chaosrun.supervise.striking import Injector
+from chaosrun.supervise.striking import OutsideFaults
 from chaosrun.supervise.workers import Workers
 
 STOP_LIMIT_S = 60.0
@@ -78,7 +78,7 @@ class Supervisor:
         self._attempt = 0
         self._placing = False
         self._observations = Observations(leg, plan, self._record)
-        self.injector = Injector(leg=leg, plan=plan, observations=self._observations, striker=workers, clock=clock)
+        self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, striker=workers, clock=clock)
         self._detector = Detector(
             monitor=workers,
             leg=leg,
@@ -126,7 +126,7 @@ class Supervisor:
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
                     self._observations.of_notes()
-                    self.injector.attempt_stopped()
+                    self.outside_faults.attempt_stopped()
                     self._observations.of_broken_groups(self._attempt)
                     if state.failure is not None:
                         self._record_failure(state.failure)
@@ -145,8 +145,8 @@ class Supervisor:
             if self._pending:
                 return self._pending.popleft()
             running = state.phase == "running"
-            patience_s = self.injector.patience_s(TICK_S, running=running)
-            raw = self.injector.look(running=running) or self._workers.next_event(patience_s)
+            patience_s = self.outside_faults.patience_s(TICK_S, running=running)
+            raw = self.outside_faults.look(running=running) or self._workers.next_event(patience_s)
             event = None if raw is None else self._understand(raw)
             if (raw is None and patience_s >= TICK_S) or self._clock() > self._looked_s + TICK_S:
                 # Also while events keep coming that mean nothing to the leg.
@@ -158,7 +158,7 @@ class Supervisor:
         match raw["event"]:
             case "exited" if raw["attempt"] == self._attempt:
                 return self._death(raw)
-            case "stopped" if raw["attempt"] == self._attempt and not self.injector.is_doomed(raw["node"]):
+            case "stopped" if raw["attempt"] == self._attempt and not self.outside_faults.is_terminating(raw["node"]):
                 return next(self._node_stopped(raw["node"], raw["killed"]), None)
             case "agent_lost":
                 if raw.get("fault"):
@@ -178,7 +178,7 @@ class Supervisor:
             self._observations.add(fault)
             about = {"kind": fault.kind, "rank": fault.rank, "what": fault.describe(), "plan": fault.digest()}
             self._record("fault.injected", fault=fault.id, **about)
-        self.injector.add(faults)
+        self.outside_faults.add(faults)
 
     def _node_stopped(self, node: str, killed: list[int]) -> Iterator[lifecycle.Event]:
         """Stopped, once the last node has stopped."""
@@ -197,7 +197,7 @@ class Supervisor:
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
         self._detector.exited(rank)
-        if fault := self._observations.of_death(raw) or self.injector.of_death(raw):
+        if fault := self._observations.of_death(raw) or self.outside_faults.of_death(raw):
             leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=bool(raw["killed"]))
         if raw["killed"]:
@@ -251,7 +251,7 @@ class Supervisor:
             if record["event"] == "attempt.starting":
                 self._pass_by(record["resume"])
         self._observations.of_notes()
-        self.injector.take_over(past)
+        self.outside_faults.take_over(past)
         for fault, marker in fault_markers(self._leg).items():
             if fault in self._observations.observed:
                 continue
@@ -301,7 +301,7 @@ class Supervisor:
         finally:
             self._placing = False
         self._record("placement.acquired", **placed)
-        if problem := self.injector.misplaced():
+        if problem := self.outside_faults.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
             self._pending.append(lifecycle.PlacementFailed(message=problem, hint=hint))
             return
@@ -350,7 +350,7 @@ class Supervisor:
             # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
-        self.injector.attempt_started(action.attempt, self._clock())
+        self.outside_faults.attempt_started(action.attempt, self._clock())
         self._detector.attempt_started(action.attempt, pids)
         self._record(
             "attempt.started",

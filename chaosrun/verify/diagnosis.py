@@ -110,7 +110,7 @@ def _inside(fault: Fault, step: int) -> Fault:
     """A rank that waited at its point while its node or its supervisor was ended dies there by itself in a replay."""
     # Whatever it was counted by in the run: in a replay attempts have other numbers.
     here = dataclasses.replace(fault, at_step=step, occurrence=1, attempt=None)
-    return dataclasses.replace(here, kind="kill", options={}, group=None) if fault.facts.striker == "supervisor" else here
+    return dataclasses.replace(here, kind="kill", options={}, group=None) if fault.facts.inside is None else here
 
 
 def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:

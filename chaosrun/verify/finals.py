@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chaosrun.checkpoint.manifest import Manifest
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.history import LegHistory
+from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys

@@ -7,7 +7,8 @@ a release allows nothing that it does not list. The names of checks and their ev
 
 from typing import Any, get_args
 
-from chaosrun.faults.kind import PHASES, FaultKind
+from chaosrun.faults.kind import PHASES
+from chaosrun.faults.kinds import KINDS
 from chaosrun.records.journal import OUTCOMES
 from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
@@ -101,7 +102,7 @@ def _fault() -> dict[str, Any]:
         attempt=_maybe(_count("the attempt that it struck; null when it never fired")),
         landed={"type": "boolean", "description": "it is shown to have happened as planned"},
         problem=_maybe(_text("why it cannot be shown to have happened; null when it landed")),
-        kind={"enum": list(get_args(FaultKind)), "description": "what was done"},
+        kind={"enum": list(KINDS), "description": "what was done"},
         evidence=_maybe(_text("what was seen of it, in a few words; null when it did not land")),
     )
 

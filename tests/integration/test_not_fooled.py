@@ -16,9 +16,9 @@ import numpy
 import pytest
 
 from chaosrun import api
-from chaosrun.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
 

@@ -22,12 +22,12 @@ from unittest.mock import patch
 import numpy
 import safetensors.numpy
 
-from chaosrun.checkpoint.manifest import Manifest
-from chaosrun.checkpoint.manifest import Position as ManifestPosition
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
+from chaosrun.records.manifest import Manifest
+from chaosrun.records.manifest import Position as ManifestPosition
 from chaosrun.records.trace import TraceWriter
 
 TENSORS = ("embed.weight", "block.weight", "head.bias")

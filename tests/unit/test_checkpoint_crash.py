@@ -22,12 +22,12 @@ from random import Random
 
 import pytest
 
-from chaosrun.checkpoint.manifest import FileEntry, Manifest, Position
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_name
+from chaosrun.records.manifest import FileEntry, Manifest, Position
 from chaosrun.records.trace import read_lines
 from tests.unit.powercut import RecordingDisk, after_power_cut, build
 

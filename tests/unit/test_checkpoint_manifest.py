@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from chaosrun.checkpoint.manifest import FileEntry, Manifest, Position
+from chaosrun.records.manifest import FileEntry, Manifest, Position
 
 ENTRY = FileEntry(size=3, sha256="ab" * 32)
 

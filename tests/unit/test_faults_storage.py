@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from chaosrun.checkpoint.manifest import MANIFEST_NAME, Manifest, Position
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
-from chaosrun.faults import storage
-from chaosrun.faults.arms import ARMS
+from chaosrun.faults import storage, storage_damage
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
@@ -22,6 +20,7 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.manifest import MANIFEST_NAME, Manifest, Position
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
 from chaosrun.verify.storage import DAMAGES
@@ -105,14 +104,19 @@ REASONS = {
 }
 
 
+def strike(strike: Strike) -> None:
+    assert strike.fault.facts.inside is not None
+    strike.fault.facts.inside(strike)
+
+
 def test_every_damage_is_here() -> None:
     assert REASONS.keys() == DAMAGES
-    assert {name for name, kind in KINDS.items() if kind.family == "storage"} <= ARMS.keys()
+    assert REASONS.keys() == {name for name, kind in KINDS.items() if kind.damages == "checkpoint"}
 
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_damage_is_found_by_the_audit_and_told_by_the_note(leg: Leg, kind: str) -> None:
-    ARMS[kind](leg.strike(kind))
+    strike(leg.strike(kind))
     with pytest.raises(InvalidCheckpointError, match=REASONS[kind]):
         leg.store.audit("step-00000020")
     note = leg.note()
@@ -131,18 +135,18 @@ def test_damage_is_found_by_the_audit_and_told_by_the_note(leg: Leg, kind: str) 
 
 def test_one_bit_is_one_bit_and_zeros_are_the_tail_alone(leg: Leg) -> None:
     path, data = leg.newest / "model.safetensors", FILES["model.safetensors"]
-    storage.flip_file_bit(leg.strike("flip_file_bit"))
+    storage_damage.flip_file_bit(leg.strike("flip_file_bit"))
     changed = [(a, b) for a, b in zip(data, path.read_bytes(), strict=True) if a != b]
     assert len(changed) == 1 and (changed[0][0] ^ changed[0][1]).bit_count() == 1
     path.write_bytes(data)
-    storage.zero_tail(leg.strike("zero_tail"))
+    storage_damage.zero_tail(leg.strike("zero_tail"))
     assert path.read_bytes() == data[:-4096] + bytes(4096)
 
 
 def test_a_tail_of_zeros_is_made_longer(leg: Leg) -> None:
     path = leg.newest / "model.safetensors"
     path.write_bytes(b"x" * 10_000 + bytes(9_000))
-    storage.zero_tail(leg.strike("zero_tail"))
+    storage_damage.zero_tail(leg.strike("zero_tail"))
     data = path.read_bytes()
     assert len(data) == 19_000 and data.count(b"x") == 19_000 - 4 * 4096
     assert leg.note()["problem"] is None
@@ -151,28 +155,28 @@ def test_a_tail_of_zeros_is_made_longer(leg: Leg) -> None:
 def test_the_manifest_of_a_first_checkpoint_is_made_out_for_another_step(tmp_path: Path) -> None:
     leg = Leg(tmp_path / "run" / "chaos")
     leg.store.set_aside(10, "away with it")
-    storage.foreign_manifest(leg.strike("foreign_manifest"))
+    storage_damage.foreign_manifest(leg.strike("foreign_manifest"))
     with pytest.raises(InvalidCheckpointError, match="belongs to step 19, not 20"):
         leg.store.audit("step-00000020")
 
 
 def test_a_file_that_the_plan_names(leg: Leg) -> None:
-    storage.truncate(leg.strike("truncate", file="chaosrun-rank-0.pt"))
+    storage_damage.truncate(leg.strike("truncate", file="chaosrun-rank-0.pt"))
     assert leg.note()["file"] == "chaosrun-rank-0.pt"
-    storage.flip_file_bit(leg.strike("flip_file_bit", file=MANIFEST_NAME))
+    storage_damage.flip_file_bit(leg.strike("flip_file_bit", file=MANIFEST_NAME))
     with pytest.raises(InvalidCheckpointError, match=r"MANIFEST\.json is damaged"):
         leg.store.audit("step-00000020")
 
 
 def test_what_cannot_be_damaged_is_told_as_a_problem(leg: Leg, tmp_path: Path) -> None:
-    storage.truncate(leg.strike("truncate", file="nothing.bin"))
+    storage_damage.truncate(leg.strike("truncate", file="nothing.bin"))
     assert "has no file nothing.bin, it holds MANIFEST.json, chaosrun-rank-0.pt" in leg.note()["problem"]
     (leg.newest / "empty.bin").touch()
-    storage.truncate(leg.strike("truncate", file="empty.bin"))
+    storage_damage.truncate(leg.strike("truncate", file="empty.bin"))
     assert leg.note()["problem"] == "empty.bin is what it was before"
     bare = LegLayout(tmp_path / "bare" / "chaos")
     strike = leg.strike("truncate")
-    storage.truncate(Strike(fault=strike.fault, step=1, order=order(bare), leg=bare, training=None, pace=Pace(), at={}))
+    storage_damage.truncate(Strike(fault=strike.fault, step=1, order=order(bare), leg=bare, training=None, pace=Pace(), at={}))
     assert "no checkpoint" in json.loads((bare.notes / "F1.json").read_text())["problem"]
 
 
@@ -213,7 +217,7 @@ def test_nothing_outside_the_run_is_touched(leg: Leg, tmp_path: Path, kind: str,
     outside = tmp_path / "elsewhere" / "precious.bin"
     outside.parent.mkdir()
     outside.write_bytes(b"precious" * 100)
-    ARMS[kind](leg.strike(kind, file=way(leg, outside)))
+    strike(leg.strike(kind, file=way(leg, outside)))
     assert all(path.read_bytes() == b"precious" * 100 for path in [outside, *leg.layout.path.glob("precious.bin")])
     assert "nothing was damaged" in leg.note()["problem"]
 
@@ -222,7 +226,7 @@ def test_a_checkpoint_that_is_a_link_is_left_alone(leg: Leg, tmp_path: Path) -> 
     real = tmp_path / "elsewhere"
     os.rename(leg.newest, real)
     leg.newest.symlink_to(real)
-    storage.missing_manifest(leg.strike("missing_manifest"))
+    storage_damage.missing_manifest(leg.strike("missing_manifest"))
     assert (real / MANIFEST_NAME).exists()
     assert "outside the run's own folder" in leg.note()["problem"]
 
@@ -233,13 +237,15 @@ def test_storage_elsewhere_is_the_runs_own(tmp_path: Path) -> None:
     elsewhere.checkpoints.parent.mkdir(parents=True)
     os.rename(leg.layout.checkpoints, elsewhere.checkpoints)
     strike = leg.strike("truncate")
-    storage.truncate(Strike(fault=strike.fault, step=20, order=strike.order, leg=elsewhere, training=None, pace=Pace(), at={}))
+    storage_damage.truncate(
+        Strike(fault=strike.fault, step=20, order=strike.order, leg=elsewhere, training=None, pace=Pace(), at={})
+    )
     assert leg.note()["problem"] is None
     assert leg.note()["path"] == "checkpoints/step-00000020/model.safetensors"
 
 
 def test_a_folder_left_behind_is_cleared_at_the_next_start(leg: Leg) -> None:
-    storage.stale_staging(leg.strike("stale_staging"))
+    storage_damage.stale_staging(leg.strike("stale_staging"))
     note = leg.note()
     assert note["staged"] == "step-00000020.attempt-2"
     assert sorted(os.listdir(leg.layout.staging / note["staged"])) == ["chaosrun-rank-0.pt", "model.safetensors"]
@@ -247,8 +253,8 @@ def test_a_folder_left_behind_is_cleared_at_the_next_start(leg: Leg) -> None:
     leg.save(30)
     assert leg.store.clear_staging() == ["step-00000020.attempt-2"]
     assert leg.store.clear_staging() == []
-    storage.stale_staging(leg.strike("stale_staging"))
-    storage.stale_staging(leg.strike("stale_staging"))
+    storage_damage.stale_staging(leg.strike("stale_staging"))
+    storage_damage.stale_staging(leg.strike("stale_staging"))
     assert "no folder was left behind" in leg.note()["problem"]
 
 
@@ -272,7 +278,7 @@ def test_no_space_is_the_kernels_own_with_the_file_half_written(leg: Leg, tmp_pa
 @pytest.mark.parametrize("kind", ["io_error", "failed_rename"])
 def test_errors_of_the_device_name_the_path(leg: Leg, kind: str) -> None:
     with pytest.raises(OSError) as caught:
-        ARMS[kind](leg.strike(kind, {"path": Path("/run/file")}))
+        strike(leg.strike(kind, {"path": Path("/run/file")}))
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/run/file")
 
 

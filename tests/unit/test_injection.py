@@ -111,7 +111,7 @@ class Leg:
 
     def __init__(self, name: str = "chaos", elapsed_s: float = 2.71828) -> None:
         self.name = name
-        self.injector = self
+        self.outside_faults = self
         self.elapsed = elapsed_s
         self.got: list[Fault] = []
 
@@ -211,7 +211,7 @@ class TestTheWayIn:
             watch(injections, Leg())
         assert "no other is there to go on" in refusal(alone, kind="supervisor")
         assert kept.ask(message(kind="supervisor"))["faults"][0]["kind"] == "supervisor"
-        assert "it is the only one" in refusal(kept, kind="raylet")
+        assert "a private Ray is one node" in refusal(kept, kind="raylet")
         joined = Leg()
         joined.ray = "joined"
         watch(kept, joined)

@@ -4,7 +4,7 @@ import pytest
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.kind import FaultKind
+from chaosrun.faults.kinds import FaultKind
 from chaosrun.plan.permission import ask_permission
 
 EVERYWHERE = ("private", "joined", "borrowed")

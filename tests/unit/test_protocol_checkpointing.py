@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from chaosrun.checkpoint.manifest import Manifest, Position
 from chaosrun.errors import MisuseError
 from chaosrun.protocol.checkpointing import _check_same_job
+from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.order import WorkerOrder
 
 JOB = {"batches per epoch": 5, "total batch size": 8, "even batches": True}

@@ -1,20 +1,21 @@
 """When the supervisor strikes: a clock that is turned by hand, and hands that only write down whom they were to strike."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, write_marker, write_note
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise.observations import Observations
-from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, Injector
+from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, OutsideFaults
 
 TICK_S = 0.5
 START_S = 1000.0
@@ -37,9 +38,9 @@ class Hands:
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         return None if listening and rank in self.deaf else self.running.get(rank)
 
-    def strike(self, blows: Sequence[Mapping[str, Any]]) -> list[bool]:
-        self.struck.append([(blow["fault"], blow["kind"], blow["pid"]) for blow in blows])
-        return [blow["rank"] not in self.gone for blow in blows]
+    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
+        self.struck.append([(order.fault, order.kind, order.pid) for order in orders])
+        return [order.rank not in self.gone for order in orders]
 
     def lose(self, node: str) -> None:
         self.lost.append(node)
@@ -55,7 +56,7 @@ class Hands:
 
 
 class Bench:
-    """An injector on a leg of its own, whose journal is read back."""
+    """An outside_faults on a leg of its own, whose journal is read back."""
 
     def __init__(self, folder: Path, *faults: Fault) -> None:
         self.leg = LegLayout(folder)
@@ -63,11 +64,11 @@ class Bench:
         self.plan = FaultPlan(seed=0, faults=faults)
         self.hands = Hands()
         self.journal = Journal(self.leg.journal, clock=lambda: self.now)
-        self.injector = self._make()
+        self.outside_faults = self._make()
 
-    def _make(self) -> Injector:
+    def _make(self) -> OutsideFaults:
         self.observations = Observations(self.leg, self.plan, self._record)
-        return Injector(
+        return OutsideFaults(
             leg=self.leg, plan=self.plan, observations=self.observations, striker=self.hands, clock=lambda: self.now
         )
 
@@ -75,21 +76,21 @@ class Bench:
         self.journal.append(event, durable=durable, **fields)
 
     def start(self, attempt: int) -> None:
-        self.injector.attempt_started(attempt, self.now)
+        self.outside_faults.attempt_started(attempt, self.now)
         self.journal.append("attempt.started", attempt=attempt, pids={}, address="")
 
     def successor(self) -> None:
         past = list(read_lines(self.leg.journal))
-        self.injector = self._make()
+        self.outside_faults = self._make()
         self.observations.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
-        self.injector.take_over(past)
+        self.outside_faults.take_over(past)
 
     def look(self, at_s: float, *, running: bool = True) -> dict[str, Any] | None:
         self.now = START_S + at_s
-        return self.injector.look(running=running)
+        return self.outside_faults.look(running=running)
 
     def struck(self) -> list[str]:
-        return [fault for blows in self.hands.struck for fault, _, _ in blows]
+        return [fault for orders in self.hands.struck for fault, _, _ in orders]
 
     def told(self) -> list[tuple[str, str]]:
         return [(r["event"], r["fault"]) for r in read_lines(self.leg.journal) if r["event"].startswith("fault.")]
@@ -117,18 +118,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_fault_is_waited_for_exactly_and_claimed_and_told_before_it_strikes(folder: Path) -> None:
     bench = Bench(folder, timed("F1", 2.0))
-    assert bench.injector.patience_s(TICK_S, running=True) == TICK_S, "no clock runs before the first start"
+    assert bench.outside_faults.patience_s(TICK_S, running=True) == TICK_S, "no clock runs before the first start"
     bench.start(1)
     bench.look(1.75)
-    assert bench.injector.patience_s(TICK_S, running=True) == pytest.approx(0.25)
-    assert bench.injector.patience_s(TICK_S, running=False) == TICK_S
+    assert bench.outside_faults.patience_s(TICK_S, running=True) == pytest.approx(0.25)
+    assert bench.outside_faults.patience_s(TICK_S, running=False) == TICK_S
     assert bench.struck() == []
     claimed_before: list[Any] = []
     strike = bench.hands.strike
 
-    def look_first(blows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    def look_first(orders: Sequence[StrikeOrder]) -> list[bool]:
         claimed_before.append((read_marker(bench.leg, "F1"), bench.told()))
-        return strike(blows)
+        return strike(orders)
 
     bench.hands.strike = look_first
     bench.look(2.0)
@@ -152,7 +153,7 @@ def test_a_rank_that_does_not_run_is_struck_in_its_next_attempt(folder: Path) ->
     bench.look(1.6)
     assert bench.struck() == ["F2"], "the attempt is ending already"
     bench.observations.see("F2", {"attempt": 1, "rank": 2, "pid": 102, "step": None, "phase": None, "time_s": 0.0}, how="death")
-    bench.injector.attempt_stopped()
+    bench.outside_faults.attempt_stopped()
     bench.start(2)
     bench.look(2.0)
     assert bench.hands.struck[-1] == [("F1", "kill", 201)]
@@ -164,8 +165,8 @@ def test_the_faults_of_a_group_strike_in_one_go_and_one_that_spares_the_job_wait
     bench = Bench(folder, *group, timed("F9", 1.0, rank=0, kind="pause"))
     bench.start(1)
     bench.look(1.0)
-    (blows,) = bench.hands.struck
-    assert sorted(fault for fault, _, _ in blows) == ["F0", "F1", "F2", "F9"]
+    (orders,) = bench.hands.struck
+    assert sorted(fault for fault, _, _ in orders) == ["F0", "F1", "F2", "F9"]
 
 
 def test_a_rank_is_not_given_a_notice_that_it_would_die_of(folder: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_rank_is_not_given_a_notice_that_it_would_die_of(folder: Path) -> None
     bench.hands.deaf.add(1)
     bench.look(1.0)
     assert bench.struck() == []
-    assert bench.injector.patience_s(TICK_S, running=True) == LOOK_EVERY_S
+    assert bench.outside_faults.patience_s(TICK_S, running=True) == LOOK_EVERY_S
     bench.hands.deaf.clear()
     bench.look(1.1)
     assert bench.struck() == ["F1"]
@@ -197,7 +198,7 @@ def test_what_was_not_seen_when_its_attempt_had_ended_strikes_again(folder: Path
     bench = Bench(folder, timed("F1", 1.0), timed("F2", 1.0, kind="pause"), parked("F3", "node", attempt=1))
     bench.start(1)
     bench.look(1.0)
-    bench.injector.attempt_stopped()
+    bench.outside_faults.attempt_stopped()
     # The pause needs no end of the attempt to be seen.
     assert [told for told in bench.told() if told[0] == "fault.withdrawn"] == [("fault.withdrawn", "F1")]
     bench.start(2)
@@ -218,7 +219,7 @@ def test_a_supervisor_that_takes_over_keeps_the_clock_and_the_lost_nodes(folder:
     assert bench.hands.avoided.keys() == {"n0"}
     bench.start(2)
     bench.look(9.5)
-    assert bench.injector.patience_s(TICK_S, running=True) == pytest.approx(0.5)
+    assert bench.outside_faults.patience_s(TICK_S, running=True) == pytest.approx(0.5)
     assert bench.struck() == ["F2"]
     bench.look(10.0)
     assert bench.struck() == ["F2", "F1"]
@@ -228,13 +229,13 @@ def test_a_node_is_lost_when_its_witness_has_spoken(folder: Path) -> None:
     bench = Bench(folder, parked("F1", "node"))
     bench.start(1)
     assert bench.look(0.1) is None
-    assert bench.injector.patience_s(TICK_S, running=True) == LOOK_EVERY_S, "a rank may come to its point"
+    assert bench.outside_faults.patience_s(TICK_S, running=True) == LOOK_EVERY_S, "a rank may come to its point"
     bench.arrive("F1", 1)
     assert bench.look(0.2) is None
     assert bench.hands.struck == [[("F1", "node", 101)]]
-    assert bench.injector.is_doomed("n0")
-    assert not bench.injector.is_doomed("n1")
-    assert bench.injector.patience_s(TICK_S, running=False) == LOOK_EVERY_S
+    assert bench.outside_faults.is_terminating("n0")
+    assert not bench.outside_faults.is_terminating("n1")
+    assert bench.outside_faults.patience_s(TICK_S, running=False) == LOOK_EVERY_S
     bench.witness("F1", gone=[])
     lost = bench.look(0.3, running=False)
     assert lost is not None
@@ -242,7 +243,7 @@ def test_a_node_is_lost_when_its_witness_has_spoken(folder: Path) -> None:
     assert bench.hands.lost == ["n0"]
     assert bench.hands.avoided == {}, "chaosrun's own processes went, the node may be used again"
     assert bench.told() == [("fault.requested", "F1"), ("fault.observed", "F1")]
-    assert not bench.injector.is_doomed("n0")
+    assert not bench.outside_faults.is_terminating("n0")
     assert bench.look(0.4) is None
 
 
@@ -279,11 +280,11 @@ def test_ranks_that_leave_while_a_node_is_drained_leave_on_its_notice(folder: Pa
     bench = Bench(folder, parked("F1", "drain"))
     left = {"exit_code": 85, "signal": None}
     bench.start(1)
-    assert bench.injector.of_death(left) is None
+    assert bench.outside_faults.of_death(left) is None
     bench.arrive("F1", 1)
     bench.look(0.1)
-    assert bench.injector.of_death(left) == "F1"
-    assert bench.injector.of_death({"exit_code": 1, "signal": None}) is None
+    assert bench.outside_faults.of_death(left) == "F1"
+    assert bench.outside_faults.of_death({"exit_code": 1, "signal": None}) is None
     write_note(bench.leg, "F1", final=False, told=[0, 1])
     assert bench.look(0.2) is None, "its witness has not spoken"
 
@@ -304,20 +305,20 @@ def test_a_marker_that_is_half_written_is_looked_at_again(folder: Path) -> None:
 
 def test_the_node_under_the_supervisor_itself_cannot_be_taken_away(folder: Path) -> None:
     assert "rank 2 is on the node that the supervisor itself" in (
-        Bench(folder, parked("F1", "raylet", 2)).injector.misplaced() or ""
+        Bench(folder, parked("F1", "raylet", 2)).outside_faults.misplaced() or ""
     )
-    assert Bench(folder / "a", parked("F1", "raylet", 1), parked("F2", "node", 2)).injector.misplaced() is None
+    assert Bench(folder / "a", parked("F1", "raylet", 1), parked("F2", "node", 2)).outside_faults.misplaced() is None
 
 
 def test_a_fault_that_comes_while_the_leg_runs_strikes_like_a_planned_one(folder: Path) -> None:
     bench = Bench(folder, timed("F1", 5.0))
-    assert bench.injector.elapsed_s() == 0.0
+    assert bench.outside_faults.elapsed_s() == 0.0
     bench.start(1)
     bench.look(1.0)
-    assert bench.injector.elapsed_s() == 1.0
-    late = timed("F2", bench.injector.elapsed_s(), rank=0)
+    assert bench.outside_faults.elapsed_s() == 1.0
+    late = timed("F2", bench.outside_faults.elapsed_s(), rank=0)
     bench.observations.add(late)
-    bench.injector.add([late])
+    bench.outside_faults.add([late])
     bench.look(1.0, running=False)
     assert bench.struck() == [], "not before its rank runs"
     bench.look(1.1)
@@ -337,13 +338,13 @@ def test_one_that_came_late_waits_for_all_of_its_group(folder: Path) -> None:
     group = [timed(f"F{number + 1}", 1.0, rank=number, group="G1/2") for number in range(2)]
     for fault in group:
         bench.observations.add(fault)
-    bench.injector.add(group)
+    bench.outside_faults.add(group)
     gone = bench.hands.running.pop(1)
     bench.look(1.1)
     assert bench.struck() == []
     bench.hands.running[1] = gone
     bench.look(1.2)
-    assert [len(blows) for blows in bench.hands.struck] == [2]
+    assert [len(orders) for orders in bench.hands.struck] == [2]
 
 
 def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folder: Path) -> None:
@@ -353,7 +354,7 @@ def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folde
     # In plan.json, and no more than that.
     bench.plan = FaultPlan(seed=0, faults=(timed("F1", 3.0),))
     bench.successor()
-    bench.injector.attempt_started(2, bench.now)
+    bench.outside_faults.attempt_started(2, bench.now)
     bench.look(3.1)
     assert bench.struck() == ["F1"]
 

@@ -1,22 +1,24 @@
-"""The catalogue of fault kinds, the arms that strike, and the table in docs/faults.md are one closed set."""
+"""The kinds of faults and the table in docs/faults.md are one closed set."""
 
 import re
 from pathlib import Path
-from typing import get_args
 
-from chaosrun.faults.arms import ARMS
-from chaosrun.faults.kind import PHASES, FaultKind
-from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.kind import PHASES
+from chaosrun.faults.kinds import FAMILIES, KINDS
 
 FAULTS = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
 
 
-def test_every_kind_has_its_facts_and_nothing_else_has() -> None:
-    assert KINDS.keys() == set(get_args(FaultKind))
+def test_every_kind_has_one_way_to_strike_at_a_point() -> None:
+    for name, kind in KINDS.items():
+        # What does not strike inside, the supervisor does, or the agent on its word.
+        assert kind.inside or kind.timed, name
+        assert not (kind.outside and kind.last_act), name
 
 
-def test_every_kind_of_the_worker_has_an_arm_and_no_other_has() -> None:
-    assert ARMS.keys() == {name for name, kind in KINDS.items() if kind.striker == "worker"}
+def test_no_two_families_declare_the_same_kind() -> None:
+    declared = [kind.name for family in FAMILIES for kind in family.KINDS]
+    assert sorted(declared) == sorted(KINDS) and len(declared) == len(KINDS)
 
 
 def test_every_kind_strikes_somewhere_by_default() -> None:

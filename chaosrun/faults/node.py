@@ -1,0 +1,80 @@
+"""Faults of a node: all of it is killed, its raylet is, or it is drained."""
+
+import os
+import signal
+import time
+
+from chaosrun.faults.kind import AT_STEPS, WITHIN_AN_ATTEMPT, Kind
+from chaosrun.faults.outside import POLL_S, OutsideStrike, gone_within
+from chaosrun.faults.witness import seen_as
+from chaosrun.processes import send_signal
+
+TELL_LIMIT_S = 5.0
+"""For the fork server to say how ranks have ended that are gone."""
+
+
+def end_node(strike: OutsideStrike) -> bool:
+    return strike.end(strike.node.seen())
+
+
+def end_raylet(strike: OutsideStrike) -> bool:
+    raylet = seen_as("raylet", os.getppid())
+    return strike.end([] if raylet is None else [raylet])
+
+
+def drain(strike: OutsideStrike) -> bool:
+    """A notice to every rank of this node, and when they have gone, or grace has run out, the end of the node."""
+    return strike.later(lambda: _drain(strike))
+
+
+def _drain(strike: OutsideStrike) -> None:
+    began, node, grace_s = time.monotonic(), strike.node, strike.option("grace_s")
+    victims = node.seen()
+    told = [rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM)]
+    # A rank that has come to the fault's point waits for this.
+    strike.note(final=False, told=told)
+    left = gone_within([node.ranks[rank] for rank in told], grace_s)
+    waited_s = time.monotonic() - began
+    while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
+        time.sleep(POLL_S)  # gone, and about to be told how
+    how = {str(rank): dict(node.ends[rank]) for rank in told if rank in node.ends}
+    strike.end(node.seen(), watch=victims, told=told, ends=how, waited_s=round(waited_s, 3), grace_s=grace_s)
+
+
+KINDS = (
+    Kind(
+        name="node",
+        family="node",
+        words="SIGKILL every process of the node of {rank}",
+        proof="its agent and every process below were seen to be gone",
+        phases=WITHIN_AN_ATTEMPT,
+        outside=end_node,
+        loss=True,
+        evidence="node",
+    ),
+    Kind(
+        name="raylet",
+        family="node",
+        words="SIGKILL the raylet of the node of {rank}",
+        proof="the raylet, its agent and every process below were seen to be gone",
+        phases=WITHIN_AN_ATTEMPT,
+        outside=end_raylet,
+        ends_node=True,
+        strikes_ray="raylet",
+        loss=True,
+        evidence="node",
+    ),
+    Kind(
+        name="drain",
+        family="node",
+        words="drain notice ({grace_s:g} s of grace) to the node of {rank}",
+        proof="its ranks checkpointed and left, and its agent was seen to be gone",
+        phases=AT_STEPS,
+        options={"grace_s": 30.0},
+        outside=drain,
+        notice=True,
+        ends_node=True,
+        loss=True,
+        evidence="node",
+    ),
+)

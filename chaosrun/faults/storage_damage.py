@@ -1,0 +1,213 @@
+"""Faults of the storage that spoil what lies there: damage to a committed checkpoint, a folder left half-written.
+
+A damage strikes nothing but the newest checkpoint of this very leg: whatever leads out of it, by a link, a second name of the
+same file or "..", is refused and the note says so. What a damage does shows when the checkpoint is read.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from chaosrun.faults.kind import Kind, Option
+from chaosrun.faults.strike import Strike
+from chaosrun.records.layout import checkpoint_name, checkpoint_step
+from chaosrun.records.manifest import MANIFEST_NAME, Manifest
+
+TAIL_BYTES = 4096
+
+
+class RefusedError(Exception):
+    """There is nothing here that may be damaged; the message says why."""
+
+
+def truncate(strike: Strike) -> None:
+    _damage(strike, _largest_file, lambda path: os.truncate(path, path.stat().st_size // 2))
+
+
+def zero_tail(strike: Strike) -> None:
+    _damage(strike, _largest_file, _zero_tail)
+
+
+def flip_file_bit(strike: Strike) -> None:
+    _damage(strike, _largest_file, _flip_bit)
+
+
+def missing_file(strike: Strike) -> None:
+    _damage(strike, _file_of_rank, Path.unlink)
+
+
+def missing_manifest(strike: Strike) -> None:
+    _damage(strike, _manifest, Path.unlink)
+
+
+def foreign_manifest(strike: Strike) -> None:
+    """The manifest of the checkpoint before; of the first one its own, made out for the step before."""
+
+    def replace(path: Path) -> None:
+        names = sorted(entry.name for entry in path.parents[1].iterdir() if checkpoint_step(entry.name) is not None)
+        older = [name for name in names if name < path.parent.name]
+        if older:
+            foreign = (path.parents[1] / older[-1] / MANIFEST_NAME).read_bytes()
+        else:
+            manifest = Manifest.from_bytes(path.read_bytes())
+            step = manifest.step - 1
+            position = manifest.position.model_copy(update={"step": step})
+            foreign = manifest.model_copy(update={"step": step, "position": position}).to_bytes()
+        path.write_bytes(foreign)
+
+    _damage(strike, _manifest, replace)
+
+
+def stale_staging(strike: Strike) -> None:
+    """A folder as an attempt leaves it that was killed while it wrote: one file whole, one cut off, no manifest."""
+    folder = strike.leg.staging / f"{checkpoint_name(strike.step)}.attempt-{strike.order.attempt - 1}"
+    try:
+        _expect_own(strike, folder.parent)
+        folder.mkdir()
+    except (RefusedError, OSError) as error:
+        strike.note(problem=f"no folder was left behind: {error}")
+        return
+    files = {"model.safetensors": 4096, "chaosrun-rank-0.pt": 100}
+    for name, size in files.items():
+        (folder / name).write_bytes(bytes(size))
+    strike.note(staged=folder.name, path=_relative(strike, folder), files=files)
+
+
+def _damage(strike: Strike, choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object]) -> None:
+    checkpoint: Path | None = strike.at.get("checkpoint") or strike.newest_checkpoint()
+    if checkpoint is None:
+        strike.note(problem="there was no checkpoint to damage yet")
+        return
+    try:
+        name = strike.fault.options.get("file") or choose(strike, checkpoint)
+        path = checkpoint / name
+        _expect_own(strike, checkpoint)
+        _expect_inside(checkpoint, path)
+        before = _look(path)
+        if before is None:
+            held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
+            raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
+        spoil(path)
+    except RefusedError as error:
+        strike.note(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}")
+        return
+    after = _look(path)
+    found = {"checkpoint": checkpoint.name, "file": name, "path": _relative(strike, path), "before": before, "after": after}
+    strike.note(**found, problem=f"{name} is what it was before" if before == after else None)
+
+
+def _largest_file(strike: Strike, checkpoint: Path) -> str:
+    sizes = {path.relative_to(checkpoint).as_posix(): path.lstat().st_size for path in checkpoint.rglob("*") if path.is_file()}
+    sizes.pop(MANIFEST_NAME, None)
+    if not sizes:
+        raise RefusedError(f"{checkpoint.name} is empty")
+    return min(sizes, key=lambda name: (-sizes[name], name))
+
+
+def _file_of_rank(strike: Strike, checkpoint: Path) -> str:
+    return f"chaosrun-rank-{strike.fault.rank}.pt"
+
+
+def _manifest(strike: Strike, checkpoint: Path) -> str:
+    return MANIFEST_NAME
+
+
+def _zero_tail(path: Path) -> None:
+    """As after a power cut: the size is right, the last page was never written. More than that where it held zeros anyway."""
+    size = path.stat().st_size
+    tail = min(TAIL_BYTES, size)
+    with path.open("r+b") as file:
+        while True:
+            file.seek(size - tail)
+            if tail == size or any(file.read()):
+                break
+            tail = min(2 * tail, size)
+        file.seek(size - tail)
+        file.write(bytes(tail))
+
+
+def _flip_bit(path: Path) -> None:
+    middle = path.stat().st_size // 2
+    with path.open("r+b") as file:
+        file.seek(middle)
+        byte = file.read(1)
+        if byte:
+            file.seek(middle)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+def _look(path: Path) -> dict[str, Any] | None:
+    """Size and sha256 of a file, None when there is none."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def _expect_own(strike: Strike, path: Path) -> None:
+    """Raises RefusedError unless `path` lies in this leg's own folders."""
+    resolved = path.resolve()
+    if not any(resolved.is_relative_to(folder.resolve()) for folder in _own_folders(strike)):
+        raise RefusedError(f"{path} leads to {resolved}, outside the run's own folder")
+
+
+def _expect_inside(checkpoint: Path, path: Path) -> None:
+    """Raises RefusedError unless `path` lies in the checkpoint, by every name it has."""
+    resolved = path.resolve()
+    if not resolved.is_relative_to(checkpoint.resolve()):
+        raise RefusedError(f"{path} leads to {resolved}, outside the checkpoint")
+    if resolved.is_file() and resolved.stat().st_nlink > 1:
+        raise RefusedError(f"{path} has another name elsewhere (a hard link): its contents are not this run's alone")
+
+
+def _relative(strike: Strike, path: Path) -> str:
+    own = next((folder for folder in _own_folders(strike) if path.is_relative_to(folder)), None)
+    return str(path.relative_to(own) if own else path)
+
+
+def _own_folders(strike: Strike) -> tuple[Path, ...]:
+    return (strike.leg.path, strike.leg.checkpoints.parent)
+
+
+def _damage_kind(name: str, words: str, inside: Callable[[Strike], None], **options: None) -> Kind:
+    return Kind(
+        name=name,
+        family="storage",
+        words=words,
+        proof="the file was looked at before and after, and the checkpoint went to quarantine",
+        phases=_COMMITTED,
+        default_phase="checkpoint.postcommit",
+        options=cast("dict[Option, None]", options),
+        inside=inside,
+        ends_attempt=False,
+        damages="checkpoint",
+        evidence="note",
+    )
+
+
+_COMMITTED = frozenset({"checkpoint.postcommit", "step"})
+
+KINDS = (
+    _damage_kind("truncate", "truncate a file of the newest checkpoint", truncate, file=None),
+    _damage_kind("zero_tail", "zero the tail of a file of the newest checkpoint", zero_tail, file=None),
+    _damage_kind("flip_file_bit", "flip one bit in a file of the newest checkpoint", flip_file_bit, file=None),
+    _damage_kind("missing_file", "remove a file of {rank} from the newest checkpoint", missing_file, file=None),
+    _damage_kind("missing_manifest", "remove the manifest of the newest checkpoint", missing_manifest),
+    _damage_kind("foreign_manifest", "give the newest checkpoint the manifest of another step", foreign_manifest),
+    Kind(
+        name="stale_staging",
+        family="storage",
+        words="leave a half-written staging folder behind",
+        proof="the folder was there, and it was gone after the next start",
+        phases=_COMMITTED,
+        default_phase="checkpoint.postcommit",
+        inside=stale_staging,
+        ends_attempt=False,
+        damages="staging",
+        evidence="note",
+    ),
+)
