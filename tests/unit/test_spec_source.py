@@ -370,7 +370,7 @@ class TestUnknownKeys:
         assert told.endswith("must be one of 33 words, not the text 'kil'; did you mean 'kill'?")
         error = refusal(LEAST + "faults: {schedule: [{kind: boom, at_step: 3}]}\n")
         assert "did you mean" not in error.message
-        assert (error.hint or "").startswith("kind: kill, preempt, stop, ")
+        assert (error.hint or "").startswith("kind: kill, preempt, segfault, ")
 
 
 class TestPlansAreRefusedAtTheirPlace:
