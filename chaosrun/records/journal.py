@@ -37,7 +37,9 @@ from chaosrun.records.trace import TornRecordError, read_lines
 
 JOURNAL_VERSION = 1
 
-Outcome = Literal["completed", "user_error", "recovery_failed", "inexact_restore", "resources", "timeout", "interrupted"]
+Outcome = Literal[
+    "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
+]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
 """How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""

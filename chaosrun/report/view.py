@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 OUTCOME_WORDS: "dict[Outcome, str]" = {
     "user_error": "the script failed",
     "recovery_failed": "recovery failed",
+    "fault_missed": "a planned fault was missed",
     "resources": "no resources",
     "timeout": "timed out",
     "interrupted": "interrupted",

@@ -69,6 +69,13 @@ class Audited:
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultMissed:
+    """A planned fault can no longer happen: the drill would prove nothing, however long it went on."""
+
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Rested:
     """It is time for the next attempt."""
@@ -140,6 +147,7 @@ Event = (
     | Placed
     | PlacementFailed
     | Audited
+    | FaultMissed
     | Rested
     | Started
     | Death

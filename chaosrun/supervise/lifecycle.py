@@ -9,6 +9,7 @@ ends an attempt, and what it costs:
 - anything else: one of `max_restarts`, which come back when the job begins from a checkpoint further on than ever before. The
   first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
 - the same error at the same step twice in a row: the script's doing, the leg ends
+- a planned fault that can no longer happen: the leg ends
 - two attempts in a row that began from one checkpoint and leave no newer one: it goes to quarantine, and the next older one, or
   the beginning, is tried. This gives no restart back, so that the number of attempts stays bounded. An attempt that never came
   to the restore, or that a node took along, says nothing of the checkpoint and does not count; a planned fault in between
@@ -27,6 +28,7 @@ from chaosrun.supervise.events import (
     Death,
     Event,
     Failure,
+    FaultMissed,
     Finish,
     Hang,
     Interrupt,
@@ -138,6 +140,9 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
                 # What its peers raised when they lost it came here first.
                 return replace(state, failure=lost), ()
             return _fail(state, lost)
+        case FaultMissed():
+            hint = "which rank comes first is chance: let the faults strike at different steps, or run it again"
+            return _end(state, Finish(outcome="fault_missed", message=event.message, hint=hint))
         case RunTimeout():
             return _end(state, Finish(outcome="timeout", message=event.message))
         case Interrupt():

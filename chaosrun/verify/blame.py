@@ -215,6 +215,8 @@ def _of_outcome(verdict: "Verdict") -> Blame:
             return Blame(whose="nobody", reason="the run was interrupted")
         case "user_error":
             return next((told for pattern, told in _RAISED if pattern.search(message)), _RAISED_BY_SCRIPT)
+        case "fault_missed":
+            return _plan("its faults met in an order in which one of them could not happen any more")
         case "resources":
             return _machine("it could not give what the run asked for")
         case "timeout":

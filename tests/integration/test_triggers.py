@@ -97,6 +97,27 @@ def test_a_recorded_trace_is_played_without_its_file(warm_drills: WarmDrills, tm
     assert [(record["phase"], record["step"]) for record in fired] == [(None, None)] * 2
 
 
+MISSED = """\
+args: [--steps, "600", --seed, "1", --step-seconds, "0.03"]
+faults:
+  schedule:
+    - {rank: 0, at_step: 4}
+    - {rank: 1, phase: checkpoint.postcommit, attempt: 1}
+"""
+
+
+def test_a_fault_that_can_no_longer_happen_ends_the_drill_at_once(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    """Attempt 1 was to come to its first checkpoint, and the other fault ends it before."""
+    result = warm_drills(job_file(JOB + MISSED, tmp_path), root=tmp_path / "root")
+    verdict = result.verdict
+    assert (verdict.status, verdict.exit_code, verdict.outcome) == ("INCONCLUSIVE", 6, "fault_missed"), verdict.cause
+    assert verdict.cause == (
+        "chaos leg: F1 (SIGKILL rank 1 right after the commit of the first checkpoint it reaches in attempt 1) can no longer "
+        "happen: F2 (SIGKILL rank 0 after step 4) ended attempt 1, and attempt 1 is over"
+    )
+    assert len(verdict.attempts) == 1
+
+
 TOGETHER = """\
 args: [--steps, "60", --seed, "1", --step-seconds, "0.03"]
 faults: {schedule: [{rank: all, after: 1s}]}

@@ -150,6 +150,12 @@ def test_a_random_plan_passes(warm_drills: WarmDrills, root: Path, number: int) 
             f"the run: {result.run.path}",
         ]
     )
+    if verdict.outcome == "fault_missed":
+        # Two of its faults raced, and the other was the first: the drill says so, of both, and is no failure.
+        assert verdict.status == "INCONCLUSIVE" and number >= IN_MAKE_TEST, told
+        named = [fault.id for fault in plan.faults if f"{fault.id} ({fault.describe()})" in verdict.cause]
+        assert len(named) == 2, told
+        return
     assert verdict.status == "PASS", told
     assert verdict.steps == job.steps, told
     # Two faults may end one attempt together; nothing else may end any.

@@ -55,6 +55,13 @@ def test_a_planned_fault_restarts_from_the_newest_checkpoint_and_costs_no_budget
     assert (state.restarts, state.fired) == (0, frozenset({"F1"}))
 
 
+def test_a_fault_that_can_no_longer_happen_ends_the_leg_between_two_attempts() -> None:
+    state, actions = run(life.Placed(), *started(), PLANNED, life.Stopped(), life.FaultMissed(message="F2 is missed"))
+    (finish,) = actions[-1]
+    assert isinstance(finish, Finish) and (finish.outcome, finish.message) == ("fault_missed", "F2 is missed")
+    assert finish.hint and state.phase == "done"
+
+
 def test_survivors_that_die_of_a_planned_fault_are_no_failures_of_their_own() -> None:
     state, actions = run(life.Placed(), *started(), PLANNED, life.Death(rank=0, failure=RAISED), life.Stopped())
     assert actions[-1] == (Audit(),)

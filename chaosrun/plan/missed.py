@@ -1,0 +1,128 @@
+"""Which planned fault can no longer happen, found while the job runs. Pure.
+
+The rules of `plan.rules` leave to chance what only chance decides: which of two racing ranks is the first, how long the job
+waits for a fault from outside. Restarts that nobody planned are not counted on.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from chaosrun.faults.effects import damages, is_notice
+from chaosrun.faults.fault import INJECTED, Fault
+from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    fault: Fault
+    why: str
+
+    def message(self) -> str:
+        return f"{self.fault.id} ({self.fault.describe()}) can no longer happen: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is known of a leg when its next attempt is about to begin."""
+
+    attempt: int
+    """The number of that attempt."""
+    resume: int
+    """The step of the checkpoint that it goes on from, 0: the beginning."""
+    restores: int
+    """Attempts before it that went on from a checkpoint."""
+    every: int
+    """Steps between checkpoints."""
+    last: int | None
+    """The job's last step, where it is known."""
+    struck: Mapping[str, int | None]
+    """Of each fault that has struck, in which attempt; None where that is not known."""
+    observed: Collection[str]
+    """Faults that were seen to happen."""
+    ended_by: str
+    """What ended the attempt before, in words."""
+
+
+def missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
+    """The first fault of the plan that cannot happen any more, now that an attempt is over."""
+    planned = [fault for fault in faults if fault.required and fault.source != INJECTED]
+    for fault in planned:
+        if fault.id in outlook.struck and fault.id not in outlook.observed:
+            struck = outlook.struck[fault.id]
+            during = "an earlier attempt" if struck is None else f"attempt {struck}"
+            return Missed(fault=fault, why=f"it struck in {during}, and {outlook.ended_by} before it could be seen")
+    pending = [fault for fault in faults if fault.id not in outlook.struck]
+    due = _Due(outlook, pending)
+    for fault in planned:
+        if fault.id not in outlook.struck and (why := due.problem(fault)):
+            return Missed(fault=fault, why=why)
+    return None
+
+
+class _Due:
+    """What the coming attempt, and those that the faults left lead to, can come by."""
+
+    def __init__(self, outlook: Outlook, pending: Sequence[Fault]) -> None:
+        self._at = outlook
+        self._may_fall_back = any(damages(fault) for fault in pending)
+        self._noticed = any(is_notice(fault) for fault in pending)
+        self._ending = [fault for fault in pending if fault.facts.ends_attempt]
+        self._ending_now = [fault for fault in self._ending if not self._waits_for_restart(fault)]
+
+    def problem(self, fault: Fault) -> str | None:
+        """Why it cannot happen any more."""
+        if fault.phase is None:
+            return None
+        found = next(self._passed(fault), None)
+        if found is not None:
+            return f"{self._at.ended_by}, and {found}"
+        needed = self._waits_for_restart(fault)
+        if needed and not any(_key(each) != _key(fault) for each in self._ending_now):
+            return f"{self._at.ended_by}, and no fault is left that ends attempt {self._at.attempt}"
+        if needed > len({_key(each) for each in self._ending} - {_key(fault)}):
+            return f"{self._at.ended_by}, and too few faults are left that end an attempt"
+        return None
+
+    def _passed(self, fault: Fault) -> Iterator[str]:
+        """What lies behind the job for good."""
+        at, step = self._at, fault.at_step
+        if fault.attempt is not None and fault.attempt < at.attempt:
+            yield f"attempt {fault.attempt} is over"
+        if self._may_fall_back:
+            return
+        on = f"the job goes on from the checkpoint of step {at.resume}" if at.resume else "the job goes on from the beginning"
+        if step is not None and (step < at.resume or (step == at.resume and fault.phase not in RESTORE_PHASES)):
+            yield on
+        if step is not None and fault.phase in CHECKPOINT_PHASES and not self._saves(step) and not self._noticed:
+            yield f"no checkpoint will be saved at step {step}"
+        if step is None and at.last is not None and fault.occurrence > self._left(fault, at.last):
+            yield on
+
+    def _left(self, fault: Fault, last: int) -> int:
+        """How often the job comes by the fault's phase from the checkpoint on; often enough where nobody knows."""
+        assert fault.phase is not None
+        if fault.phase in RESTORE_PHASES or fault.phase == "rendezvous" or fault.phase.startswith("checkpoint.fsync"):
+            return fault.occurrence
+        if fault.phase in CHECKPOINT_PHASES:
+            return last // self._at.every - self._at.resume // self._at.every + bool(last % self._at.every) + self._noticed
+        return last - self._at.resume
+
+    def _saves(self, step: int) -> bool:
+        return step % self._at.every == 0 or step == self._at.last
+
+    def _waits_for_restart(self, fault: Fault) -> int:
+        """How many attempts have to end before it can strike, at the least."""
+        at = self._at
+        needed = max(0, (fault.attempt or 0) - at.attempt)
+        if fault.phase == "rendezvous":
+            needed = max(needed, fault.occurrence - at.attempt)
+        elif fault.phase in RESTORE_PHASES:
+            if fault.at_step is not None:
+                needed = max(needed, int(fault.at_step != at.resume))
+            else:
+                needed = max(needed, fault.occurrence - at.restores - (at.resume > 0))
+        return needed
+
+
+def _key(fault: Fault) -> str:
+    return fault.group or fault.id
