@@ -43,7 +43,7 @@ class Outlook:
     """What ended the attempt before, in words."""
 
 
-def missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
+def first_missed(faults: Sequence[Fault], outlook: Outlook) -> Missed | None:
     """The first fault of the plan that cannot happen any more, now that an attempt is over."""
     planned = [fault for fault in faults if fault.required and fault.source != INJECTED]
     for fault in planned:

@@ -9,6 +9,7 @@ from typing import Any
 
 from chaosrun.faults.evidence import death_problem, hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
 from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
@@ -24,6 +25,8 @@ class Observations:
         self._leg = leg
         self._faults: Mapping[str, Fault] = {fault.id: fault for fault in plan.faults}
         self._record = record
+        self._ended_by = "another supervisor took over"
+        """What ended the attempt before, in words."""
         self.observed: set[str] = set()
         self.requested: set[str] = set()
 
@@ -70,6 +73,31 @@ class Observations:
             return None
         error = end["error"]
         return {"status": end["status"], "error": None if error is None else f"{error['type']}: {error['message']}"}
+
+    def attempt_ended(self, attempt: int, *, planned: str | None, cause: str) -> None:
+        fault = self._faults.get(planned or "")
+        self._ended_by = f"attempt {attempt} ended unplanned ({cause})"
+        if fault is not None:
+            self._ended_by = f"{fault.id} ({fault.describe()}) ended attempt {attempt}"
+
+    def missed(self, *, resume: int, passed: Mapping[str, int], every: int, last: int | None) -> Missed | None:
+        """A planned fault that can no longer happen when the next attempt goes on from step `resume`; of the first none is.
+
+        `passed`: what the attempts before have come by once each, and how often.
+        """
+        if not passed.get("rendezvous"):
+            return None
+        outlook = Outlook(
+            attempt=passed["rendezvous"] + 1,
+            resume=resume,
+            restores=passed.get("restore.begin", 0),
+            every=every,
+            last=last,
+            struck={fault: marker.get("attempt") for fault, marker in fault_markers(self._leg).items()},
+            observed=self.observed,
+            ended_by=self._ended_by,
+        )
+        return first_missed(list(self._faults.values()), outlook)
 
     def of_hang(self, attempt: int, rank: int, found: Mapping[str, Any]) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""

@@ -11,7 +11,6 @@ from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
-from chaosrun.plan.missed import Missed, Outlook, missed
 from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
@@ -89,8 +88,6 @@ class Supervisor:
             record=self._record,
         )
         self._passed: Counter[str] = Counter()
-        self._ended_by = "another supervisor ended"
-        """What ended the attempt before, in words."""
         self._journal: Journal | None = None
 
     @property
@@ -128,7 +125,8 @@ class Supervisor:
                     self._act(action)
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
-                    self._ended_by = self._end_of_attempt(state)
+                    cause = state.failure.message if state.failure else self._stop_reason
+                    self._observations.attempt_ended(self._attempt, planned=state.planned, cause=cause)
                     self._observations.of_notes()
                     self.outside_faults.attempt_stopped()
                     self._observations.of_broken_groups(self._attempt)
@@ -318,30 +316,13 @@ class Supervisor:
         for bad in selection.quarantined:
             self._record_quarantined(bad)
         step = selection.manifest.step if selection.manifest else 0
-        if self._passed["rendezvous"] and (found := self._missed(step)):
-            self._pending.append(lifecycle.FaultMissed(message=found.message()))
+        missed = self._observations.missed(
+            resume=step, passed=self._passed, every=self._template.every_steps, last=self._template.max_steps
+        )
+        if missed is not None:
+            self._pending.append(lifecycle.FaultMissed(message=missed.message()))
             return
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
-
-    def _missed(self, resume: int) -> Missed | None:
-        """A planned fault that can no longer happen when the job goes on from this step."""
-        outlook = Outlook(
-            attempt=self._passed["rendezvous"] + 1,
-            resume=resume,
-            restores=self._passed["restore.begin"],
-            every=self._template.every_steps,
-            last=self._template.max_steps,
-            struck={fault: marker.get("attempt") for fault, marker in fault_markers(self._leg).items()},
-            observed=self._observations.observed,
-            ended_by=self._ended_by,
-        )
-        return missed(self._plan.faults, outlook)
-
-    def _end_of_attempt(self, state: lifecycle.LegState) -> str:
-        planned = next((fault for fault in self._plan.faults if fault.id == state.planned), None)
-        if planned is not None:
-            return f"{planned.id} ({planned.describe()}) ended attempt {self._attempt}"
-        return f"attempt {self._attempt} ended unplanned ({state.failure.message if state.failure else self._stop_reason})"
 
     def _record_quarantined(self, bad: Quarantined) -> None:
         self._record("checkpoint.quarantined", name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to)

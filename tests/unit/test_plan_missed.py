@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from chaosrun.faults.fault import Fault
-from chaosrun.plan.missed import Outlook, missed
+from chaosrun.plan.missed import Outlook, first_missed
 from chaosrun.plan.planner import make_plan
 from tests.unit.test_plan import spec
 
@@ -18,7 +18,7 @@ def found(plan: tuple[Fault, ...], **known: Any) -> str | None:
     """`known`: how the leg stands, where it is not at its second attempt, from step 10, F1 having struck and been seen."""
     standing = {"attempt": 2, "resume": 10, "restores": 0, "every": 10, "last": 60}
     standing |= {"struck": {"F1": 1}, "observed": {"F1"}, "ended_by": "F1 ended attempt 1", **known}
-    result = missed(plan, Outlook(**standing))
+    result = first_missed(plan, Outlook(**standing))
     return result and result.message()
 
 
