@@ -12,7 +12,9 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
+from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
+from chaosrun.supervise.events import Failure
 
 Record = Callable[..., None]
 """`record(event, durable=…, **fields)`: append to the journal."""
@@ -74,13 +76,13 @@ class Observations:
         error = end["error"]
         return {"status": end["status"], "error": None if error is None else f"{error['type']}: {error['message']}"}
 
-    def attempt_ended(self, attempt: int, *, planned: str | None, cause: str) -> None:
+    def attempt_ended(self, attempt: int, planned: str | None, failure: Failure | None) -> None:
         fault = self._faults.get(planned or "")
-        self._ended_by = f"attempt {attempt} ended unplanned ({cause})"
+        self._ended_by = f"attempt {attempt} ended unplanned" + (f" ({failure.message})" if failure else "")
         if fault is not None:
             self._ended_by = f"{fault.id} ({fault.describe()}) ended attempt {attempt}"
 
-    def missed(self, *, resume: int, passed: Mapping[str, int], every: int, last: int | None) -> Missed | None:
+    def missed(self, order: WorkerOrder, *, resume: int, passed: Mapping[str, int]) -> Missed | None:
         """A planned fault that can no longer happen when the next attempt goes on from step `resume`; of the first none is.
 
         `passed`: what the attempts before have come by once each, and how often.
@@ -91,8 +93,8 @@ class Observations:
             attempt=passed["rendezvous"] + 1,
             resume=resume,
             restores=passed.get("restore.begin", 0),
-            every=every,
-            last=last,
+            every=order.every_steps,
+            last=order.max_steps,
             struck={fault: marker.get("attempt") for fault, marker in fault_markers(self._leg).items()},
             observed=self.observed,
             ended_by=self._ended_by,

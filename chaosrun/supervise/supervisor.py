@@ -125,8 +125,7 @@ class Supervisor:
                     self._act(action)
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
-                    cause = state.failure.message if state.failure else self._stop_reason
-                    self._observations.attempt_ended(self._attempt, planned=state.planned, cause=cause)
+                    self._observations.attempt_ended(self._attempt, state.planned, state.failure)
                     self._observations.of_notes()
                     self.outside_faults.attempt_stopped()
                     self._observations.of_broken_groups(self._attempt)
@@ -316,10 +315,7 @@ class Supervisor:
         for bad in selection.quarantined:
             self._record_quarantined(bad)
         step = selection.manifest.step if selection.manifest else 0
-        missed = self._observations.missed(
-            resume=step, passed=self._passed, every=self._template.every_steps, last=self._template.max_steps
-        )
-        if missed is not None:
+        if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
             self._pending.append(lifecycle.FaultMissed(message=missed.message()))
             return
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))

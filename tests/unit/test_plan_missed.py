@@ -16,7 +16,7 @@ def faults(*schedule: dict[str, Any], **fields: Any) -> tuple[Fault, ...]:
 
 def found(plan: tuple[Fault, ...], **known: Any) -> str | None:
     """`known`: how the leg stands, where it is not at its second attempt, from step 10, F1 having struck and been seen."""
-    standing = {"attempt": 2, "resume": 10, "restores": 0, "every": 10, "last": 60}
+    standing: dict[str, Any] = {"attempt": 2, "resume": 10, "restores": 0, "every": 10, "last": 60}
     standing |= {"struck": {"F1": 1}, "observed": {"F1"}, "ended_by": "F1 ended attempt 1", **known}
     result = first_missed(plan, Outlook(**standing))
     return result and result.message()
