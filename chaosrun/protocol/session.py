@@ -152,6 +152,7 @@ class Session:
             raise MisuseError(
                 "a model or optimizer was prepared after chaosrun.attach()", hint="attach after the last accelerator.prepare()"
             )
+        self._state.refuse_loose_parameters()
         self._begun = True
         per_epoch, restored = batches_of(loader), 0
         if self._recorder:

@@ -46,6 +46,23 @@ class TrainingState:
         unique = {id(parameter): parameter for parameter in [*stepped, *rest]}
         return [(names.get(key, f"unnamed-{number}"), parameter) for number, (key, parameter) in enumerate(unique.items())]
 
+    def refuse_loose_parameters(self) -> None:
+        """Raise MisuseError for a parameter that an optimizer steps and no checkpoint holds: neither a prepared model nor
+        anything that is registered has it."""
+        saved = {id(parameter) for _, parameter in self._named("named_parameters")}
+        tensors = [value for item in self._all_registered().values() for value in _tensors(item.state_dict())]
+        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        for number, optimizer in enumerate(self.optimizers()):
+            for group, values in enumerate(optimizer.param_groups):
+                for index, parameter in enumerate(values["params"]):
+                    if id(parameter) not in saved and parameter.untyped_storage().data_ptr() not in memory:
+                        raise MisuseError(
+                            f"optimizer {number} steps a parameter that belongs to no prepared model (group {group}, parameter "
+                            f"{index}, shape {tuple(parameter.shape)}): no checkpoint would hold it",
+                            hint="make it part of a model that accelerator.prepare() gets, or run.register() an object whose "
+                            "state_dict holds it",
+                        )
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [prepared.optimizer for prepared in self._accelerator._optimizers]
 
@@ -208,3 +225,16 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a state dict, however deep."""
+    match value:
+        case torch.Tensor():
+            yield value
+        case dict():
+            for item in value.values():
+                yield from _tensors(item)
+        case list() | tuple():
+            for item in value:
+                yield from _tensors(item)

@@ -261,6 +261,15 @@ class TestMisuse:
         with pytest.raises(MisuseError, match="prepared after"):
             job.train()
 
+    def test_a_parameter_of_no_prepared_model(self) -> None:
+        job = Job()
+        loose = torch.nn.Parameter(torch.ones(2))
+        job.optimizer.add_param_group({"params": [loose]})
+        with pytest.raises(MisuseError, match=r"no prepared model \(group 1, parameter 0, shape \(2,\)\)"):
+            next(job.run.batches(job.loader, epochs=1))
+        job.run.register("loose", torch.nn.ParameterList([loose]))
+        next(job.run.batches(job.loader, epochs=1))
+
     def test_register_needs_a_state_a_name_and_to_be_early(self) -> None:
         job = Job()
         with pytest.raises(MisuseError, match="no state_dict"):
