@@ -15,11 +15,9 @@ from chaosrun.integrations.schemas import schema
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.runs import RunSummary
 from chaosrun.supervise import remote
-from chaosrun.supervise.creation import create, plan
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.keeper import carry_out
-from chaosrun.supervise.remote import cancel, inject, landings
-from chaosrun.supervise.run import Listener, placed
+from chaosrun.supervise.remote import cancel, inject
+from chaosrun.supervise.run import Listener, carry_out, create, placed, plan
 from chaosrun.supervise.runs import default_root, find_run, list_runs
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from chaosrun.preflight.conduct import Request as PreflightRequest
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result as PreflightResult
+    from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.supervise.guard import SupervisorProcess
     from chaosrun.verify.diagnosis import Diagnosis
@@ -78,8 +77,12 @@ class RunResult:
     """Why reports are missing; warnings for people."""
 
 
+PROGRAM = "chaosrun.cli.supervisor"
+"""Supervises a drill that this process only follows."""
+
+
 def _nobody(record: Mapping[str, Any]) -> None:
-    """Who listens when nobody does."""
+    """The default listener: drops every record."""
 
 
 def submit(
@@ -115,16 +118,15 @@ def begin(
     Raises as `submit` before anything starts."""
     from chaosrun.supervise.guard import SupervisorProcess
 
-    return SupervisorProcess(
-        create(job, overrides, (default_root() if root is None else root).absolute(), address, reference), address
-    )
+    run = create(job, overrides, (default_root() if root is None else root).absolute(), address, reference)
+    return SupervisorProcess.tied(run, address, program=PROGRAM)
 
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":
     """As `begin`, to continue a run."""
     from chaosrun.supervise.guard import SupervisorProcess
 
-    return SupervisorProcess(run, address)
+    return SupervisorProcess.tied(run, address, program=PROGRAM)
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -353,6 +355,13 @@ def ping(run: RunLayout) -> dict[str, Any]:
     from chaosrun.supervise.control import request
 
     return request(run, "ping")
+
+
+def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":
+    """Where these faults have landed, as soon as that is certain, the leg is over, or `timeout_s` have passed."""
+    from chaosrun.report.landings import read_landings
+
+    return remote.settled(run, lambda: read_landings(run, faults), timeout_s=timeout_s)
 
 
 def wait(run: RunLayout, *, timeout_s: float | None = None) -> RunResult:

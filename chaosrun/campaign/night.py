@@ -34,7 +34,7 @@ from chaosrun.spec.source import Job, load_job
 from chaosrun.spec.suite import Comparison, load_suite
 from chaosrun.supervise.drill import has_ended, lock_run, read_run
 from chaosrun.supervise.interrupts import OneOfMany
-from chaosrun.supervise.keeper import carry_out
+from chaosrun.supervise.run import carry_out
 from chaosrun.verify.verdict import Verdict, judge
 
 Finish = Callable[[RunLayout, Verdict], Sequence[str]]

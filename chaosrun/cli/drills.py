@@ -6,10 +6,10 @@ from cyclopts import Parameter
 
 from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
 from chaosrun.cli.control import Detach, show_detached
-from chaosrun.cli.following import at_a_terminal, follow
-from chaosrun.cli.terminal import page, show_verdict
+from chaosrun.cli.terminal import page, show_verdict, watch_drill
 from chaosrun.report.beside import progress, warn
 from chaosrun.report.output import write_json, write_out
+from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
     from chaosrun.supervise.guard import SupervisorProcess
@@ -71,7 +71,7 @@ def resume(
 def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) -> int:
     """Follow a drill in another process to its verdict, or leave it to itself."""
     with process:
-        if process.detach() if detach else follow(process, quiet=quiet):
+        if process.detach() if detach else follow(process, lambda: watch_drill(process, quiet=quiet)):
             show_detached(process.run, process.pid, quiet=quiet, output=output)
             return 0
         verdict, warnings = process.result()

@@ -11,6 +11,7 @@ from chaosrun.report.output import has_colour, page_width, rendered, write_json,
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.report.ticker import Ticker
+    from chaosrun.supervise.guard import SupervisorProcess
     from chaosrun.verify.verdict import Verdict
 
 
@@ -34,6 +35,17 @@ def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
             yield ticker
     finally:
         ticker.close()
+
+
+def watch_drill(process: "SupervisorProcess", *, quiet: bool) -> None:
+    """Until the process that supervises it has ended."""
+    if quiet:
+        process.wait()
+        return
+    from chaosrun.report.live import is_live_terminal
+    from chaosrun.report.watch import watch
+
+    watch(process.run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=process.ended)
 
 
 def show_verdict(run: "RunLayout", verdict: "Verdict", output: str) -> None:

@@ -106,8 +106,8 @@ class Drill:
     on_record: Callable[[dict[str, Any]], None]
     on_supervisor: Callable[[Supervisor | None], None]
     """Told which supervisor to interrupt."""
-    kept: bool = False
-    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.keeper`)."""
+    has_successor: bool = False
+    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.guard`)."""
     survey: bool = False
     """Have every rank write down which points it reaches."""
     _deadline_s: float | None = field(default=None, init=False)
@@ -125,7 +125,7 @@ class Drill:
         spec = JobSpec.model_validate(info["spec"])
         plan = FaultPlan.from_json(read_object(self.run.plan_json))
         allowed = spec.faults.allow_cluster_faults
-        ask_permission(plan.faults, ray=self.workers().ray, allow_cluster_faults=allowed, kept=self.kept)
+        ask_permission(plan.faults, ray=self.workers().ray, allow_cluster_faults=allowed, has_successor=self.has_successor)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and not _finished(self._leg("chaos")):
             _expect_reached(plan, final_step(self._leg("reference")))
@@ -228,7 +228,7 @@ class Drill:
             deadline_s=self._deadline_s,
             on_record=self.on_record,
             on_supervisor=self.on_supervisor,
-            kept=self.kept,
+            has_successor=self.has_successor,
         )
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
@@ -250,14 +250,14 @@ def supervise_leg(
     deadline_s: float | None,
     on_record: Callable[[dict[str, Any]], None],
     on_supervisor: Callable[[Supervisor | None], None],
-    kept: bool = False,
+    has_successor: bool = False,
 ) -> LegResult:
     """Run one leg, called `name` in its records. `on_supervisor` knows whom to interrupt for as long as it runs.
 
-    Raises UsageError for a fault that this Ray, or this process (`kept`), does not allow.
+    Raises UsageError for a fault that this Ray, or this process (`has_successor`), does not allow.
     """
     allowed = spec.faults.allow_cluster_faults
-    ask_permission(plan.faults, ray=workers.ray, allow_cluster_faults=allowed, kept=kept)
+    ask_permission(plan.faults, ray=workers.ray, allow_cluster_faults=allowed, has_successor=has_successor)
     supervisor = Supervisor(
         name=name,
         leg=leg,

@@ -36,10 +36,10 @@ def _is_seed(value: Any) -> bool:
 class Injections:
     """Of one run. `watch` and `hear` are told what the drill does; `ask` may be called by another thread."""
 
-    def __init__(self, run: RunLayout, *, kept: bool) -> None:
-        """`kept`: another process goes on with the run when this one is killed."""
+    def __init__(self, run: RunLayout, *, has_successor: bool) -> None:
+        """`has_successor`: another process goes on with the run when this one is killed."""
         self._run = run
-        self._kept = kept
+        self._has_successor = has_successor
         self._lock = threading.Lock()
         self._supervisor: Supervisor | None = None
         self._over = False
@@ -97,11 +97,13 @@ class Injections:
         return self._supervisor
 
     def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:
-        if not self._kept and any(fault.facts.evidence == "successor" for fault in faults):
+        if not self._has_successor and any(fault.facts.evidence == "successor" for fault in faults):
             raise UsageError(
                 f"a fault of kind {faults[0].kind} ends the process that supervises the run, and no other is there to go on",
                 hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
             )
-        ask_permission(faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, kept=self._kept)
+        ask_permission(
+            faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, has_successor=self._has_successor
+        )
         if problem := supervisor.outside_faults.misplaced(faults):
             raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")

@@ -1,34 +1,35 @@
-"""`python -m chaosrun.supervise.process`: supervises one run for a command that only follows it, in a session of its own.
+"""`python -m chaosrun.supervise.process`: supervises one run for the process that started it, in a session of its own.
 
-It is told on its standard input, and tells on its standard output, one JSON line each:
-
-    → {run, address}       which run, before anything else        ← {supervises: pid}     the run's lock is held
-    → {say: "cancel"}      end it in order                        ← {detached: true}      from now on nobody holds it
-    → {say: "detach"}      go on alone                            ← {error} or {done}     the last thing that it tells
-
-When the input ends and it has not been detached, whoever began the drill is gone, and it is cancelled: no drill goes on that
-nobody follows, unless somebody wished so. What it prints goes to the run's supervisor.log.
+It is told on its standard input what to do, and tells on its standard output what becomes of it: `chaosrun.supervise.guard` has
+the messages, and both ways of being started. When the input ends and it has not been detached, whoever began the drill is gone,
+and it is cancelled: no drill goes on that nobody follows, unless somebody wished so. A cancel is a SIGINT to this process; what
+that does is in `chaosrun.supervise.interrupts`.
 """
 
-import json
 import os
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from chaosrun import api
 from chaosrun.errors import ChaosrunError
+from chaosrun.processes import die_with_parent
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described
-from chaosrun.report.beside import progress
+from chaosrun.supervise.guard import Answer, Detach, Detached, Ended, Recorded, Supervising, Task, decode_command, encode
+from chaosrun.supervise.interrupts import Interrupts
+
+Listener = Callable[[dict[str, Any]], None]
+Supervise = Callable[[RunLayout, str | None, Listener], int]
+"""(run, address, who is told every record) → exit code."""
 
 
-class _Ties:
-    """Both ends of the pipes to the command that began the drill."""
+class Ties:
+    """Both ends of the pipes to whoever started this process."""
 
     def __init__(self) -> None:
         # Out of the way: nothing that is started here may read or write there.
@@ -42,15 +43,15 @@ class _Ties:
         self._over = False
         self._interrupted = False
 
-    def tell(self, **what: Any) -> None:
+    def tell(self, answer: Answer) -> None:
         with suppress(BrokenPipeError):  # nobody follows any more
-            os.write(self._telling, json.dumps(what).encode() + b"\n")
+            os.write(self._telling, encode(answer) + b"\n")
 
     def hold(self) -> None:
         """Do what is said, until detached or let go."""
         for line in self.commands:
-            if json.loads(line)["say"] == "detach":
-                self.tell(detached=True)
+            if isinstance(decode_command(line), Detach):
+                self.tell(Detached())
                 return
             self._interrupt()
         if not self._interrupted:
@@ -69,42 +70,61 @@ class _Ties:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-def main() -> int:
+def main(supervise: Supervise | None = None) -> int:
+    """`supervise`: what a process does that is tied; one that is held always does the same."""
     # Whatever this process inherited. A handler, not SIG_IGN, which the workers would inherit.
     signal.signal(signal.SIGHUP, lambda *_: None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ties = _Ties()
+    ties = Ties()
     first = ties.commands.readline()
     if not first.endswith(b"\n"):
-        return 130  # the command was gone before it could say anything
-    order = json.loads(first)
-    run = RunLayout(Path(order["run"]))
+        return 130  # whoever started it was gone before it could say anything
+    task = decode_command(first)
+    assert isinstance(task, Task)
+    run = RunLayout(Path(task.run))
     try:
+        if task.parent is not None:
+            die_with_parent(task.parent)
         threading.Thread(target=ties.hold, name="chaosrun-ties", daemon=True).start()
-        exit_code = _supervise(run, order["address"], ties)
+        exit_code = _held(run, task, ties) if supervise is None else _tied(run, task, ties, supervise)
     except BaseException as error:
         ties.let_go()
         if not isinstance(error, ChaosrunError | KeyboardInterrupt):
             traceback.print_exc()
         about = described(error, run)
-        print(f"error: {about['message']}", file=sys.stderr)
-        ties.tell(error=about)
+        if task.lock is None:
+            print(f"error: {about['message']}", file=sys.stderr)
+        ties.tell(Ended(error=about))
         return about["exit_code"]
     ties.let_go()
-    ties.tell(done=True)
+    ties.tell(Ended())
     return exit_code
 
 
-def _supervise(run: RunLayout, address: str | None, ties: _Ties) -> int:
-    with progress(quiet=False, run=run) as live:
-        assert live is not None
+def _tied(run: RunLayout, task: Task, ties: Ties, supervise: Supervise) -> int:
+    def on_record(record: dict[str, Any]) -> None:
+        if record["event"] == "run.created":
+            ties.tell(Supervising(pid=os.getpid()))
 
-        def heard(record: dict[str, Any]) -> None:
-            if record["event"] == "run.created":
-                ties.tell(supervises=os.getpid())
-            live.on_event(record)
+    return supervise(run, task.address, on_record)
 
-        return api.resume(run, address=address, on_event=heard).verdict.exit_code
+
+def _held(run: RunLayout, task: Task, ties: Ties) -> int:
+    from chaosrun.supervise.run import execute
+
+    assert task.lock is not None
+    # Held until this process is gone; nothing that it starts may hold it longer.
+    os.set_inheritable(task.lock, False)
+    with Interrupts() as interrupts:
+        execute(
+            run,
+            Path(task.root),
+            task.address,
+            lambda record: ties.tell(Recorded(record=record)),
+            interrupts,
+            has_successor=True,
+        )
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
@@ -13,7 +13,6 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import read_supervision
 
 if TYPE_CHECKING:
-    from chaosrun.report.landings import Landed
     from chaosrun.verify.verdict import Verdict
 
 SOCKET_LIMIT_S = 5.0
@@ -153,16 +152,24 @@ def _refuse_wrong_words(run: RunLayout, *, kind: str, rank: str, settings: Seque
     injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed or 0, after_s=LOOK_EVERY_S)
 
 
-def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":
-    """Where these faults have landed, as soon as that is certain, the leg is over, or `timeout_s` have passed."""
-    from chaosrun.report.landings import read_landings
+class Settling(Protocol):
+    @property
+    def settled(self) -> bool: ...
+
+
+_Each = TypeVar("_Each", bound=Settling)
+
+
+def settled(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
+    """What `read` reads of a run's files, as soon as all of it is settled, nobody supervises the run any more, or
+    `timeout_s` have passed."""
     from chaosrun.supervise.drill import is_supervised
 
     deadline = time.monotonic() + timeout_s
     while True:
         # Asked before the files are read: what was written until then is in them.
         over = time.monotonic() > deadline or not is_supervised(run)
-        found = read_landings(run, faults)
+        found = read()
         if over or all(each.settled for each in found):
             return found
         time.sleep(LOOK_EVERY_S)

@@ -1,22 +1,149 @@
-"""Carrying a run out in this process: its control socket, a cluster for its workers, and its drill."""
+"""A run from its job file to its verdict: its plan and its directory, its control socket, a cluster for its workers, its drill.
 
+`carry_out` is the one way: it supervises in this process or, where a planned fault ends the supervisor, in one that is started
+again (`chaosrun.supervise.guard`). What a killed one had done, and whether what it died of can be seen, the next one reads from
+the run's files, as `chaosrun resume` does.
+"""
+
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chaosrun.errors import RecoveryError
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.runs import find_run
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
+    from chaosrun.faults.fault import Fault, FaultPlan
+    from chaosrun.spec.source import Job
     from chaosrun.supervise.supervisor import Supervisor
     from chaosrun.verify.verdict import Verdict
 
 Listener = Callable[[dict[str, Any]], None]
 Watch = Callable[["Supervisor | None"], None]
+
+
+def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
+    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
+    from chaosrun.plan.planner import make_plan
+    from chaosrun.spec.refused import refused
+    from chaosrun.spec.source import load_job
+
+    loaded = load_job(job, overrides)
+    return loaded, make_plan(loaded.spec, loaded.trace, partial(refused, loaded))
+
+
+def create(job: Path, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
+    """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
+    `address`, or a private one, will not allow."""
+    from chaosrun.plan.permission import ask_permission
+    from chaosrun.supervise.drill import create_run
+
+    loaded, faults = plan(job, overrides)
+    if reference not in ("auto", "fresh"):
+        reference = str(find_run(reference, root).path.resolve())
+    if expected := expected_ray(address):
+        ask_permission(
+            faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
+        )
+    return create_run(
+        root,
+        loaded.spec,
+        job_path=loaded.path.resolve(),
+        script=loaded.script_path.resolve(),
+        text=loaded.text,
+        plan=faults,
+        overrides=list(overrides),
+        reference=reference,
+    )
+
+
+def carry_out(
+    run: RunLayout,
+    root: Path,
+    address: str | None,
+    listener: Listener,
+    interrupts: Interrupts,
+    report: "Callable[[Verdict], Sequence[str]]" = lambda verdict: (),
+) -> "Verdict":
+    """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
+    how that went.
+
+    With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
+    `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
+    """
+    from chaosrun.supervise.drill import supervised
+
+    interrupts.check(run)
+    with supervised(run) as (lock, warnings):
+        if _ending_the_supervisor(run):
+            verdict = _restarting(run, root, address, listener, interrupts, lock)
+        else:
+            verdict = execute(run, root, address, listener, interrupts)
+        warnings += report(verdict)
+        return verdict
+
+
+def _restarting(
+    run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int
+) -> "Verdict":
+    """Have a process of its own supervise the drill, and another one as often as a planned fault ends it."""
+    from chaosrun.records.supervision import raised_again
+    from chaosrun.supervise.guard import SupervisorProcess, Task
+    from chaosrun.verify.verdict import judge
+
+    def on_record(record: dict[str, Any]) -> None:
+        # Every process says which run it is about; here that has been said.
+        if record["event"] != "run.created":
+            listener(record)
+
+    listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
+    while True:
+        struck_before = _struck(run)
+        task = Task(run=str(run.path.absolute()), root=str(root), address=address, lock=lock, parent=os.getpid())
+        with SupervisorProcess(task) as process:
+            interrupts.watch(process)
+            try:
+                last = process.listen(on_record)
+            finally:
+                interrupts.watch(None)
+        if last is not None and last.error is not None:
+            raise raised_again(last.error, run)
+        if last is not None:
+            return judge(run)
+        new = _struck(run) - struck_before
+        if not new:
+            how = process.how_it_ended()
+            raise RecoveryError(
+                f"the process that supervised the drill (pid {process.pid}) ended {how}, and no planned fault says so",
+                hint=f"`chaosrun resume {run_argument(run)}` goes on with the run",
+            )
+        listener({"leg": None, "event": "supervisor.ended", "pid": process.pid, "faults": sorted(new)})
+
+
+def _ending_the_supervisor(run: RunLayout) -> "list[Fault]":
+    """Faults that end a supervisor; one may have come to the plan since."""
+    from chaosrun.faults.fault import FaultPlan
+
+    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    return [fault for fault in plan.faults if fault.facts.evidence == "successor"]
+
+
+def _struck(run: RunLayout) -> set[str]:
+    """The faults of which a supervisor has written down that it dies of them."""
+    from chaosrun.records.markers import read_marker, read_note
+    from chaosrun.supervise.drill import leg_of
+
+    leg = leg_of(run, "chaos")
+    return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id)}
 
 
 def expected_ray(address: str | None) -> str | None:
@@ -28,14 +155,14 @@ def expected_ray(address: str | None) -> str | None:
 
 
 def execute(
-    run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, kept: bool = False
+    run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
 ) -> "Verdict":
-    """Do what is left to do of a run, whose lock is held. `kept`: another process goes on with it when this one is killed."""
+    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
     from chaosrun.supervise.drill import Drill
 
     interrupts.check(run)
     with (
-        reachable(run, listener, interrupts, kept=kept) as (on_record, on_supervisor),
+        reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
         placed(run, address, listener, interrupts) as workers,
     ):
         drill = Drill(
@@ -45,21 +172,21 @@ def execute(
             devices=workers.devices,
             on_record=on_record,
             on_supervisor=on_supervisor,
-            kept=kept,
+            has_successor=has_successor,
         )
         return drill.execute()
 
 
 @contextmanager
 def reachable(
-    run: RunLayout, listener: Listener, interrupts: Interrupts, *, kept: bool = False
+    run: RunLayout, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
 ) -> Iterator[tuple[Listener, Watch]]:
     """Take commands about a run, whose lock is held, from other processes of this user; yields who is to be told the records
     of its drill, and its supervisors."""
     from chaosrun.supervise.control import serve
     from chaosrun.supervise.injections import Injections
 
-    injections = Injections(run, kept=kept)
+    injections = Injections(run, has_successor=has_successor)
 
     def on_record(record: dict[str, Any]) -> None:
         injections.hear(record)

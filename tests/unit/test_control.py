@@ -279,19 +279,21 @@ from pathlib import Path
 from chaosrun.supervise import process
 from chaosrun.supervise.interrupts import Interrupts
 
-def stuck(run, address, ties):
+ties = process.Ties()
+process.Ties = lambda: ties
+
+def stuck(run, address, listener):
     with Interrupts() as interrupts:
         with interrupts.postponed():
-            ties.tell(stuck=True)
+            ties.tell(process.Supervising(pid=0))
             if sys.argv[1] == "socket":
                 for after in (0.1, 0.5):
                     threading.Timer(after, interrupts.request).start()
             time.sleep(float(sys.argv[2]))
-            ties.tell(waited=True)
+            ties.tell(process.Recorded(record={}))
         interrupts.check()
 
-process._supervise = stuck
-process.main()
+process.main(stuck)
 """
 
 
@@ -303,9 +305,9 @@ def test_a_start_that_hangs_is_ended_by_a_second_cancel(tmp_path: Path, how: str
     command = [sys.executable, "-c", STUCK, how, str(lasts_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps({"run": str(tmp_path), "address": None}) + "\n")
+    process.stdin.write(json.dumps({"say": "task", "run": str(tmp_path), "root": "", "address": None}) + "\n")
     process.stdin.flush()
-    assert json.loads(process.stdout.readline()) == {"stuck": True}
+    assert json.loads(process.stdout.readline()) == {"say": "supervising", "pid": 0}
     for pause_s in {"twice": (1.0, 1.0), "once and away": (0.3,), "socket": ()}[how]:
         process.stdin.write('{"say": "cancel"}\n')
         process.stdin.flush()
@@ -315,4 +317,4 @@ def test_a_start_that_hangs_is_ended_by_a_second_cancel(tmp_path: Path, how: str
     out, _ = process.communicate(timeout=60)
     told = [json.loads(line) for line in out.splitlines()]
     assert told[-1]["error"]["kind"] == "InterruptedRunError"
-    assert ({"waited": True} in told) == waited
+    assert ({"say": "recorded", "record": {}} in told) == waited

@@ -166,7 +166,7 @@ def planned(run: RunLayout) -> list[str]:
 
 class TestTheWayIn:
     def test_the_plan_has_it_before_the_supervisor(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        injections, leg = Injections(run, kept=False), Leg()
+        injections, leg = Injections(run, has_successor=False), Leg()
         watch(injections, leg)
         seen: list[list[str]] = []
         monkeypatch.setattr(leg, "inject", lambda faults: seen.append(planned(run)))
@@ -175,7 +175,7 @@ class TestTheWayIn:
         assert answer["faults"] == [{"id": "F4", "kind": "kill", "rank": 1, "what": "SIGKILL rank 1 2.718 s after the start"}]
 
     def test_one_after_the_other(self, run: RunLayout) -> None:
-        injections, leg = Injections(run, kept=False), Leg(elapsed_s=0.0)
+        injections, leg = Injections(run, has_successor=False), Leg(elapsed_s=0.0)
         watch(injections, leg)
         injections.ask(message(rank="all"))
         injections.ask(message(seed=3, rank="random"))
@@ -183,7 +183,7 @@ class TestTheWayIn:
         assert all(fault.after_s for fault in leg.got), "a time of nothing cannot be written in a job file"
 
     def test_a_plan_that_cannot_be_written_strikes_nobody(self, run: RunLayout) -> None:
-        injections, leg = Injections(run, kept=False), Leg()
+        injections, leg = Injections(run, has_successor=False), Leg()
         watch(injections, leg)
         run.plan_json.with_name("plan.json").unlink()
         run.plan_json.mkdir()
@@ -191,7 +191,7 @@ class TestTheWayIn:
         assert leg.got == []
 
     def test_only_a_leg_under_faults_takes_them(self, run: RunLayout) -> None:
-        injections = Injections(run, kept=False)
+        injections = Injections(run, has_successor=False)
         assert "no leg is running yet" in refusal(injections)
         watch(injections, Leg("reference"))
         assert "has to stay undisturbed" in refusal(injections)
@@ -206,7 +206,7 @@ class TestTheWayIn:
         assert planned(run) == ["F1", "F2", "F3"] and chaos.got == []
 
     def test_what_nobody_could_recover_from(self, run: RunLayout) -> None:
-        alone, kept = Injections(run, kept=False), Injections(run, kept=True)
+        alone, kept = Injections(run, has_successor=False), Injections(run, has_successor=True)
         for injections in (alone, kept):
             watch(injections, Leg())
         assert "no other is there to go on" in refusal(alone, kind="supervisor")
@@ -231,7 +231,7 @@ class TestTheWayIn:
         ],
     )
     def test_junk(self, run: RunLayout, about: dict[str, Any]) -> None:
-        injections, leg = Injections(run, kept=False), Leg()
+        injections, leg = Injections(run, has_successor=False), Leg()
         watch(injections, leg)
         assert "not a fault" in refusal(injections, **about)
         assert leg.got == []
@@ -239,7 +239,7 @@ class TestTheWayIn:
 
 def test_the_command_that_repeats_a_run_has_its_injected_faults(run: RunLayout) -> None:
     assert read_facts(run).injected == ()
-    injections = Injections(run, kept=False)
+    injections = Injections(run, has_successor=False)
     watch(injections, Leg())
     injections.ask(message(kind="preempt", rank="all", settings=["grace=5s"]))
     (override,) = read_facts(run).injected

@@ -75,7 +75,7 @@ def test_nor_for_what_a_supervisor_says(run: RunLayout, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     run.supervisor_log.symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError, match="is a link"):
-        SupervisorProcess(run, None)
+        SupervisorProcess.tied(run, None, program="chaosrun.cli.supervisor")
     assert (tmp_path / "precious").read_text() == "precious"
 
 

@@ -10,14 +10,14 @@ from chaosrun.plan.permission import ask_permission
 EVERYWHERE = ("private", "joined", "borrowed")
 
 
-def ask(kind: FaultKind, ray: str, *, allow: bool = False, kept: bool = True) -> str | None:
+def ask(kind: FaultKind, ray: str, *, allow: bool = False, has_successor: bool = True) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=7, source="faults.schedule[0]")
     try:
         ask_permission(
             [Fault(id="F0", rank=0, at_step=1, source="faults.schedule[1]"), fault],
             ray=ray,
             allow_cluster_faults=allow,
-            kept=kept,
+            has_successor=has_successor,
         )
     except UsageError as error:
         assert error.message.startswith("faults.schedule[0]: ")
@@ -29,7 +29,7 @@ def ask(kind: FaultKind, ray: str, *, allow: bool = False, kept: bool = True) ->
 @pytest.mark.parametrize("ray", EVERYWHERE)
 @pytest.mark.parametrize("kind", ["node", "agent", "kill"])
 def test_what_chaosrun_has_started_may_be_struck_anywhere(kind: FaultKind, ray: str) -> None:
-    assert ask(kind, ray, kept=False) is None
+    assert ask(kind, ray, has_successor=False) is None
 
 
 @pytest.mark.parametrize("kind", ["raylet", "drain"])
@@ -52,5 +52,5 @@ def test_rays_head_only_where_it_can_be_put_back(ray: str) -> None:
 
 @pytest.mark.parametrize("kind", ["supervisor", "head"])
 def test_this_process_is_not_ended_unless_another_goes_on(kind: FaultKind) -> None:
-    assert "nobody is there to go on" in (ask(kind, "private", kept=False) or "")
-    assert ask(kind, "private", kept=True) is None
+    assert "nobody is there to go on" in (ask(kind, "private", has_successor=False) or "")
+    assert ask(kind, "private", has_successor=True) is None

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from chaosrun import errors
+from chaosrun import api, errors
 from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
-from chaosrun.supervise import remote as afar
+from chaosrun.supervise import remote
 from chaosrun.supervise.control import control_directory, serve
 from chaosrun.supervise.drill import lock_run
 
@@ -98,20 +98,20 @@ def held_elsewhere(run: RunLayout) -> Iterator[subprocess.Popen[str]]:
 
 class TestWaiting:
     def test_for_nobody(self, run: RunLayout) -> None:
-        assert afar.unsupervised(run, 0.0)
+        assert remote.unsupervised(run, 0.0)
 
     def test_until_it_is_let_go(self, run: RunLayout) -> None:
         with held_elsewhere(run) as process:
-            assert not afar.unsupervised(run, 0.05)
+            assert not remote.unsupervised(run, 0.05)
             threading.Timer(0.5, process.kill).start()
             began_s, worked_s = time.monotonic(), time.process_time()
-            assert afar.unsupervised(run, 30.0)
+            assert remote.unsupervised(run, 30.0)
             worked_s = time.process_time() - worked_s
             assert worked_s < (time.monotonic() - began_s) / 2, "who waits does not spin"
 
     def test_who_waits_is_in_nobodys_way(self, run: RunLayout) -> None:
         with lock_run(run):
-            waiting = threading.Thread(target=afar.unsupervised, args=(run, 30.0))
+            waiting = threading.Thread(target=remote.unsupervised, args=(run, 30.0))
             waiting.start()
         with lock_run(run):
             pass
@@ -120,30 +120,30 @@ class TestWaiting:
 
     def test_in_vain(self, run: RunLayout) -> None:
         with held_elsewhere(run), pytest.raises(RunTimeoutError) as late:
-            afar.wait(run, 0.05)
+            remote.wait(run, 0.05)
         assert late.value.exit_code == 124 and "it goes on" in (late.value.hint or "")
 
     def test_a_lock_goes_with_the_last_who_has_it(self, run: RunLayout) -> None:
-        """As `chaosrun.supervise.keeper` hands it on: killed, its child holds the run while it lives."""
+        """As `chaosrun.supervise.guard` hands it on: killed, its child holds the run while it lives."""
         with lock_run(run) as descriptor:
             process = subprocess.Popen(
                 [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(descriptor,)
             )
-        assert not afar.unsupervised(run, 0.05)
+        assert not remote.unsupervised(run, 0.05)
         process.communicate()
-        assert afar.unsupervised(run, 30.0)
+        assert remote.unsupervised(run, 30.0)
 
 
 class TestOutcome:
     def test_never_supervised(self, run: RunLayout) -> None:
         with pytest.raises(InterruptedRunError, match="nobody has supervised it"):
-            afar.outcome(run)
+            remote.outcome(run)
 
     def test_an_error(self, run: RunLayout) -> None:
         with pytest.raises(ResourcesError), supervision(run):
             raise ResourcesError("no room for 3 workers", hint="ask for less")
         with pytest.raises(ResourcesError, match="no room for 3 workers") as again:
-            afar.outcome(run)
+            remote.outcome(run)
         assert again.value.hint == "ask for less"
 
     @pytest.mark.parametrize("has_ended", [True, False])
@@ -158,10 +158,10 @@ class TestOutcome:
             raise KeyboardInterrupt
         if not has_ended:
             with pytest.raises(InterruptedRunError):
-                afar.outcome(run)
+                remote.outcome(run)
             return
         told = ("junit.xml was not written", "its reports were not all written: interrupted")
-        assert afar.outcome(run) == ("the verdict", told)
+        assert remote.outcome(run) == ("the verdict", told)
 
     def test_killed(self, run: RunLayout) -> None:
         """The one before it had ended with an error, and left a verdict that does not count."""
@@ -174,7 +174,7 @@ class TestOutcome:
         )
         subprocess.run([sys.executable, "-c", kill, str(run.path)], check=False)
         with pytest.raises(InterruptedRunError, match=r"\(pid [0-9]+\) was killed") as killed:
-            afar.outcome(run)
+            remote.outcome(run)
         assert f"chaosrun resume {run.run_id}" in (killed.value.hint or "")
 
     @pytest.mark.parametrize("half", [False, True])
@@ -187,17 +187,17 @@ class TestOutcome:
         if not half:
             shutil.rmtree(run.path)
         with pytest.raises(UsageError, match="has ended and is not there any more"):
-            afar.outcome(run)
+            remote.outcome(run)
 
 
 class TestSpeaking:
     def test_to_nobody(self, run: RunLayout) -> None:
         with pytest.raises(UsageError, match="it was interrupted") as refused:
-            afar.cancel(run)
+            remote.cancel(run)
         assert f"chaosrun resume {run.run_id}" in (refused.value.hint or "")
         run.verdict_json.write_text(json.dumps({"outcome": "completed"}))
         with pytest.raises(UsageError, match="it has ended") as refused:
-            afar.inject(run, kind="kill", rank="1")
+            remote.inject(run, kind="kill", rank="1")
         assert f"chaosrun verify {run.run_id}" in (refused.value.hint or "")
 
     def test_to_one_that_has_no_socket_yet(self, run: RunLayout) -> None:
@@ -213,7 +213,7 @@ class TestSpeaking:
             thread = threading.Thread(target=serve_late)
             thread.start()
             try:
-                assert afar.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": []}
+                assert remote.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": []}
             finally:
                 over.set()
                 thread.join()
@@ -245,15 +245,15 @@ class TestSpeaking:
             thread = threading.Thread(target=serve_late)
             thread.start()
             try:
-                assert afar.speak(run, "cancel") == {"heard": True}
+                assert remote.speak(run, "cancel") == {"heard": True}
             finally:
                 over.set()
                 thread.join()
 
     def test_to_one_that_never_has_one(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(afar, "SOCKET_LIMIT_S", 0.1)
+        monkeypatch.setattr(remote, "SOCKET_LIMIT_S", 0.1)
         with held_elsewhere(run), pytest.raises(UsageError, match="cannot be spoken to"):
-            afar.cancel(run)
+            remote.cancel(run)
 
     def test_a_refusal_keeps_its_words(self, run: RunLayout) -> None:
         def refuse(message: object) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class TestSpeaking:
             serve(run, {"inject": refuse}, on_failure=print),
             pytest.raises(UsageError, match=r"^the reference leg is running") as refused,
         ):
-            afar.inject(run, kind="kill", rank="1")
+            remote.inject(run, kind="kill", rank="1")
         assert refused.value.hint == "wait"
 
     @pytest.mark.parametrize(
@@ -283,16 +283,16 @@ class TestSpeaking:
         run.run_json.write_text(json.dumps({"v": 1, **texts, **about, "spec": spec}))
         run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=()).to_json()))
         with pytest.raises(UsageError, match=refusal):
-            afar.inject(run, **{"kind": "kill", "rank": "1", **asked})
+            remote.inject(run, **{"kind": "kill", "rank": "1", **asked})
         for right in ("1", "random"):
             with pytest.raises(UsageError, match="not being supervised"):
-                afar.inject(run, kind="kill", rank=right)
+                remote.inject(run, kind="kill", rank=right)
 
     def test_a_run_that_does_not_end_in_time(self, run: RunLayout) -> None:
         with held_elsewhere(run), serve(run, {"cancel": lambda message: {}}, on_failure=print):
-            afar.cancel(run)
+            remote.cancel(run)
             with pytest.raises(RunTimeoutError, match="still being supervised"):
-                afar.cancel(run, timeout_s=0.05)
+                remote.cancel(run, timeout_s=0.05)
 
 
 def observed(fault: str, **more: Any) -> dict[str, Any]:
@@ -318,26 +318,26 @@ class TestLandings:
         with open(trace, "w") as file:
             file.write('{"kind":"step","step":8,"time_s":1.0}\n{"kind":"step","step":9,"time_s":1.1}\n{"kind":"st')
         self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F1"), {"event": "attempt.stopped"})
-        (seen,) = afar.landings(run, ["F1"], timeout_s=30)
+        (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.settled and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
 
     def test_not_yet(self, run: RunLayout) -> None:
-        (seen,) = afar.landings(run, ["F1"], timeout_s=0.0)
+        (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
         assert not seen.settled and "not been seen" in seen.sentence
         self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F2"))
-        assert not afar.landings(run, ["F1"], timeout_s=30)[0].settled, "nobody supervises it: it is not waited for"
+        assert not api.landings(run, ["F1"], timeout_s=30)[0].settled, "nobody supervises it: it is not waited for"
 
     def test_never(self, run: RunLayout) -> None:
         self.write(
             run, observed("F2", found={"problem": "it was in state R"}), {"event": "leg.finished", "outcome": "completed"}
         )
-        first, second = afar.landings(run, ["F1", "F2"], timeout_s=30)
+        first, second = api.landings(run, ["F1", "F2"], timeout_s=30)
         assert first.problem == "the leg ended before it came (completed)"
         assert second.problem == "it was in state R" and not second.landed
 
     def test_as_the_verdict_has_it(self, run: RunLayout) -> None:
         self.write(run, observed("F2", how="hang", signal=None, found={"state": "T", "silent_s": 5.0}))
-        (seen,) = afar.landings(run, ["F2"], timeout_s=30)
+        (seen,) = api.landings(run, ["F2"], timeout_s=30)
         assert seen.evidence == "pid 4211: stopped (state T), no progress for 5 s"
 
     @pytest.mark.parametrize(
@@ -357,12 +357,12 @@ class TestLandings:
         run.leg("chaos").path.mkdir(parents=True, exist_ok=True)
         run.leg("chaos").journal.write_text(f"{line}\n")
         with pytest.raises(UsageError, match=r"the journal is damaged: .*journal"):
-            afar.landings(run, ["F1"], timeout_s=30)
+            api.landings(run, ["F1"], timeout_s=30)
 
     def test_while_the_run_goes_on(self, run: RunLayout) -> None:
         with lock_run(run):
             threading.Timer(0.2, self.write, (run, observed("F1"))).start()
-            (seen,) = afar.landings(run, ["F1"], timeout_s=30)
+            (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.landed and seen.step is None and "before its first step" in seen.sentence
 
 

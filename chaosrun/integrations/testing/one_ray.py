@@ -25,7 +25,7 @@ class OneRay:
     def make_ready(self, spec: "JobSpec", plan: "FaultPlan") -> None:
         """Have this process connected to a Ray that is large enough, as the drill will find it; or to none, where the plan
         strikes Ray itself and the drill must have one to itself. Raises as `api.submit`."""
-        # Read when Ray is imported; see `execution.placed`.
+        # Read when Ray is imported; see `supervise.run.placed`.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         from chaosrun.campaign.bench import APART
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cli import following
+from chaosrun.supervise import interrupts
 from tests.terminal import Terminal
 
 FOLLOWER = """\
 import os, signal, sys, threading, time
-from chaosrun.cli import following
+from chaosrun.supervise import interrupts
 from chaosrun.records.layout import RunLayout
 
 class SupervisorProcess:
@@ -46,8 +46,8 @@ class SupervisorProcess:
 process = SupervisorProcess()
 if "deaf" in sys.argv:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-assert following.at_a_terminal()
-print("RESULT", following.follow(process, quiet=True), process.told, flush=True)
+assert interrupts.at_a_terminal()
+print("RESULT", interrupts.follow(process, process.wait), process.told, flush=True)
 """
 
 
@@ -142,9 +142,9 @@ def test_the_terminal_is_as_it_was(follow: Callable[..., Follower], answer: byte
 
 
 def test_the_question_fits_and_says_what_ctrl_c_does() -> None:
-    lines = (following.MEANWHILE + following.QUESTION).splitlines()
+    lines = (interrupts.MEANWHILE + interrupts.QUESTION).splitlines()
     assert max(map(len, lines)) <= 79
-    assert "Ctrl-C once more: end it" in following.MEANWHILE
+    assert "Ctrl-C once more: end it" in interrupts.MEANWHILE
 
 
 def test_a_drill_that_ends_while_it_is_asked(follow: Callable[..., Follower]) -> None:
@@ -167,7 +167,7 @@ def test_sigterm_cancels(follow: Callable[..., Follower]) -> None:
 
 
 def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
-    question = "from chaosrun.cli.following import at_a_terminal; print(at_a_terminal())"
+    question = "from chaosrun.supervise.interrupts import at_a_terminal; print(at_a_terminal())"
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):
         done = subprocess.run([sys.executable, "-c", question], stdin=stdin, capture_output=True, text=True, check=True)
         assert done.stdout == "False\n"

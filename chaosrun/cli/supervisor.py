@@ -1,0 +1,27 @@
+"""`python -m chaosrun.cli.supervisor`: the supervisor of a drill that a command only follows, or has left to itself.
+
+`chaosrun.supervise.process`, with what `submit` and `resume` do beside supervising: reports, and progress, which is its log.
+"""
+
+import sys
+from typing import Any
+
+from chaosrun import api
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.beside import progress
+from chaosrun.supervise import process
+
+
+def supervise(run: RunLayout, address: str | None, on_record: process.Listener) -> int:
+    with progress(quiet=False, run=run) as live:
+        assert live is not None
+
+        def on_event(record: dict[str, Any]) -> None:
+            on_record(record)
+            live.on_event(record)
+
+        return api.resume(run, address=address, on_event=on_event).verdict.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(process.main(supervise))
