@@ -25,7 +25,7 @@ def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> 
     if output == "json":
         write_json(facts)
     else:
-        from chaosrun.report.environment import environment_lines
+        from chaosrun.cli.environment import environment_lines
 
         write_out("".join(f"{line}\n" for line in environment_lines(facts)))
     return 0
@@ -47,7 +47,7 @@ def clean(
 ) -> int:
     """Remove old runs that passed, with their checkpoints, and old references, sweeps and suites."""
     from chaosrun import api
-    from chaosrun.report.cleaning import cleaning_sentence
+    from chaosrun.cli.cleaning import cleaning_sentence
 
     if keep < 0:
         raise UsageError(f"--keep {keep} is no number of runs", hint="give --keep 0 or more")
@@ -85,7 +85,7 @@ def clean(
 
 
 def _show(cleaning: "Cleaning", write: Callable[[str], object], *, short: bool = False) -> None:
-    from chaosrun.report.cleaning import render_cleaning
+    from chaosrun.cli.cleaning import render_cleaning
 
     write(page(render_cleaning(cleaning, short=short)))
 

@@ -12,7 +12,7 @@ from chaosrun import cli
 from chaosrun.housekeeping import environment as env
 from chaosrun.housekeeping.environment import environment, listed_variables
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit
-from chaosrun.report.environment import environment_lines
+from chaosrun.cli.environment import environment_lines
 
 Facts = dict[str, Any]
 
