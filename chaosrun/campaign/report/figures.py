@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from chaosrun.report.html.drawing import WIDE, Scale, across, join, path_of, rules, text, ticks
+from chaosrun.report.html.drawing import WIDE, Scale, beneath, join, path_of, rules, text, ticks
 from chaosrun.wording import clock, count
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ def _y(scale: Scale, value: float) -> float:
 def _dates(known: "Sequence[Night]") -> Markup:
     """The first night and the last."""
     if len(known) == 1:
-        return across([0.5], [known[0].night], Scale(0, 1), HEIGHT - 6)
-    return across([0, 1], [known[0].night, known[-1].night], Scale(0, 1), HEIGHT - 6)
+        return beneath([0.5], [known[0].night], Scale(0, 1), HEIGHT - 6)
+    return beneath([0, 1], [known[0].night, known[-1].night], Scale(0, 1), HEIGHT - 6)

@@ -7,7 +7,6 @@ from chaosrun.report.html.drawing import Mark
 from chaosrun.report.html.page import since
 from chaosrun.report.html.source import Source
 from chaosrun.report.progress import sentence
-from chaosrun.verify.account import FaultOutcome
 from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
 
 MOST_MARKS = 400
@@ -44,23 +43,19 @@ def marks_of(source: Source, clock: Clock) -> tuple[list[Placed], int]:
 
 def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
     leg = source.told.history
-    words = {fault.id: fault.describe() for fault in source.view.plan.faults} if source.view.plan else {}
-    kinds = {fault.id: fault.kind for fault in source.view.plan.faults} if source.view.plan else {}
-    told = {outcome.id: outcome for outcome in source.view.verdict.faults}
+    rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
     for record in leg.events("fault.observed"):
         died_s, at_s = finite(record.get("died_s")), finite(record["time_s"])
         time_s = at_s if died_s is None else died_s
         if time_s is None:
             continue
-        fault, outcome = record["fault"], told.get(record["fault"])
+        fault = record["fault"]
         seen.add(fault)
-        landed = outcome is not None and outcome.landed
-        label = (
-            f"Fault {fault}: {words.get(fault, 'not in the plan')}\n{since(clock.at(time_s))}, attempt {record['attempt']}\n"
-            f"{_evidence(outcome)}"
-        )
-        shape = ("kill" if kinds.get(fault) == "kill" else "fault") if landed else "unseen"
+        row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record['attempt']}"
+        what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
+        shape = "unseen" if row is None or not row.landed else "kill" if row.kind == "kill" else "fault"
+        label = f"Fault {fault}: {what}\n{when}\n{evidence}"
         yield record["rank"], Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
     for record in leg.events("fault.requested"):
         time_s = finite(record["time_s"])
@@ -70,12 +65,6 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
             yield record["rank"], Mark(at=clock.at(time_s), y=0, shape="unseen", label=label)
     yield from _mishaps(source, clock)
     yield from _saves(source, clock)
-
-
-def _evidence(outcome: FaultOutcome | None) -> str:
-    if outcome is None or not outcome.landed:
-        return f"NOT SHOWN: {'not in the plan' if outcome is None else outcome.problem}"
-    return outcome.evidence or "landed"
 
 
 def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:

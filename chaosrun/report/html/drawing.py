@@ -104,7 +104,7 @@ def text(x: str, y: float, words: str, *, anchor: str = "start", dx: float = 0.0
     return Markup('<text x="{}" y="{:g}" text-anchor="{}"{}{}>{}</text>').format(x, y, anchor, aside, kind, escape(words))
 
 
-def across(values: Sequence[float], words: Sequence[str], scale: Scale, y: float) -> Markup:
+def beneath(values: Sequence[float], words: Sequence[str], scale: Scale, y: float) -> Markup:
     """An axis's labels: the outer ones stay inside the figure."""
     told: list[Markup] = []
     for value, label in zip(values, words, strict=True):

@@ -5,13 +5,15 @@ the differences is never thinned out: it holds every step that differs.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from markupsafe import Markup
 
 from chaosrun.records.traces import StepRecord
-from chaosrun.report.html.drawing import Scale, across, integer_ticks, join, path_of, rules, text, ticks
+from chaosrun.report.html.drawing import Scale, beneath, integer_ticks, join, path_of, rules, text, ticks
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.trajectory import loss_of
@@ -22,6 +24,9 @@ ULP_HEIGHT = 120.0
 STRETCHES = 500
 """Of a curve; each keeps up to four of its points."""
 MOST_TAILS = 60
+
+Stretch = tuple[int, int]
+"""First and last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,7 @@ class Losses:
     high: int
     steps: int
     """That both legs have."""
-    differing: tuple[tuple[int, int], ...]
+    differing: tuple[Stretch, ...]
     """Stretches of steps whose losses differ."""
     differing_steps: int
     largest: int | None
@@ -60,30 +65,29 @@ class Losses:
 
 def losses(source: Source) -> Losses | None:
     """None when neither leg recorded a step on all of its ranks."""
-    legs = [_by_step(leg) for leg in (source.reference, source.chaos)]
-    if not any(legs):
+    reference, chaos = (_by_step(leg) for leg in (source.reference, source.chaos))
+    if not reference and not chaos:
         return None
-    reference, chaos = legs
     every = sorted({*reference, *chaos})
     low, high = every[0], every[-1]
     distance, precision = _distances(source.reference.chain, source.chaos.chain)
     both = [step for step in every if step in reference and step in chaos]
     apart = [step for step in both if distance.get(step, 0) != 0]
-    differing = _stretches(apart)
-    replayed = tuple(_replayed(source.chaos))
+    differing = _stretches((step, step) for step in apart)
+    tails = _tails(source.chaos)
+    replayed = tuple((attempt, min(steps), max(steps)) for attempt, steps in tails.items())
+    bands = _stretches((first, last) for _, first, last in replayed)
     kept = {low, high, *(step for stretch in differing[:STRETCHES] for step in stretch)}
-    kept |= {step for _, first, last in replayed[:STRETCHES] for step in (first, last)}
-    scale = Scale(float(low), float(high))
-    curves, logarithmic, bad = _curves(source.chaos, reference, chaos, scale, replayed, kept)
-    numbers = [value for step in apart if (value := distance[step]) is not None]
+    kept |= {step for _, *stretch in replayed[:STRETCHES] for step in stretch}
+    curves, logarithmic = _curves(reference, chaos, tails, len(source.chaos.chain.steps), kept, bands)
+    done = Counter(step for steps in tails.values() for step in steps)
     shown = sorted({*thinned(sorted(reference.items()), kept), *thinned(sorted(chaos.items()), kept)})
-    done = _times_done(source.chaos)
-    largest = max(numbers, default=None)
+    largest_at = max((step for step in apart if distance[step] is not None), key=lambda step: distance[step] or 0, default=None)
     return Losses(
         curves=curves,
-        distances=_ulp_chart(both, distance, differing, scale, replayed) if both else None,
+        distances=_ulp_chart(apart, distance, differing, Scale(low, high), bands) if both else None,
         points=[
-            [step, _told(reference.get(step)), _told(chaos.get(step)), _ulp(distance, step, both), done.get(step, 1)]
+            [step, _told(reference.get(step)), _told(chaos.get(step)), _ulp(distance, step, both), 1 + done[step]]
             for step in shown
         ],
         low=low,
@@ -91,14 +95,14 @@ def losses(source: Source) -> Losses | None:
         steps=len(both),
         differing=differing,
         differing_steps=len(apart),
-        largest=largest,
-        largest_at=None if largest is None else next(step for step in apart if distance[step] == largest),
+        largest=None if largest_at is None else distance[largest_at],
+        largest_at=largest_at,
         precision=precision,
         replayed=replayed,
         tails=len(source.chaos.chain.tails),
         only_reference=len(reference.keys() - chaos.keys()) if chaos else 0,
         only_chaos=len(chaos.keys() - reference.keys()) if reference else 0,
-        not_finite=bad,
+        not_finite=sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values())),
         logarithmic=logarithmic,
     )
 
@@ -130,6 +134,14 @@ def _loss(records: Sequence[StepRecord]) -> float:
         return math.inf  # the sum of numbers at the edge of what there is
 
 
+def _tails(leg: Leg) -> dict[int, dict[int, list[StepRecord]]]:
+    """What each attempt did and the next one did again: records by attempt and step."""
+    tails: dict[int, dict[int, list[StepRecord]]] = {}
+    for record in sorted(leg.chain.tails, key=lambda record: (record.attempt, record.step)):
+        tails.setdefault(record.attempt, {}).setdefault(record.step, []).append(record)
+    return tails
+
+
 def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None], str]:
     """By step that differs, the largest distance over ranks and micro-batches; None where one of a pair is no number."""
     places: list[int] = []
@@ -156,29 +168,15 @@ def _distances(expected: Lineage, seen: Lineage) -> tuple[dict[int, int | None],
     return distance, precision
 
 
-def _stretches(steps: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
-    for step in steps:
-        if found and step == found[-1][1] + 1:
-            found[-1] = (found[-1][0], step)
+def _stretches(parts: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """Those that overlap, or follow each other, as one."""
+    found: list[Stretch] = []
+    for first, last in sorted(parts):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
         else:
-            found.append((step, step))
+            found.append((first, last))
     return tuple(found)
-
-
-def _replayed(leg: Leg) -> Iterator[tuple[int, int, int]]:
-    by_attempt: dict[int, set[int]] = {}
-    for record in leg.chain.tails:
-        by_attempt.setdefault(record.attempt, set()).add(record.step)
-    for attempt, steps in sorted(by_attempt.items()):
-        yield attempt, min(steps), max(steps)
-
-
-def _times_done(leg: Leg) -> dict[int, int]:
-    times: dict[int, int] = {}
-    for _, step in {(record.attempt, record.step) for record in leg.chain.tails}:
-        times[step] = times.get(step, 1) + 1
-    return times
 
 
 def thinned(points: Sequence[tuple[int, float]], kept: Iterable[int] = ()) -> list[int]:
@@ -229,42 +227,6 @@ class _Upright:
         return [value for value in found if self.scale.low <= math.log10(value) <= self.scale.high]
 
 
-def _curves(
-    leg: Leg,
-    reference: Mapping[int, float],
-    chaos: Mapping[int, float],
-    scale: Scale,
-    replayed: Sequence[tuple[int, int, int]],
-    kept: set[int],
-) -> tuple[Chart, bool, int]:
-    tails = list(_tails(leg))[:MOST_TAILS]
-    values = [*reference.values(), *chaos.values(), *(value for tail in tails for _, value in tail)]
-    upright = _Upright(values, HEIGHT)
-    lines = [
-        _line("reference", reference, scale, upright, kept),
-        *(_line("tail", dict(tail), scale, upright, set()) for tail in tails),
-        _line("chaos", chaos, scale, upright, kept),
-    ]
-    at = upright.ticks()
-    steps = integer_ticks(int(scale.low), int(scale.high), 4)
-    drawn = [
-        _bands(replayed, scale, HEIGHT),
-        rules([upright.y(value) for value in at]),
-        Markup(
-            '<svg width="100%" height="{0:g}" viewBox="0 0 10000 {1:g}" preserveAspectRatio="none" aria-hidden="true">{2}</svg>'
-        ).format(HEIGHT, HEIGHT * 10, join(lines)),
-        across(steps, [_stepped(step, steps) for step in steps], scale, HEIGHT + 18),
-    ]
-    labels = [text("100%", upright.y(value) + 4, f"{value:.4g}", anchor="end") for value in at]
-    axis = Markup('<svg x="-10" overflow="visible">{}</svg>').format(join(labels))
-    bad = sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values()))
-    return Chart(axis=axis, plot=join(drawn), height=HEIGHT + 26), upright.logarithmic, bad
-
-
-def _stepped(step: int, steps: Sequence[int]) -> str:
-    return f"step {step}" if step == steps[0] else str(step)
-
-
 def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: _Upright, kept: set[int]) -> Markup:
     """In pieces: what is no number leaves a gap, and so do steps that are missing."""
     points = sorted(values.items())
@@ -283,82 +245,83 @@ def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: _Uprigh
     return Markup('<path class="{}" d="{}"/>').format(kind, d) if d else Markup("")
 
 
-def _tails(leg: Leg) -> Iterator[list[tuple[int, float]]]:
-    """What each attempt did and the next one did again, over the ranks that recorded it."""
-    by_attempt: dict[int, dict[int, list[StepRecord]]] = {}
-    for record in leg.chain.tails:
-        by_attempt.setdefault(record.attempt, {}).setdefault(record.step, []).append(record)
-    ranks = len(leg.chain.steps)
-    for _, steps in sorted(by_attempt.items()):
-        yield [(step, _loss(records)) for step, records in sorted(steps.items()) if len(records) == ranks]
+def _curves(
+    reference: Mapping[int, float],
+    chaos: Mapping[int, float],
+    tails: Mapping[int, Mapping[int, list[StepRecord]]],
+    ranks: int,
+    kept: set[int],
+    bands: Sequence[Stretch],
+) -> tuple[Chart, bool]:
+    """And whether their scale is logarithmic."""
+    cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in tails.values()][
+        :MOST_TAILS
+    ]
+    upright = _Upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)), HEIGHT)
+    across = Scale(min((*reference, *chaos)), max((*reference, *chaos)))
+    lines = [
+        _line("reference", reference, across, upright, kept),
+        *(_line("tail", values, across, upright, set()) for values in cut_off),
+        _line("chaos", chaos, across, upright, kept),
+    ]
+    labels = [(upright.y(value), f"{value:.4g}") for value in upright.ticks()]
+    return _chart(HEIGHT, across, bands, labels, join(lines), below=18), upright.logarithmic
 
 
-def _bands(replayed: Sequence[tuple[int, int, int]], scale: Scale, height: float) -> Markup:
-    """Steps that were done more than once."""
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted((first, last) for _, first, last in replayed):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    boxes: list[Markup] = []
-    for first, last in merged:
-        left, right = scale.at(first - 0.5), scale.at(last + 0.5)
-        boxes.append(
-            Markup('<rect class="band" x="{:.3f}%" y="0" width="{:.3f}%" height="{:g}"/>').format(
-                100 * left, 100 * (right - left), height
-            )
-        )
-    return join(boxes)
+def _chart(
+    height: float,
+    across: Scale,
+    bands: Sequence[Stretch],
+    labels: Sequence[tuple[float, str]],
+    paths: Markup,
+    *,
+    below: float,
+    more: Iterable[Markup] = (),
+) -> Chart:
+    """Steps from left to right, their numbers `below`, bands where they were done again; values from bottom to top, named by
+    `labels` at their heights; `paths` in stretched units, WIDE from side to side and ten to a pixel high."""
+    steps = integer_ticks(int(across.low), int(across.high), 4)
+    band = Markup('<rect class="band" x="{:.3f}%" y="0" width="{:.3f}%" height="{:g}"/>')
+    edges = [(across.at(first - 0.5), across.at(last + 0.5)) for first, last in bands]
+    drawn = [
+        *(band.format(100 * left, 100 * (right - left), height) for left, right in edges),
+        rules([y for y, _ in labels]),
+        Markup(
+            '<svg width="100%" height="{0:g}" viewBox="0 0 10000 {1:g}" preserveAspectRatio="none" aria-hidden="true">{2}</svg>'
+        ).format(height, height * 10, paths),
+        beneath(steps, [f"step {step}" if step == steps[0] else str(step) for step in steps], across, height + below),
+        *more,
+    ]
+    named = join(text("100%", y + 4, words, anchor="end") for y, words in labels)
+    axis = Markup('<svg x="-10" overflow="visible">{}</svg>').format(named)
+    return Chart(axis=axis, plot=join(drawn), height=height + below + 8)
 
 
 def _ulp_chart(
-    both: Sequence[int],
+    apart: Sequence[int],
     distance: Mapping[int, int | None],
-    differing: Sequence[tuple[int, int]],
-    scale: Scale,
-    replayed: Sequence[tuple[int, int, int]],
+    differing: Sequence[Stretch],
+    across: Scale,
+    bands: Sequence[Stretch],
 ) -> Chart:
     """Stems on a scale of powers of two; below them every step that differs."""
-    largest = max((math.log2(1 + value) for value in distance.values() if value is not None), default=0.0)
-    upright = Scale(0.0, max(largest, 1.0))
+    upright = Scale(0.0, max([1.0, *(math.log2(1 + value) for value in distance.values() if value is not None)]))
     floor = ULP_HEIGHT - 24
 
     def y(power: float) -> float:
         return 8 + (floor - 8) * (1 - upright.at(power))
 
-    points = [
-        (step, math.inf if distance[step] is None else float(distance[step] or 0))
-        for step in both
-        if distance.get(step, 0) != 0
-    ]
+    points = [(step, math.inf if (far := distance[step]) is None else float(far)) for step in apart]
     stems = "".join(
-        f"M{scale.units(step)} {floor * 10:.0f}V{80 if (d := distance[step]) is None else y(math.log2(1 + d)) * 10:.0f}"
+        f"M{across.units(step)} {floor * 10:.0f}V{80 if (d := distance[step]) is None else y(math.log2(1 + d)) * 10:.0f}"
         for step in thinned(points)
     )
-    strip = "".join(
-        f"M{scale.units(first - 0.4)} {(ULP_HEIGHT - 8) * 10:.0f}H{max(scale.units(last + 0.4), scale.units(first - 0.4) + 12)}"
-        for first, last in differing
-    )
-    powers = [value for value in ticks(0.0, upright.high, 4) if value == int(value)]
-    steps = integer_ticks(int(scale.low), int(scale.high), 4)
-    drawn = [
-        _bands(replayed, scale, ULP_HEIGHT),
-        rules([y(power) for power in powers]),
-        Markup('<line class="base" x1="0" x2="100%" y1="{0:g}" y2="{0:g}"/>').format(floor),
-        Markup(
-            '<svg width="100%" height="{0:g}" viewBox="0 0 10000 {1:g}" preserveAspectRatio="none" aria-hidden="true">'
-            '<path class="stem" d="{2}"/><path class="strip" d="{3}"/></svg>'
-        ).format(ULP_HEIGHT, ULP_HEIGHT * 10, stems, strip),
-        across(steps, [_stepped(step, steps) for step in steps], scale, ULP_HEIGHT + 16),
-    ]
+    edges = [(across.units(first - 0.4), across.units(last + 0.4)) for first, last in differing]
+    strip = "".join(f"M{left} {(ULP_HEIGHT - 8) * 10:.0f}H{max(right, left + 12)}" for left, right in edges)
+    powers = [int(power) for power in ticks(0.0, upright.high, 4) if power == int(power)]
+    more = [Markup('<line class="base" x1="0" x2="100%" y1="{0:g}" y2="{0:g}"/>').format(floor)]
     if not differing:
-        drawn.append(text("50%", floor / 2 + 4, "no difference at any step", anchor="middle", strong=True))
-    labels = [
-        text(
-            "100%", y(power) + 4, "0" if not power else f"2^{power:g}" if power > 9 else str(2 ** int(power) - 1), anchor="end"
-        )
-        for power in powers
-    ]
-    axis = Markup('<svg x="-10" overflow="visible">{}</svg>').format(join(labels))
-    return Chart(axis=axis, plot=join(drawn), height=ULP_HEIGHT + 24)
+        more.append(text("50%", floor / 2 + 4, "no difference at any step", anchor="middle", strong=True))
+    labels = [(y(power), f"2^{power}" if power > 9 else str(2**power - 1)) for power in powers]
+    paths = Markup('<path class="stem" d="{}"/><path class="strip" d="{}"/>').format(stems, strip)
+    return _chart(ULP_HEIGHT, across, bands, labels, paths, below=16, more=more)

@@ -6,7 +6,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from chaosrun.report.html.drawing import Scale, across, join, rules, text, ticks
+from chaosrun.report.html.drawing import Scale, beneath, join, rules, text, ticks
 from chaosrun.report.html.source import Source
 from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
 from chaosrun.wording import count, span
@@ -98,7 +98,7 @@ def _bars(times: Sequence[RecoveryTimes]) -> tuple[Markup | None, Markup, float]
         y = ROW * number
         labels.append(text("0", y + 18, f"attempt {entry.attempt}"))
         drawn.append(_stack(entry, scale, y + 5, first=number == 0))
-    drawn.append(across(at, words, scale, height + 18))
+    drawn.append(beneath(at, words, scale, height + 18))
     return join(drawn), join(labels), height + 24
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from chaosrun.records.history import Attempt
 from chaosrun.report.html.course import MOST_MARKS, Clock, marks_of, told
-from chaosrun.report.html.drawing import Mark, Scale, across, figure_mark, join, rules, text, ticks
+from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
 from chaosrun.report.html.source import Source
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import finite
@@ -19,11 +19,9 @@ HEAD = 24.0
 MOST_LANES = 24
 """Of more ranks, those that something happened to, and one lane for the others."""
 ROOM = 0.26
-"""Share of the width that a name takes, on a phone. What finds no room stays unnamed: the tables have it all."""
-WIDTHS = {"narrow": 238.0, "roomy": 518.0}
-"""Pixels across of the plot on a phone, and at least on anything wider: what an attempt is called there (see page.css)."""
-LETTER = 7.5
-"""Pixels that a letter of a name takes, at most."""
+"""Share of the width that the length of a rollback takes in words, on a phone; what finds no room is in the tables."""
+NAME = 0.09
+"""The same of an attempt's number."""
 MOST_TOLD = 600
 """Events in words."""
 
@@ -89,7 +87,7 @@ def timeline(source: Source) -> Timeline | None:
         *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
         *_drawn_rollbacks(rollbacks, scale, back_y),
         *_heads([clock_s for _, clock_s in began], scale, bottom),
-        *(name for kind, width in WIDTHS.items() for name in _names(began, scale, kind, width)),
+        Markup('<g class="names">{}</g>').format(join(_names(began, scale))),
         *(figure_mark(mark, scale, first=number == 0) for number, mark in enumerate(placed)),
         _clock_axis(scale, bottom + 18),
     ]
@@ -244,23 +242,17 @@ def _heads(began: Sequence[float], scale: Scale, bottom: float) -> Iterator[Mark
         yield Markup('<line class="resumed" x1="{0}" x2="{0}" y1="4" y2="{1:g}"/>').format(scale.percent(at), bottom)
 
 
-def _names(began: Sequence[tuple[int, float]], scale: Scale, kind: str, width: float) -> Iterator[Markup]:
-    """Whole where there is room before the next attempt, else the number alone, where that fits."""
+def _names(began: Sequence[tuple[int, float]], scale: Scale) -> Iterator[Markup]:
+    """The attempts' numbers, where there is room beside the one before."""
     free = 0.0
-    for place, (number, at) in enumerate(began):
-        here = scale.at(at) * width
-        following = scale.at(began[place + 1][1]) * width if place + 1 < len(began) else width
-        words = next((name for name in (f"attempt {number}", str(number)) if here + _across(name) <= following), str(number))
-        end = here + _across(words) > width
-        left = here - _across(words) if end else here
+    for number, at in began:
+        place = scale.at(at)
+        end = place > 1 - NAME
+        left = place - NAME if end else place
         if left >= free:
-            free = left + _across(words)
-            drawn = text(scale.percent(at), 14, words, anchor="end" if end else "start", dx=-5.0 if end else 5.0, strong=True)
-            yield Markup('<g class="{}">{}</g>').format(kind, drawn)
-
-
-def _across(words: str) -> float:
-    return LETTER * len(words) + 6.0
+            free = left + NAME
+            dx, anchor = (-5.0, "end") if end else (5.0, "start")
+            yield text(scale.percent(at), 14, str(number), anchor=anchor, dx=dx, strong=True)
 
 
 def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
@@ -287,4 +279,4 @@ def _clock_axis(scale: Scale, y: float) -> Markup:
     unit, each = ("min", 60.0) if scale.high >= 180 else ("s", 1.0)
     values = [value * each for value in ticks(0.0, scale.high / each, 5)]
     words = [f"{value / each:g}{f' {unit}' if number == len(values) - 1 else ''}" for number, value in enumerate(values)]
-    return across(values, words, scale, y)
+    return beneath(values, words, scale, y)
