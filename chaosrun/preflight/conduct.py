@@ -106,7 +106,7 @@ def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
         root=root,
         storage=_storage(job) or root,
         job=job,
-        token=uuid.uuid4().hex,
+        token=uuid.uuid4().hex[:16],
         seconds=request.seconds,
         mtbf_s=request.mtbf_s,
         forecast_nodes=tuple(request.forecast_nodes),

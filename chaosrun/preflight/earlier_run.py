@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import UsageError
+from chaosrun.preflight.costs import costs_of
 from chaosrun.preflight.model import Facts
+from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.run_file import read_json, read_object, read_run, recorded_leg
 from chaosrun.records.tail import Tail
@@ -47,6 +49,13 @@ def saves_of(run: RunLayout) -> Facts:
             if (size := _newest_checkpoint(leg)) is not None:
                 return {**told, **size, **_times(leg)}
     return {**told, **nothing}
+
+
+def costs_of_run(folder: str) -> Facts:
+    """What its steps, saves and restarts took: see `costs`."""
+    run = RunLayout(Path(folder))
+    info = read_run(run)
+    return costs_of([read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")])
 
 
 def _newest_checkpoint(leg: LegLayout) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
 
 if TYPE_CHECKING:
-    from chaosrun.preflight.drills.wanted import Drills
+    from chaosrun.preflight.drills.request import Drills
     from chaosrun.spec.source import Job
 
 F = TypeVar("F")

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.model import Finding, Measure, Status, worst
+from chaosrun.preflight.model import Finding, Measure, Rows, Status, worst
 from chaosrun.preflight.result import Result
 from chaosrun.wording import listed, with_unit
 
 BASELINE = "baseline"
 """What stands for the check whether there was anything to compare."""
+ROWS = Rows(check=BASELINE)
 MIN_PEERS = 3
 """Of two nobody can say which is the odd one."""
 MOST_NAMED = 10
@@ -91,13 +92,11 @@ class Baseline:
             if now.nodes[host] and number > now.gpus[host]
         ]
         if gone:
-            yield Finding(
-                check=BASELINE,
+            yield ROWS.warn(
+                f"not there: {listed(gone, MOST_NAMED)}",
+                "what the baseline had",
+                "start Ray there with all its GPUs again; if they are to be gone, save a new baseline",
                 name="nodes and GPUs",
-                status=Status.WARN,
-                measured=f"not there: {listed(gone, MOST_NAMED)}",
-                threshold="what the baseline had",
-                remedy="start Ray there with all its GPUs again; if they are to be gone, save a new baseline",
             )
 
 
@@ -119,12 +118,12 @@ def _share_compared(known: int, all_: int) -> Finding:
     name = "numbers compared"
     if not all_:
         reason = "these checks measured nothing that is compared"
-        return Finding(check=BASELINE, name=name, status=Status.SKIP, reason=reason)
+        return ROWS.skip(reason, name=name)
     if not known:
         reason = f"the baseline has none of the {all_} numbers that were measured: it was made with other checks or elsewhere"
         remedy = "save a baseline with the same checks on this cluster: -o json --to FILE"
-        return Finding(check=BASELINE, name=name, status=Status.ERROR, reason=reason, remedy=remedy)
-    return Finding(check=BASELINE, name=name, status=Status.PASS, measured=f"{known} of {all_}", threshold="one or more")
+        return ROWS.error(reason, remedy, name=name)
+    return ROWS.passed(f"{known} of {all_}", "one or more", name=name)
 
 
 class Kinds:

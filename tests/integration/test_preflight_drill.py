@@ -18,7 +18,7 @@ import pytest
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.forecast import CHECK as FORECAST
 from chaosrun.preflight.drills.on_ray import JOB, RayDrills
-from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on
+from chaosrun.preflight.drills.request import Terms, Wanted, wanted_on
 from chaosrun.preflight.earlier_run import last_run, saves_of
 from chaosrun.preflight.model import Facts, Level, Setting, Status
 from chaosrun.records.layout import RunLayout

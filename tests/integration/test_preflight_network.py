@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.preflight.assess.network import assess_network
 from chaosrun.preflight.checks import network
+from chaosrun.preflight.checks.network import assess_network
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import allreduce
 from tests.local_pool import FAULTY, LocalPool

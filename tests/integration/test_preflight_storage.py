@@ -19,7 +19,7 @@ import pytest
 
 from chaosrun.cluster.leftovers import PREFIX
 from chaosrun.cluster.probing import Call, Outcome
-from chaosrun.preflight.assess import shared_storage
+from chaosrun.preflight.checks import shared_storage
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.storage import CHECK as STORAGE
 from chaosrun.preflight.model import Finding, Level, Setting, Status

@@ -28,7 +28,7 @@ PURE = {"spec", "plan", "records", "errors", "wording", "processes"}
 # Not even inside a function: these judge files and values, wherever they run.
 NEVER_RAY_OR_TORCH = PURE | {"checkpoint"}
 MAY_IMPORT_TORCH = {"observe", "protocol", "faults"}
-JUDGING = ("model", "peers", "placement", "result")
+JUDGING = ("majority", "model", "peers", "placement", "result")
 """Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
@@ -167,9 +167,10 @@ def test_the_state_machine_touches_nothing() -> None:
 
 
 def test_what_judges_a_cluster_touches_nothing() -> None:
+    """A check asks nodes through the pool alone; whatever else acts is called by name, and lies beside the checks."""
     # Paths are values here, and may be joined.
     effects = {*EFFECTS, "torch", "numpy"} - {"pathlib"}
-    judges = {*(PACKAGE / "preflight" / "assess").glob("*.py"), *(PACKAGE / "preflight" / f"{name}.py" for name in JUDGING)}
+    judges = {*(PACKAGE / "preflight" / "checks").glob("*.py"), *(PACKAGE / "preflight" / f"{name}.py" for name in JUDGING)}
     wrong = [str(found) for found in every_import() if found.path in judges and found.distribution in effects]
     assert len(judges) > len(JUDGING) and not wrong, "\n".join(wrong)
 

@@ -10,10 +10,10 @@ import torch
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.bits import CHECK, call
-from chaosrun.preflight.devices.little_training import little_training, other_cores, repeated
-from chaosrun.preflight.devices.products import check_memory, check_products
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import _cpu
+from chaosrun.preflight.probes.fingerprinted_training import little_training, other_cores, repeated
+from chaosrun.preflight.probes.products import check_memory, check_products
 from tests.preflight_answers import judged
 
 CPU = torch.device("cpu")

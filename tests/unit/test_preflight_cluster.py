@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.cluster import assess
-from chaosrun.preflight.assess.majority import majority
 from chaosrun.preflight.checks.cluster import CHECK as CLUSTER
-from chaosrun.preflight.checks.cluster import gather
+from chaosrun.preflight.checks.cluster import assess, gather
+from chaosrun.preflight.majority import majority
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.software import _dotted
 from chaosrun.spec.source import Job, load_job

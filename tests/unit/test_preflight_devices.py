@@ -9,10 +9,10 @@ import pytest
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.devices import CHECK, call
-from chaosrun.preflight.devices.nvidia import parse
-from chaosrun.preflight.devices.per_device import gpu_devices, how_it_ended, patience_in, visible_gpus
-from chaosrun.preflight.devices.processor import read_cpuinfo
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.probes.nvidia import parse
+from chaosrun.preflight.probes.per_device import gpu_devices, how_it_ended, patience_in, visible_gpus
+from chaosrun.preflight.probes.processor import read_cpuinfo
 from chaosrun.spec.source import load_job
 from tests.preflight_answers import judged
 

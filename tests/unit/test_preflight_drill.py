@@ -11,7 +11,7 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S
 from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
-from chaosrun.preflight.drills.wanted import Terms, Wanted, wanted_on, wanted_over
+from chaosrun.preflight.drills.request import Terms, Wanted, wanted_on, wanted_over
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import Job, load_job
 from tests.preflight_answers import Answering

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.forecast import HERE, INTERVAL, LARGER, assess_forecast
+from chaosrun.preflight.checks.forecast import HERE, INTERVAL, LARGER, assess_forecast
 from chaosrun.preflight.forecast import Costs, daly_interval, forecast, goodput, young_interval
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import load_job

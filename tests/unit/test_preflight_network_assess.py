@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.assess import sums
-from chaosrun.preflight.assess.connections import assess_connections
-from chaosrun.preflight.assess.cover import fewest_to_blame
-from chaosrun.preflight.assess.names import assess_names
-from chaosrun.preflight.assess.network import assess_network
-from chaosrun.preflight.assess.sums import assess_sums, sound, suspects
 from chaosrun.preflight.checks import network
+from chaosrun.preflight.checks import network_sums as sums
+from chaosrun.preflight.checks.network import assess_network
+from chaosrun.preflight.checks.network_blame import fewest_to_blame
+from chaosrun.preflight.checks.network_connections import assess_connections
+from chaosrun.preflight.checks.network_names import assess_names
+from chaosrun.preflight.checks.network_sums import assess_sums, sound, suspects
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.assess.shared_storage import assess
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
+from chaosrun.preflight.checks.shared_storage import assess
 from chaosrun.preflight.model import Finding, Status
 from chaosrun.spec.source import Job
 from tests.preflight_answers import Answering

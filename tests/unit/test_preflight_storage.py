@@ -11,13 +11,13 @@ import pytest
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight import conduct
-from chaosrun.preflight.assess.saves import ROOM, SAVE
 from chaosrun.preflight.checks.storage import CHECK
-from chaosrun.preflight.disk.kills import number_in, payload
-from chaosrun.preflight.disk.watched import watched
+from chaosrun.preflight.checks.storage_saves import ROOM, SAVE
 from chaosrun.preflight.earlier_run import last_run, saves_of
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
+from chaosrun.preflight.probes.storage_kills import number_in, payload
+from chaosrun.preflight.probes.storage_watchdog import watched
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 from tests.preflight_answers import judged

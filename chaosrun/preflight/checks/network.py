@@ -1,19 +1,14 @@
-"""The check "network": names, then connections between all nodes, then sums over all that can still take part.
-
-Effects: runs probes. When a sum over all nodes fails and does not itself show on whom, it is repeated within each node and
-between pairs of neighbours, and then once more without whoever is to blame, so that the others are shown to be right.
-"""
+"""The network check's findings: names, connections, sums. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.assess.connections import assess_connections, late
-from chaosrun.preflight.assess.names import assess_names
-from chaosrun.preflight.assess.network import assess_network
-from chaosrun.preflight.assess.sums import sound, suspects
-from chaosrun.preflight.model import PROBES, Check, Facts, Level, Pool, Setting, Status
+from chaosrun.preflight.checks.network_connections import assess_connections, late
+from chaosrun.preflight.checks.network_names import assess_names
+from chaosrun.preflight.checks.network_sums import assess_sums, sound, suspects
+from chaosrun.preflight.model import PROBES, Check, Facts, Finding, Level, Pool, Setting, Status
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
 
 LOOKUP_S = 5.0
@@ -250,6 +245,10 @@ def _neighbours(nodes: Sequence[Node]) -> list[list[list[Node]]]:
     pairs = [[nodes[index], nodes[(index + 1) % size]] for index in range(size)]
     even = size - size % 2
     return [batch for batch in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if batch]
+
+
+def assess_network(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+    return [found for assess in (assess_names, assess_connections, assess_sums) for found in assess(setting, nodes, facts)]
 
 
 CHECK = Check(

@@ -14,7 +14,7 @@ from chaosrun.campaign.sweep import Interruptible
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.costs import costs_of
-from chaosrun.preflight.drills.wanted import Terms, Wanted
+from chaosrun.preflight.drills.request import Terms, Wanted
 from chaosrun.preflight.model import Facts
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.forked import Say, forked
 
 if TYPE_CHECKING:
     import torch

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.devices import ask_driver
+from chaosrun.preflight.probes.per_device import compute, gpu_devices, visible_gpus
 
 
 def probe(**parameters: Any) -> Facts:

@@ -6,8 +6,8 @@ What it is at goes out line by line before it is begun: when the process hangs o
 import os
 from typing import Any
 
-from chaosrun.preflight.devices.processor import FEWER_THREADS, processor
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.processor import FEWER_THREADS, processor
 
 CPU_BYTES = 16 << 20
 GPU_SHARE = 0.75
@@ -27,7 +27,8 @@ def probe(**parameters: Any) -> Facts:
     say("import of torch")
     import torch
 
-    from chaosrun.preflight.devices import little_training, products
+    from chaosrun.preflight.probes import fingerprinted_training as little_training
+    from chaosrun.preflight.probes import products
 
     threads, training = parameters["threads"], parameters["training"]
     device = torch.device(parameters["device"])

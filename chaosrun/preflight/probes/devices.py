@@ -6,9 +6,9 @@ from typing import Any
 
 import psutil
 
-from chaosrun.preflight.devices.nvidia import parse
-from chaosrun.preflight.devices.per_device import compute, gpu_devices, visible_gpus
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.nvidia import parse
+from chaosrun.preflight.probes.per_device import compute, gpu_devices, visible_gpus
 
 DRIVER_PATIENCE_S = 30.0
 """Without persistence mode a driver starts every GPU anew when it is asked."""

@@ -22,9 +22,9 @@ from typing import Any
 
 import psutil
 
-from chaosrun.preflight.devices.per_device import gpu_devices, visible_gpus
-from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.forked import Say, forked
+from chaosrun.preflight.probes.per_device import gpu_devices, visible_gpus
 from chaosrun.processes import (
     SHARED_MEMORY,
     ProcessIdentity,

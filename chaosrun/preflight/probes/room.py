@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
-from chaosrun.preflight.disk.place import nearest_folder
 from chaosrun.preflight.probes.raylet_options import raylet_options
+from chaosrun.preflight.probes.storage_place import nearest_folder
 from chaosrun.processes import pids, stat_fields
 
 SHARED_MEMORY = "/dev/shm"

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from chaosrun.preflight.disk.meeting import Meeting, folder_of
-from chaosrun.preflight.disk.place import about_place, nearest_folder, own_folder
-from chaosrun.preflight.disk.watched import Report, watched
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.storage_exchange import Meeting, folder_of
+from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder
+from chaosrun.preflight.probes.storage_watchdog import Report, watched
 from chaosrun.records.locks import locked
 
 

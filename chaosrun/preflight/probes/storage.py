@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from chaosrun.cluster.leftovers import new_name
-from chaosrun.preflight.disk.kills import kill_writers
-from chaosrun.preflight.disk.place import about_place, nearest_folder, own_folder, remove_stale
-from chaosrun.preflight.disk.promises import make_checkpoint, race_for_names, try_lock
-from chaosrun.preflight.disk.speed import measure_speed
-from chaosrun.preflight.disk.watched import Report, watched
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.storage_kills import kill_writers
+from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder, remove_stale
+from chaosrun.preflight.probes.storage_promises import make_checkpoint, race_for_names, try_lock
+from chaosrun.preflight.probes.storage_speed import measure_speed
+from chaosrun.preflight.probes.storage_watchdog import Report, watched
 
 
 def probe(**parameters: Any) -> Facts:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.model import Finding, Rows, Status
 
-CHECK = "host"
+ROWS = Rows(check="host")
 
 
 def graded(value: float | None, least: float, small: float) -> Status:
@@ -18,4 +18,4 @@ def graded(value: float | None, least: float, small: float) -> Status:
 def row(node: Node, name: str, status: Status, *, reason: str = "", remedy: str = "", **more: Any) -> Finding:
     """Why, and what to do, only where something is wrong."""
     told = {} if status is Status.PASS else {"reason": reason, "remedy": remedy}
-    return Finding(check=CHECK, node=node.name, name=name, status=status, **told, **more)
+    return ROWS.row(status, name=name, node=node.name, **told, **more)

@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from chaosrun.preflight.assess.majority import Majority, majority
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.majority import Majority, majority
+from chaosrun.preflight.model import Facts, Finding, Rows, Status
 
-CHECK = "cluster"
+ROWS = Rows(check="cluster")
+
 EVERYWHERE = ("python", "chaosrun", "ray")
 OF_WORKERS = ("torch", "accelerate")
 NEEDED = (*EVERYWHERE, *OF_WORKERS)
@@ -46,13 +47,11 @@ def versions(answered: Mapping[str, Facts], workers: Collection[str], with_gpus:
                 for what in (*COMPARED, *OF_GPUS)
                 if facts["versions"][what] is not None and _matters_on(what, node, workers, with_gpus)
             ]
-            yield Finding(
-                check=CHECK,
+            yield ROWS.passed(
+                ", ".join(f"{what} {facts['versions'][what]}" for what in listed),
+                "installed, and the same on every node",
                 name="versions",
-                status=Status.PASS,
                 node=node,
-                measured=", ".join(f"{what} {facts['versions'][what]}" for what in listed),
-                threshold="installed, and the same on every node",
                 reason="" if node in workers else "no worker is placed there: it needs nothing else",
             )
 
@@ -68,20 +67,14 @@ def _spoken_of(found: Collection[Finding]) -> set[str]:
 
 
 def _missing(what: str, node: str) -> Finding:
-    return Finding(
-        check=CHECK,
-        name=f"{what} version",
-        status=Status.FAIL,
-        node=node,
-        measured="not installed",
-        threshold="installed",
-        remedy=f"install {what} there, for the Python that Ray runs",
+    return ROWS.fail(
+        "not installed", "installed", f"install {what} there, for the Python that Ray runs", name=f"{what} version", node=node
     )
 
 
 def _unknown(what: str, node: str) -> Finding:
     why = "driver unknown: no kernel module there tells its version" if what == "driver" else "no NCCL library is found there"
-    return Finding(check=CHECK, name=f"{what} version", status=Status.SKIP, node=node, reason=why)
+    return ROWS.skip(why, name=f"{what} version", node=node)
 
 
 def _torch(there: Mapping[str, str], with_gpus: Collection[str]) -> Iterator[Finding]:
@@ -105,21 +98,20 @@ def _differing(what: str, there: Mapping[str, str]) -> Iterator[Finding]:
         return
     again = " and reboot" if what == "driver" else ""
     for node, version in most.odd.items():
-        yield Finding(
-            check=CHECK,
-            **row,
-            status=Status.WARN if _family(what, version) == _family(what, most.value) else Status.FAIL,
+        yield ROWS.row(
+            Status.WARN if _family(what, version) == _family(what, most.value) else Status.FAIL,
+            version,
+            f"{most.value}, as on {most.share}",
             node=node,
-            measured=version,
-            threshold=f"{most.value}, as on {most.share}",
             remedy=f"install {what} {most.value} there{again}",
+            **row,
         )
 
 
 def tie(most: Majority, *, reason: str, measured: str = "", **row: Any) -> Finding:
     """One row of all nodes that differ without a majority."""
     return Finding(
-        check=CHECK,
+        check="cluster",
         **row,
         blames=tuple(most.odd),
         measured=measured or str(most),
@@ -153,7 +145,7 @@ def _other_code(answered: Mapping[str, Facts], odd: set[str]) -> Iterator[Findin
         return
     for node, code in most.odd.items():
         yield Finding(
-            check=CHECK,
+            check="cluster",
             **row,
             node=node,
             measured=f"{answered[node]['versions']['chaosrun']}, files {code}",
@@ -169,9 +161,9 @@ def variables(answered: Mapping[str, Facts], workers: Collection[str], of_job: f
     for node in answered:
         if node not in compared:
             reason = "no worker is placed there"
-            yield Finding(check=CHECK, name=name, status=Status.SKIP, node=node, reason=reason)
+            yield ROWS.skip(reason, name=name, node=node)
         elif len(compared) < 2:
-            yield Finding(check=CHECK, name=name, status=Status.SKIP, node=node, reason=why)
+            yield ROWS.skip(why, name=name, node=node)
     if len(compared) < 2:
         return
     set_ = {variable for of_node in compared.values() for variable in of_node if _matters(variable)} - of_job
@@ -188,13 +180,13 @@ def variables(answered: Mapping[str, Facts], workers: Collection[str], of_job: f
             found.append(tie(most, **row))
             continue
         found += [
-            Finding(check=CHECK, **row, node=node, measured=value, threshold=f"{most.value}, as on {most.share}")
+            Finding(check="cluster", **row, node=node, measured=value, threshold=f"{most.value}, as on {most.share}")
             for node, value in most.odd.items()
         ]
     yield from found
     same = f"{len(set_)} that matter to training are set" if set_ else "none that matters to training is set"
     for node in compared.keys() - _spoken_of(found):
-        yield Finding(check=CHECK, name=name, status=Status.PASS, node=node, measured=same, threshold="the same on every node")
+        yield ROWS.passed(same, "the same on every node", name=name, node=node)
 
 
 def _matters(variable: str) -> bool:

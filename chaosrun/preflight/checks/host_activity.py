@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from shlex import join
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.host_rows import row
+from chaosrun.preflight.checks.host_rows import row
 from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import count, listed, size
 

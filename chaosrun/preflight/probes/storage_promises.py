@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from chaosrun.preflight.forked import forked
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.forked import forked
 from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.layout import checkpoint_name
 from chaosrun.records.locks import is_locked, locked

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.host_rows import graded, row
+from chaosrun.preflight.checks.host_rows import graded, row
 from chaosrun.preflight.model import Facts, Finding, Setting, Status
 from chaosrun.wording import GIB, MIB, size
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaosrun.cluster.leftovers import PREFIX
-from chaosrun.preflight.disk.kills import number_in, payload
-from chaosrun.preflight.disk.promises import created
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.storage_kills import number_in, payload
+from chaosrun.preflight.probes.storage_promises import created
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.locks import is_locked
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.model import Facts, Finding, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Rows, Setting, Status
+
+ROWS = Rows(check="network")
 
 Interfaces = Mapping[str, Mapping[str, Any]]
 
@@ -51,7 +53,7 @@ def _interface(node: Node, found: Facts, backends: Sequence[str], *, alone: bool
     if "gloo" in backends and "GLOO_SOCKET_IFNAME" not in found["environment"] and not alone:
         return _gloo(about, node, found)
     chosen = [f"{name}={value}" for name, value in sorted(found["environment"].items()) if not alone]
-    return Finding(**about, status=Status.PASS, measured=", ".join([_named(node.address, interfaces), *chosen]))
+    return ROWS.passed(", ".join([_named(node.address, interfaces), *chosen]), **about)
 
 
 def _chosen_in_vain(about: Mapping[str, Any], found: Facts, backends: Sequence[str]) -> Finding | None:
@@ -61,32 +63,27 @@ def _chosen_in_vain(about: Mapping[str, Any], found: Facts, backends: Sequence[s
         variable = f"{backend.upper()}_SOCKET_IFNAME"
         chosen = found["environment"].get(variable)
         if chosen is not None and not _matching(backend, chosen, interfaces):
-            return Finding(
-                **about,
-                status=Status.FAIL if backend in backends else Status.WARN,
-                measured=f"{variable}={chosen} names no interface with an address",
-                threshold=f"one of {', '.join(sorted(name for name in interfaces if interfaces[name]['addresses']))}",
+            return ROWS.row(
+                Status.FAIL if backend in backends else Status.WARN,
+                f"{variable}={chosen} names no interface with an address",
+                f"one of {', '.join(sorted(name for name in interfaces if interfaces[name]['addresses']))}",
                 remedy=f"set {variable} on this node to the interface that the other nodes reach, or unset it everywhere",
+                **about,
             )
     return None
 
 
 def _no_way(about: Mapping[str, Any], node: Node, found: Facts, *, alone: bool) -> Finding | None:
     if error := found["route"].get("error"):
-        return Finding(
-            **about,
-            status=Status.FAIL,
-            measured=error,
-            threshold="a route to every node",
-            remedy="check this node's network interface and its routes (ip route)",
+        return ROWS.fail(
+            error, "a route to every node", "check this node's network interface and its routes (ip route)", **about
         )
     if ipaddress.ip_address(node.address).is_loopback and not alone:
-        return Finding(
+        return ROWS.fail(
+            f"Ray knows this node as {node.address}, which leads every other node to itself",
+            "an address that the other nodes can reach",
+            "start Ray there with --node-ip-address and the address of its network interface",
             **about,
-            status=Status.FAIL,
-            measured=f"Ray knows this node as {node.address}, which leads every other node to itself",
-            threshold="an address that the other nodes can reach",
-            remedy="start Ray there with --node-ip-address and the address of its network interface",
         )
     return None
 
@@ -98,15 +95,13 @@ def _gloo(about: Mapping[str, Any], node: Node, found: Facts) -> Finding:
     own_addresses = [address for address in own.get("found", ()) if _interface_of(address, interfaces)]
     usable = own_addresses[0] if own_addresses else None
     if usable is not None and not ipaddress.ip_address(usable).is_loopback:
-        return Finding(**about, status=Status.PASS, measured=f"gloo: {_named(usable, interfaces)}")
+        return ROWS.passed(f"gloo: {_named(usable, interfaces)}", **about)
     to = ", ".join(own.get("found", ())) or f"nothing ({own.get('error')})"
-    return Finding(
+    return ROWS.fail(
+        f"its own hostname {found['hostname']} resolves to {to}: gloo would listen on the loopback interface",
+        f"an address that the other nodes can reach, like {node.address}",
+        f"set GLOO_SOCKET_IFNAME to the interface of {node.address}, or give {found['hostname']} that address in /etc/hosts",
         **about,
-        status=Status.FAIL,
-        measured=f"its own hostname {found['hostname']} resolves to {to}: gloo would listen on the loopback interface",
-        threshold=f"an address that the other nodes can reach, like {node.address}",
-        remedy=f"set GLOO_SOCKET_IFNAME to the interface of {node.address}, or give {found['hostname']} that address "
-        "in /etc/hosts",
     )
 
 
@@ -145,23 +140,21 @@ def _forward(node: Node, nodes: Sequence[Node], answered: Mapping[str, Facts]) -
     }
     if wrong:
         some = "; ".join(f"{by_name[name].hostname} {said}" for name, said in list(wrong.items())[:SOME])
-        return Finding(
-            **about,
-            status=Status.WARN,
-            measured=f"of {found['asked']} names {len(wrong)} lead nowhere or elsewhere: {some}",
-            threshold="the address that Ray knows, or another one of that node",
+        return ROWS.warn(
+            f"of {found['asked']} names {len(wrong)} lead nowhere or elsewhere: {some}",
+            "the address that Ray knows, or another one of that node",
+            "complete DNS or /etc/hosts on this node, where scripts use names",
             reason="Ray, torch and chaosrun go by addresses; a script that connects by name would fail",
-            remedy="complete DNS or /etc/hosts on this node, where scripts use names",
+            **about,
         )
     if found["slowest_s"] > SLOW_S:
-        return Finding(
+        return ROWS.warn(
+            f"looking up {found['slowest']} took {found['slowest_s']:.1f} s",
+            f"at most {SLOW_S:g} s",
+            "repair the name server in this node's /etc/resolv.conf: libraries wait for it when they start",
             **about,
-            status=Status.WARN,
-            measured=f"looking up {found['slowest']} took {found['slowest_s']:.1f} s",
-            threshold=f"at most {SLOW_S:g} s",
-            remedy="repair the name server in this node's /etc/resolv.conf: libraries wait for it when they start",
         )
-    return Finding(**about, status=Status.PASS, measured=f"{found['asked']} others, within {found['slowest_s'] * 1000:.0f} ms")
+    return ROWS.passed(f"{found['asked']} others, within {found['slowest_s'] * 1000:.0f} ms", **about)
 
 
 def _astray(here: Facts, other: Node, there: Facts | None, answer: Mapping[str, Any]) -> str | None:
@@ -191,18 +184,17 @@ def _backward(node: Node, nodes: Sequence[Node], found: Facts) -> Finding:
         for other in nodes:
             short = other.hostname.partition(".")[0].lower()
             if other.hostname != by_name[name].hostname and short in {each.partition(".")[0].lower() for each in called}:
-                return Finding(
+                return ROWS.warn(
+                    f"{by_name[name].address}, the address of {name}, is called {called[0]}, like {other.name}",
+                    f"{by_name[name].hostname}, or no name",
+                    "correct the reverse entries in DNS or /etc/hosts: logs and libraries will name the wrong node",
                     **about,
-                    status=Status.WARN,
-                    measured=f"{by_name[name].address}, the address of {name}, is called {called[0]}, like {other.name}",
-                    threshold=f"{by_name[name].hostname}, or no name",
-                    remedy="correct the reverse entries in DNS or /etc/hosts: logs and libraries will name the wrong node",
                 )
     named = found["asked"] - len(found["nameless"])
     if not named:
-        return Finding(**about, status=Status.SKIP, reason="addresses have no names here, and nothing needs them")
-    return Finding(**about, status=Status.PASS, measured=f"{named} of {found['asked']} have one")
+        return ROWS.skip("addresses have no names here, and nothing needs them", **about)
+    return ROWS.passed(f"{named} of {found['asked']} have one", **about)
 
 
 def _alone(about: Mapping[str, Any]) -> Finding:
-    return Finding(**about, status=Status.SKIP, reason="one node")
+    return ROWS.skip("one node", **about)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.forked import Say, forked
 
 GONE_S = 1.0
 SIGN_S = 0.05

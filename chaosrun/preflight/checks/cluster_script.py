@@ -4,12 +4,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chaosrun.preflight.assess.majority import Majority, majority
-from chaosrun.preflight.assess.versions import COMPARED, tie
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.checks.cluster_versions import COMPARED, tie
+from chaosrun.preflight.majority import Majority, majority
+from chaosrun.preflight.model import Facts, Finding, Rows, Status
 from chaosrun.wording import count, listed
 
-CHECK = "cluster"
+ROWS = Rows(check="cluster")
+
 ABSENT = "not there"
 
 
@@ -19,16 +20,14 @@ def script(answered: Mapping[str, Facts], path: Path, workers: Collection[str]) 
     for node, facts in answered.items():
         if node not in workers:
             reason = "no worker of the job is placed there"
-            yield Finding(check=CHECK, name="script", status=Status.SKIP, node=node, reason=reason)
+            yield ROWS.skip(reason, name="script", node=node)
         elif node not in readable:
-            yield Finding(
-                check=CHECK,
+            yield ROWS.fail(
+                facts["script"]["error"],
+                f"{path} on every node",
+                "put the job's directory at the same path on every node, or on a shared file system",
                 name="script",
-                status=Status.FAIL,
                 node=node,
-                measured=facts["script"]["error"],
-                threshold=f"{path} on every node",
-                remedy="put the job's directory at the same path on every node, or on a shared file system",
             )
     if readable:
         yield from _files(readable)
@@ -59,20 +58,15 @@ def _files(readable: Mapping[str, Facts]) -> Iterator[Finding]:
     for node, facts in readable.items():
         if node in odd:
             yield Finding(
-                check=CHECK,
+                check="cluster",
                 **row,
                 node=node,
                 measured=f"{listed(odd[node])} not the same",
                 threshold="the files that most nodes have",
             )
         elif not tied:
-            yield Finding(
-                check=CHECK,
-                name="script",
-                status=Status.PASS,
-                node=node,
-                measured=f"there, {count(len(facts['files']), 'file')}",
-                threshold="the same on every node",
+            yield ROWS.passed(
+                f"there, {count(len(facts['files']), 'file')}", "the same on every node", name="script", node=node
             )
 
 
@@ -84,24 +78,21 @@ def _imports(readable: Mapping[str, Facts]) -> Iterator[Finding]:
         needed_elsewhere = [name for name in missing if name not in needed and _found_somewhere(readable, name)]
         packages = len(facts["imports"])
         if not needed and not needed_elsewhere:
-            yield Finding(
-                check=CHECK,
+            yield ROWS.passed(
+                f"{count(packages, 'package')}, {'all that it needs' if missing else 'none missing'}",
+                "all can be imported",
                 name="script's imports",
-                status=Status.PASS,
                 node=node,
-                measured=f"{count(packages, 'package')}, {'all that it needs' if missing else 'none missing'}",
-                threshold="all can be imported",
             )
             continue
         perhaps = facts["own_path"] and not any(_found_somewhere(readable, name) for name in needed)
         doubt = "the script changes sys.path, so that they may still be found" if perhaps else ""
-        yield Finding(
-            check=CHECK,
+        yield ROWS.row(
+            Status.FAIL if needed and not perhaps else Status.WARN,
+            f"no {listed(needed or needed_elsewhere)}",
+            "all can be imported",
             name="script's imports",
-            status=Status.FAIL if needed and not perhaps else Status.WARN,
             node=node,
-            measured=f"no {listed(needed or needed_elsewhere)}",
-            threshold="all can be imported",
             reason=doubt or ("" if needed else "the script can do without, but would go another way than on the other nodes"),
             remedy=f"install {listed(needed or needed_elsewhere)} there, for the Python that Ray runs, or set PYTHONPATH in "
             "the job's env",
@@ -129,7 +120,7 @@ def _import_versions(readable: Mapping[str, Facts]) -> Iterator[Finding]:
             continue
         for node, version in most.odd.items():
             yield Finding(
-                check=CHECK,
+                check="cluster",
                 **row,
                 node=node,
                 measured=version,

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from chaosrun.preflight.forked import Say, forked
 from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.forked import Say, forked
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.model import Facts, Finding, Rows, Status
 from chaosrun.wording import ago
 
-CHECK = "host"
+ROWS = Rows(check="host")
+
 NAME = "kernel's messages"
 RECENT_S = 86400.0
 """Older than a day, and still up: somebody has seen to it, or it does no harm."""
@@ -26,24 +27,17 @@ TOLD = {"gpu": "of a GPU", "disk": "of a disk", "out of memory": "of memory", "h
 def kernel_log(node: Node, facts: Facts, places: Facts) -> Iterator[Finding]:
     if "error" in facts:
         why = f"the kernel's messages cannot be read here: {facts['error']}"
-        yield Finding(check=CHECK, name=NAME, status=Status.SKIP, node=node.name, reason=why)
+        yield ROWS.skip(why, name=NAME, node=node.name)
         return
     told = [message for message in facts["messages"] if message["code"] not in OF_PROGRAMS]
     recent = [message for message in told if message["age_s"] <= RECENT_S]
     if not recent and facts["truncated"]:
         why = "there are more of the kernel's messages than could be read in time; none of those that were read is of interest"
-        yield Finding(check=CHECK, name=NAME, status=Status.SKIP, node=node.name, reason=why)
+        yield ROWS.skip(why, name=NAME, node=node.name)
         return
     if not recent:
         old = f", {len(told)} older ones" if told else ""
-        yield Finding(
-            check=CHECK,
-            name=NAME,
-            status=Status.PASS,
-            node=node.name,
-            measured=f"no error of a GPU, a disk or the memory{old}",
-            threshold="none within a day",
-        )
+        yield ROWS.passed(f"no error of a GPU, a disk or the memory{old}", "none within a day", name=NAME, node=node.name)
         return
     disks = {name for place in places.values() for name in place.get("block_devices", ())}
     for (kind, device), messages in _grouped(recent).items():
@@ -51,14 +45,13 @@ def kernel_log(node: Node, facts: Facts, places: Facts) -> Iterator[Finding]:
         last = min(broken or messages, key=lambda message: message["age_s"])
         codes = Counter(message["code"] for message in messages if message["code"] is not None)
         xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
-        yield Finding(
-            check=CHECK,
+        yield ROWS.row(
+            Status.FAIL if broken else Status.WARN,
+            f"{xids}{len(messages)}, the last {ago(last['age_s'])}: {last['text']}",
+            "none within a day",
             name=f"{NAME} {TOLD[kind]}",
-            status=Status.FAIL if broken else Status.WARN,
             node=node.name,
             device=device or None,
-            measured=f"{xids}{len(messages)}, the last {ago(last['age_s'])}: {last['text']}",
-            threshold="none within a day",
             reason=WHY.get(kind, ""),
             remedy=DOES[kind],
         )

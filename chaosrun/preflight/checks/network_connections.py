@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.cover import fewest_to_blame
-from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.checks.network_blame import fewest_to_blame
+from chaosrun.preflight.model import Facts, Finding, Measure, Rows, Setting, Status
 from chaosrun.wording import listed
+
+ROWS = Rows(check="network")
 
 SOME = 3
 ROUND_TRIP_WARN = 0.05
@@ -111,15 +113,8 @@ def _failure(name: str, device: str | None, measured: str, failed: Sequence[Mapp
     ports = RANGES.get(failed[0]["purpose"], f"Ray's port of its {failed[0]['purpose']}")
     cause = "no answer" if said.startswith("no answer") else said
     remedy = REMEDIES.get(cause, "check the network between this node and the others: open {ports}").format(ports=ports)
-    return Finding(
-        check="network",
-        name="TCP connections",
-        status=Status.FAIL,
-        node=name,
-        device=device,
-        measured=f"{measured}: {said}",
-        threshold="every node connects to every node",
-        remedy=remedy,
+    return ROWS.fail(
+        f"{measured}: {said}", "every node connects to every node", remedy, name="TCP connections", node=name, device=device
     )
 
 
@@ -143,24 +138,22 @@ def _not_blamed(node: Node, answered: Mapping[str, Facts], ports: Mapping[str, i
     missed = found["untried"] + sum(failure["peer"] in answered and _missed(failure, answered) for failure in found["failed"])
     if missed:
         why = f"{missed} of {others} others were not tried in time"
-        return Finding(**about, status=Status.ERROR, measured=measured, reason=why, remedy=BUSY)
+        return ROWS.error(why, BUSY, measured=measured, **about)
     if answered.keys() == {node.name}:
-        return Finding(**about, status=Status.SKIP, measured=measured, reason="no other node could take its part in time")
+        return ROWS.skip("no other node could take its part in time", measured=measured, **about)
     known = {"node manager", "object manager", "gcs"}
     used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in known and number > 0]
     reason = f"ports {', '.join([*used, f'rendezvous {ports[node.name]}'])}"
     if reached < others and blamed:
         reason += f"; what fails is told of {listed(list(blamed), SOME)}"
-    return Finding(**about, status=Status.PASS, measured=measured, reason=reason)
+    return ROWS.passed(measured, reason=reason, **about)
 
 
 def _round_trip(name: str, found: Mapping[str, Any]) -> Finding:
-    return Finding(
-        check="network",
+    return ROWS.passed(
+        f"{found['median']:.2g} ms, to {found['peer']} {found['worst']:.2g} ms",
         name="TCP round trip",
-        status=Status.PASS,
         node=name,
-        measured=f"{found['median']:.2g} ms, to {found['peer']} {found['worst']:.2g} ms",
         measure=Measure(number=found["median"], unit="ms", better="lower", warn=ROUND_TRIP_WARN),
     )
 
@@ -178,12 +171,10 @@ def _bandwidths(answered: Mapping[str, Facts]) -> list[Finding]:
         if speeds:
             best = max(speeds.values())
             findings.append(
-                Finding(
-                    check="network",
+                ROWS.passed(
+                    ", ".join(f"{speed:.2g} GB/s {which}" for which, speed in speeds.items()),
                     name="TCP bandwidth",
-                    status=Status.PASS,
                     node=name,
-                    measured=", ".join(f"{speed:.2g} GB/s {which}" for which, speed in speeds.items()),
                     measure=Measure(number=best, unit="GB/s", better="higher", warn=BANDWIDTH_WARN),
                 )
             )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.host_rows import graded, row
+from chaosrun.preflight.checks.host_rows import graded, row
 from chaosrun.preflight.model import Facts, Finding, Status
 from chaosrun.wording import MIB, count, size
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.devices.processor import FEWER_THREADS
-from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Measure, Rows, Setting, Status
 from chaosrun.preflight.placement import gpus_per_worker
+from chaosrun.preflight.probes.processor import FEWER_THREADS
+
+ROWS = Rows(check="devices")
 
 UNUSED = "no worker gets this device"
 DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")
@@ -23,7 +25,7 @@ def of_unused(check: str, node: str, device: str | None, rows: Sequence[Finding]
     """What is said of a device that no worker gets: that it is broken is worth knowing, and speaks against nothing."""
     broken = [row for row in rows if row.status is Status.FAIL]
     told = [replace(row, status=Status.WARN, reason="; ".join(filter(None, (row.reason, UNUSED)))) for row in broken]
-    return told or [Finding(check=check, name="GPUs", status=Status.SKIP, node=node, device=device, reason=UNUSED)]
+    return told or [Rows(check=check).skip(UNUSED, name="GPUs", node=node, device=device)]
 
 
 def unfinished(check: str, node: str, device: str, computed: Facts, holders: str = "") -> Finding:
@@ -33,28 +35,19 @@ def unfinished(check: str, node: str, device: str, computed: Facts, holders: str
     row: dict[str, Any] = {"check": check, "name": "product", "node": node, "device": device}
     if not computed["touched"]:
         remedy = "see whether torch can be imported on that node, and how busy it is"
-        return Finding(**row, status=Status.ERROR, reason=f"{error} (in: {phase})", remedy=remedy)
+        return ROWS.error(f"{error} (in: {phase})", remedy, **row)
     if ended == "died" and "SIGKILL" in error:
         remedy = "see in dmesg whether memory ran out"
-        return Finding(**row, status=Status.ERROR, reason=f"something ended its process (in: {phase})", remedy=remedy)
+        return ROWS.error(f"something ended its process (in: {phase})", remedy, **row)
     if ended == "raised" and ("OutOfMemoryError" in error or "out of memory" in error):
         who = f": {holders}" if holders else ", see which with nvidia-smi (of the CPU with `top`)"
         remedy = f"end what holds its memory{who}"
         why = f"other processes hold the memory that it would be tried with (in: {phase}): {error}"
-        return Finding(**row, status=Status.ERROR, reason=why, remedy=remedy)
+        return ROWS.error(why, remedy, **row)
     if ended == "raised" and error.partition(":")[0] not in DEVICE_ERRORS:
-        return Finding(
-            **row, status=Status.ERROR, reason=f"{error} (in: {phase})", remedy="see whether this torch is for this device"
-        )
+        return ROWS.error(f"{error} (in: {phase})", "see whether this torch is for this device", **row)
     how = {"hung": "hangs", "died": "its process died", "raised": "gives an error"}[ended]
-    return Finding(
-        **row,
-        status=Status.FAIL,
-        measured=f"{how} in: {phase}",
-        threshold="finishes",
-        reason=error,
-        remedy=remedy_for(device),
-    )
+    return ROWS.fail(f"{how} in: {phase}", "finishes", remedy_for(device), reason=error, **row)
 
 
 def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Finding]:
@@ -65,34 +58,29 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
     types = ", ".join(entry["dtype"] for entry in facts["products"])
     row: dict[str, Any] = {"check": check, "node": node, "device": device}
     if facts["memory"]["wrong"]:
-        yield Finding(
-            **row,
+        yield ROWS.fail(
+            f"{facts['memory']['wrong']} of {facts['memory']['bytes']} bytes read back wrong",
+            "as they were written",
+            remedy_for(device, facts["kind"]),
             name="memory",
-            status=Status.FAIL,
-            measured=f"{facts['memory']['wrong']} of {facts['memory']['bytes']} bytes read back wrong",
-            threshold="as they were written",
-            remedy=remedy_for(device, facts["kind"]),
+            **row,
         )
     if wrong:
         worst = max(wrong, key=lambda entry: entry["wrong"])
-        yield Finding(
-            **row,
+        yield ROWS.fail(
+            f"{worst['wrong']} of {worst['entries']} entries wrong in {', '.join(entry['dtype'] for entry in wrong)}",
+            "exact: integers that have one right answer",
+            remedy_for(device, facts["kind"]),
             name="product",
-            status=Status.FAIL,
-            measured=f"{worst['wrong']} of {worst['entries']} entries wrong in {', '.join(entry['dtype'] for entry in wrong)}",
-            threshold="exact: integers that have one right answer",
             reason=f"{worst['dtype']}: {worst['first']}",
-            remedy=remedy_for(device, facts["kind"]),
+            **row,
         )
         return
     gpu = device != "cpu"
-    yield Finding(**row, name="product", status=Status.PASS, measured=f"exact in {types}", threshold="exact")
-    yield Finding(
-        **row,
-        # Only GPUs of one model are as fast as each other.
+    yield ROWS.passed(f"exact in {types}", "exact", name="product", **row)
+    yield ROWS.passed(
+        f"{facts['gflops']:.3g} GFLOP/s",
         name=f"speed of {facts['kind']['model']}" if gpu else "speed",
-        status=Status.PASS,
-        measured=f"{facts['gflops']:.3g} GFLOP/s",
         measure=Measure(
             number=facts["gflops"],
             unit="GFLOP/s",
@@ -100,6 +88,7 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
             warn=0.7 if gpu else 0.2,
             fail=0.25 if gpu else None,
         ),
+        **row,
     )
 
 

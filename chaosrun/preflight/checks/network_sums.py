@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.assess.cover import fewest_to_blame
-from chaosrun.preflight.model import Facts, Finding, Measure, Setting, Status
+from chaosrun.preflight.checks.network_blame import fewest_to_blame
+from chaosrun.preflight.model import Facts, Finding, Measure, Rows, Setting
 from chaosrun.wording import duration, size
+
+ROWS = Rows(check="network")
 
 BANDWIDTH_WARN = 0.25
 PLACES = {"start": "join the others", "joined": "form the group", "formed": "begin", "timed": "leave", "done": "leave"}
@@ -177,7 +179,7 @@ def assess_sums(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[F
                 if talks
                 else "no worker that sums with others is placed there"
             )
-            findings.append(Finding(check="network", name="all-reduce", status=Status.SKIP, node=node.name, reason=reason))
+            findings.append(ROWS.skip(reason, name="all-reduce", node=node.name))
     return findings
 
 
@@ -202,42 +204,32 @@ def _nobodys(backend: str, run: Facts) -> Finding:
     """Of a failure that cannot be put down to some of the nodes."""
     tried = [words for words, runs in (("alone", run["alone"]), ("with its neighbours", run["pairs"])) if runs]
     right = f"; each was right {' and '.join(tried)}" if tried else ""
-    return Finding(
-        check="network",
+    return ROWS.fail(
+        _trouble(run).why,
+        EXACT,
+        BETWEEN_MANY if len(run["nodes"]) > 2 else BETWEEN_TWO,
         name="all-reduce",
-        status=Status.FAIL,
         device=backend,
-        measured=_trouble(run).why,
-        threshold=EXACT,
         reason=f"over {len(run['nodes'])} nodes together{right}",
-        remedy=BETWEEN_MANY if len(run["nodes"]) > 2 else BETWEEN_TWO,
         blames=tuple(run["nodes"]),
     )
 
 
 def _unclear(group: Facts, name: str) -> Finding:
-    return Finding(
-        check="network",
+    return ROWS.error(
+        f"a sum with the nodes that seemed good failed as well, {len(group['rounds'])} times",
+        "repeat with --only network once the nodes that failed are out or repaired",
         name="all-reduce",
-        status=Status.ERROR,
         node=name,
         device=group["backend"],
-        reason=f"a sum with the nodes that seemed good failed as well, {len(group['rounds'])} times",
-        remedy="repeat with --only network once the nodes that failed are out or repaired",
     )
 
 
 def _blamed(backend: str, name: str, suspicion: Suspicion, round: Facts) -> Finding:
     about: dict[str, Any] = {"check": "network", "name": "all-reduce", "node": name, "device": backend}
     if name in round["unanswered"]:
-        return Finding(**about, status=Status.ERROR, reason=suspicion.why, remedy=suspicion.remedy)
-    return Finding(
-        **about,
-        status=Status.FAIL,
-        measured=suspicion.why,
-        threshold=EXACT,
-        remedy=suspicion.remedy,
-    )
+        return ROWS.error(suspicion.why, suspicion.remedy, **about)
+    return ROWS.fail(suspicion.why, EXACT, suspicion.remedy, **about)
 
 
 def _exact(group: Facts, run: Facts) -> list[Finding]:
@@ -253,13 +245,11 @@ def _exact_on(group: Facts, name: str, own: Sequence[Mapping[str, Any]], over: s
     reasons = [f"through {', '.join(addresses)}"] if addresses else []
     reasons += [f"this torch has no sums of {', '.join(missing)}"] if missing else []
     exact = len(sizes) - sum("unsupported" in result for result in own[0]["results"])
-    return Finding(
-        check="network",
+    return ROWS.passed(
+        f"{exact} sums exact, {size(min(sizes))} to {size(max(sizes))}, over {over}",
         name="all-reduce",
-        status=Status.PASS,
         node=name,
         device=group["backend"],
-        measured=f"{exact} sums exact, {size(min(sizes))} to {size(max(sizes))}, over {over}",
         reason="; ".join(reasons),
     )
 
@@ -272,12 +262,10 @@ def _bandwidth(group: Facts, run: Facts) -> list[Finding]:
     seconds = max(statistics.median(rank["seconds"]) for rank in ranks)
     bus = summed / seconds * 2 * (len(ranks) - 1) / len(ranks) / 1e9
     return [
-        Finding(
-            check="network",
+        ROWS.passed(
+            f"{bus:.3g} GB/s ({size(summed)} in {duration(seconds)} over {len(ranks)} ranks)",
             name=f"all-reduce bus bandwidth, {size(summed)}",
-            status=Status.PASS,
             device=group["backend"],
-            measured=f"{bus:.3g} GB/s ({size(summed)} in {duration(seconds)} over {len(ranks)} ranks)",
             measure=Measure(number=bus, unit="GB/s", better="higher", warn=BANDWIDTH_WARN),
         )
     ]

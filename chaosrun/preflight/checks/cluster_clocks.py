@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.model import Finding, Rows, Status
 
-CHECK = "cluster"
+ROWS = Rows(check="cluster")
+
 NAME = "clock"
 WARN_S = 0.1
 """Events of different nodes can no longer be put in order."""
@@ -26,7 +27,7 @@ def clocks(bounds: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
     """`bounds` (low, high), by node: how far its clock is ahead of the one that asked, in seconds."""
     if len(bounds) < 2:
         why = "one node: nothing to compare with"
-        yield from (Finding(check=CHECK, name=NAME, status=Status.SKIP, node=node, reason=why) for node in bounds)
+        yield from (ROWS.skip(why, name=NAME, node=node) for node in bounds)
     elif len(bounds) == 2:
         yield from _of_two(bounds)
     else:
@@ -55,12 +56,11 @@ def _judged(low_s: float, high_s: float, of: str) -> Finding:
     status = Status.FAIL if surely_s > FAIL_S else Status.WARN if surely_s > WARN_S else Status.PASS
     if status is Status.PASS and abs(offset_s) + bound_s > SURE_S:
         why = f"its clock is known to ± {bound_s:.2g} s only ({abs(offset_s):.2g} s from {of}): the node was slow to answer"
-        return Finding(check=CHECK, name=NAME, status=Status.SKIP, reason=why)
-    return Finding(
-        check=CHECK,
+        return ROWS.skip(why, name=NAME)
+    return ROWS.row(
+        status,
+        f"{abs(offset_s):.3g} s {'ahead' if offset_s > 0 else 'behind'} (± {bound_s:.2g} s)",
+        f"at most {WARN_S:g} s from {of}",
         name=NAME,
-        status=status,
-        measured=f"{abs(offset_s):.3g} s {'ahead' if offset_s > 0 else 'behind'} (± {bound_s:.2g} s)",
-        threshold=f"at most {WARN_S:g} s from {of}",
         remedy="" if status is Status.PASS else REMEDY,
     )

@@ -1,1 +1,0 @@
-"""Assessments: facts → findings. Pure."""
