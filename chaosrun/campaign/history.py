@@ -5,14 +5,14 @@ others count.
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from chaosrun.campaign import json_file
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
@@ -73,26 +73,6 @@ class Entry:
             by_hand=by_hand,
         )
 
-    @classmethod
-    def from_json(cls, value: Any) -> "Entry":
-        """Raises ValueError, TypeError or KeyError when the value is no line of this version."""
-        if not isinstance(value, Mapping) or value.get("v") != HISTORY_VERSION:
-            raise ValueError("not a line of this version")
-        entry = cls(**{key: inner for key, inner in value.items() if key != "v"})
-        texts = (entry.suite, entry.night, entry.drill, entry.expected)
-        numbers = (entry.time_s, entry.took_s, entry.faults, entry.restarts)
-        truths = (entry.ok, entry.by_hand)
-        if not all(isinstance(text, str) for text in texts) or not all(isinstance(truth, bool) for truth in truths):
-            raise TypeError("a value is of another type than it should be")
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise TypeError("a value is of another type than it should be")
-        if not isinstance(entry.recovery_s, int | float | None):
-            raise TypeError("recovery_s is no number")
-        return entry
-
-    def to_json(self) -> dict[str, Any]:
-        return {"v": HISTORY_VERSION, **asdict(self)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
@@ -142,8 +122,8 @@ def read_history(path: Path) -> History:
         if not line.strip():
             continue
         try:
-            entry = Entry.from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, RecursionError):
+            entry = json_file.decode(Entry, line, HISTORY_VERSION)
+        except ValueError:
             damaged.append(number)
             continue
         entries[entry.suite, entry.drill] = entry
@@ -167,7 +147,7 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
 
 def append(path: Path, entry: Entry) -> None:
     """Durably, and after a line that was cut off on a line of its own. Raises UsageError when it cannot be written."""
-    line = json.dumps(entry.to_json(), separators=(",", ":")).encode() + b"\n"
+    line = json_file.encode(entry, HISTORY_VERSION) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:

@@ -2,10 +2,13 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import PlainSerializer, PlainValidator
+
+from chaosrun.campaign import json_file
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
@@ -16,13 +19,20 @@ from chaosrun.verify.verdict import EXIT_CODES, Verdict
 
 SUITE_VERSION = 1
 
+RecordedRun = Annotated[
+    RunLayout,
+    PlainValidator(lambda path: path if isinstance(path, RunLayout) else RunLayout(Path(path))),
+    PlainSerializer(lambda run: str(run.path)),
+]
+"""A run, recorded by its path."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
     """One drill of a suite, carried out."""
 
     name: str
-    run: RunLayout | None
+    run: RecordedRun | None
     """None when it could not be started."""
     status: str | None
     """Its verdict; None: there is none."""
@@ -60,20 +70,10 @@ class DrillResult:
         """What stands where a verdict would."""
         return self.status or ("cancelled" if self.cancelled else "not run")
 
-    def recorded(self) -> dict[str, Any]:
-        """A line of the suite's journal."""
-        return {**asdict(self), "run": str(self.run.path) if self.run else None, "surprises": list(self.surprises)}
-
-    @classmethod
-    def from_record(cls, value: Mapping[str, Any]) -> "DrillResult":
-        run = RunLayout(Path(value["run"])) if value["run"] else None
-        return cls(**{**value, "run": run, "surprises": tuple(value["surprises"])})
-
     def to_json(self) -> dict[str, Any]:
         verdict = read_object(self.run.verdict_json) if self.run and self.status else None
-        about = {key: value for key, value in self.recorded().items() if key not in ("run", "status")}
-        run = {"run": self.run.run_id if self.run else None, "path": str(self.run.path) if self.run else None}
-        return {"name": self.name, **run, "status": self.status, "verdict": verdict, **about}
+        about = json_file.plain(self)
+        return {**about, "run": self.run.run_id if self.run else None, "path": about["run"], "verdict": verdict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,26 +1,35 @@
 """Shrinking: from the fault plan of a run that failed to a smallest one that still fails in the same way.
 
-Every candidate is planned as a job file would plan it and carried out as a drill; what cannot be planned does not fail. Must
-not know how a drill is carried out.
+Every candidate is planned as a job file would plan it and carried out as a drill; what cannot be planned does not fail. Drills
+run one after the other on kept agents, unless their faults are for more than worker processes.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
-from chaosrun.campaign.ddmin import ddmin
-from chaosrun.errors import UsageError
+from chaosrun.campaign.placements import Shape, drill_on, new_run, remove_run
+from chaosrun.campaign.planned_drill import TAKES_AGENTS
+from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.fragment import as_entries, as_yaml, cleared, scheduled
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import Entry
 from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import read_run
+from chaosrun.supervise.drill import lock_run, read_run
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.verify.verdict import Verdict
 
 SHRUNK_VERSION = 1
@@ -30,7 +39,9 @@ CRASHES = frozenset({"recovery_failed", "user_error"})
 
 RunDrill = Callable[[Sequence[str]], str | None]
 """Carry out a drill with these overrides; returns its symptom (`symptom_of`)."""
-Listener = Callable[[dict[str, Any]], None]
+AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +116,7 @@ class Shrunk:
         }
 
 
-def symptom_of(verdict: Verdict | Mapping[str, Any]) -> str | None:
+def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
     """In which way a drill failed: what differed first, or how its recovery ended. None when it did not fail.
 
     A drill that proves nothing (a fault that did not land, a job that does not repeat itself) did not fail either.
@@ -188,6 +199,28 @@ class _UsedUpError(Exception):
 
 
 def shrink(
+    run: RunLayout, *, max_drills: int | None = None, address: str | None = None, on_event: Listener | None = None
+) -> Shrunk:
+    """Reduce the faults of a run that failed to a smallest plan that fails in the same way; it is also in its shrunk.yaml.
+
+    Raises UsageError, before anything starts, for a run that did not fail and for one that is being supervised; otherwise as
+    `api.submit`.
+    """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    with Interrupts(AGAIN) as interrupts, lock_run(run):
+        interrupts.check(run)
+        case = open_case(run)
+        with _Drills(case, address, interrupts) as drills:
+            return reduce_faults(
+                case,
+                drills.symptom,
+                drills.verify,
+                limit=max_drills or MAX_DRILLS,
+                on_record=on_event or (lambda record: None),
+            )
+
+
+def reduce_faults(
     case: Case,
     drill: RunDrill,
     verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]],
@@ -246,3 +279,96 @@ def _key(plan: FaultPlan) -> str:
     """The same for plans of the same faults, whatever they are called and whichever entry asked for them."""
     faults = [{key: value for key, value in fault.to_json().items() if key not in ("id", "source")} for fault in plan.faults]
     return "\n".join(sorted(json.dumps(fault, sort_keys=True) for fault in faults))
+
+
+class _Drills:
+    """Carries drills of a case out; use as a context manager. Agents are there from the first drill on that wants them."""
+
+    def __init__(self, case: Case, address: str | None, interrupts: Interrupts) -> None:
+        self._case = case
+        self._address = address
+        self._interrupts = interrupts
+        self._root = case.run.path.parent.parent.absolute()
+        self._cluster: RayCluster | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close()
+        shutil.rmtree(self._case.folder, ignore_errors=True)
+
+    def symptom(self, overrides: Sequence[str]) -> str | None:
+        """Of a drill that leaves nothing behind."""
+        run = new_run(self._case.folder.absolute(), self._case.job.path, overrides, reference="auto")
+        try:
+            return self._carried_out(run)
+        finally:
+            remove_run(run)
+
+    def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
+        """A drill like any other, that stays beside the run it is about."""
+        run = new_run(self._root, self._case.job.path, overrides, reference="auto")
+        return run, self._carried_out(run)
+
+    def _carried_out(self, run: RunLayout) -> str | None:
+        try:
+            return symptom_of(self._verdict(run))
+        except InterruptedRunError as error:
+            raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(self._case.run))) from error
+        except ChaosrunError:
+            raise
+        except Exception as error:
+            # What is being looked for may be a bug in here. What its drill has left running goes with the agents.
+            self._close()
+            return f"bug: {type(error).__name__}"
+
+    def _verdict(self, run: RunLayout) -> Verdict:
+        plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+        if any(fault.facts.family in TAKES_AGENTS for fault in plan.faults):
+            self._close()
+            return carry_out(run, self._root, self._address, lambda record: None, self._interrupts)
+        if self._cluster is None:
+            self._cluster = Shape.of(self._case.job.spec).connect(self._address, self._interrupts.postponed)
+        return drill_on(self._cluster, run, self._case.job, self._root, watch=self._interrupts.watch)
+
+    def _close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            with self._interrupts.postponed():
+                cluster.close()
+
+
+def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """A part of `items`, in their order, that fails and would not if any one of them were left out (1-minimal): delta
+    debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
+    Transactions on Software Engineering 28(2), 2002, section 3.2.
+
+    `items` must fail, and nothing at all must not: neither is tried. `fails` is asked about the same part more than once, so
+    it had better remember. Asks on the order of log n times where one item is to blame, n² at worst.
+    """
+    kept = tuple(items)
+    granularity = 2
+    while len(kept) >= 2:
+        parts = _split(kept, granularity)
+        if found := next((part for part in parts if fails(part)), None):
+            # Reduce to a part.
+            kept, granularity = found, 2
+        elif granularity > 2 and (found := next((rest for rest in _complements(parts) if fails(rest)), None)):
+            # Reduce to a complement: what is left of the parts stays as fine as it was. (Of two parts each is the other's.)
+            kept, granularity = found, granularity - 1
+        elif granularity < len(kept):
+            granularity = min(2 * granularity, len(kept))
+        else:
+            break
+    return kept
+
+
+def _split(items: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
+    """As many parts, none empty, that differ by at most one in length."""
+    bounds = [number * len(items) // parts for number in range(parts + 1)]
+    return [items[start:end] for start, end in pairwise(bounds)]
+
+
+def _complements(parts: Sequence[tuple[T, ...]]) -> list[tuple[T, ...]]:
+    return [tuple(item for other, part in enumerate(parts) if other != number for item in part) for number in range(len(parts))]

@@ -13,8 +13,8 @@ from chaosrun.report.beside import warn
 from chaosrun.report.output import write_json, write_out
 
 if TYPE_CHECKING:
-    from chaosrun.campaign.night import Wish
     from chaosrun.campaign.results import SuiteResult
+    from chaosrun.campaign.suite_request import SuiteRequest
 
 MORE_THAN_NONE = "a number, 1 or more"
 
@@ -49,7 +49,7 @@ def suite(
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
     not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
     from chaosrun import api
-    from chaosrun.campaign.report.suite import render_agenda, render_suite
+    from chaosrun.campaign.report.suite import render_plan, render_suite
     from chaosrun.campaign.report.suite_pages import expect_writable, hand_out
 
     if fail_fast and keep_going:
@@ -59,13 +59,13 @@ def suite(
     for option, file in (("--history", history), ("--junit", junit), ("--markdown", markdown)):
         if file is not None and not list_:
             expect_writable(option, file)  # told now, not after hours of drills
-    wish = _wish(path, only or (), except_ or (), shard, seed, fail_fast, history)
+    request = _request(path, only or (), except_ or (), shard, seed, fail_fast, history)
     if list_:
-        agenda = api.suite_plan(wish, root=root)
+        plan = api.suite_plan(request, root=root)
         if output == "json":
-            write_json(agenda.to_json())
+            write_json(plan.to_json())
         else:
-            write_out(page(render_agenda(agenda)))
+            write_out(page(render_plan(plan)))
         return 0
     ended: list[SuiteResult] = []
 
@@ -79,7 +79,7 @@ def suite(
     try:
         with ticking(quiet=quiet) as ticker:
             result = api.suite(
-                wish,
+                request,
                 resume=resume,
                 at_once=at_once,
                 root=root,
@@ -99,7 +99,7 @@ def suite(
     return result.exit_code
 
 
-def _wish(
+def _request(
     path: Path,
     only: Sequence[str],
     without: Sequence[str],
@@ -107,15 +107,13 @@ def _wish(
     seed: str,
     fail_fast: bool,
     history: Path | None,
-) -> "Wish":
+) -> "SuiteRequest":
     import time
 
-    from chaosrun.campaign.choice import parse_shard
-    from chaosrun.campaign.night import Wish
-    from chaosrun.campaign.seeds import parse_seed
+    from chaosrun.campaign.suite_request import SuiteRequest, parse_seed, parse_shard
 
     now_s = time.time()
-    return Wish(
+    return SuiteRequest(
         path=path,
         only=tuple(only),
         without=tuple(without),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.folder import SuiteFolder
-from chaosrun.campaign.sweeps import SweepFolder
+from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.sweep_file import SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.housekeeping.inventory import FOLDERS, Choice, Found, Kept, Storage, choose, look_again, storage_of, take_stock
 from chaosrun.records.layout import RunLayout

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chaosrun.campaign.folder import SuiteFolder
-from chaosrun.campaign.sweeps import SweepFolder
+from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.sweep_file import SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.run_file import own_leg, read_object, read_run
@@ -210,7 +210,7 @@ def _outcome(path: Path, kind: Kind) -> str:
             seen = {tried.status for tried in sweep.tried.values()}
             return "interrupted" if sweep.left else next((bad for bad in ("FAIL", "INCONCLUSIVE") if bad in seen), PASSED)
         suite = SuiteFolder(path)
-        planned, results = {drill.name for drill in suite.load().drills}, suite.done().results
+        planned, results = {drill.name for drill in suite.load().drills}, suite.progress().results
     except UsageError:
         return "damaged"
     if not planned <= results.keys():

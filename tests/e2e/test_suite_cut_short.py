@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.campaign.folder import SuiteFolder
+from chaosrun.campaign.suite_file import SuiteFolder
 from chaosrun.records.layout import RunLayout
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import Shell, eventually, finish, reached, write_job
@@ -72,7 +72,7 @@ def test_interrupted_then_killed_then_done(tmp_path: Path) -> None:
     process, said = begin([*chaosrun, "suite", "four.yaml", "--resume", "latest"], tmp_path, 3)
     assert process.wait(600) == 0, said.read_text()
     (folder,) = (SuiteFolder(path.parent) for path in (tmp_path / ".chaosrun" / "suites").glob("*/suite.json"))
-    results = folder.done().results
+    results = folder.progress().results
     assert {name: result.status for name, result in results.items()} == dict.fromkeys("abcd", "PASS")
     # Each drill once: those that were cut short went on with the run that they had.
     assert len(list((tmp_path / ".chaosrun" / "runs").iterdir())) == 4

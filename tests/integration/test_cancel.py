@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.campaign.place import WarmPlace, new_run
+from chaosrun.campaign.placements import drill_on, new_run
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.processes import ProcessIdentity, identify
@@ -65,13 +65,13 @@ def test_what_is_said_to_a_leg_that_is_over_reaches_no_other(warm_drills: WarmDr
     def watch(supervisor: Supervisor | None) -> None:
         supervisors.extend(filter(None, [supervisor]))
 
-    place = WarmPlace(cluster=warm_drills._cluster(2), job=load_job(PROBE, overrides), root=tmp_path)
+    cluster, job = warm_drills._cluster(2), load_job(PROBE, overrides)
     first = new_run(tmp_path, PROBE, [*overrides, kill], reference="auto")
-    assert place.drill(first, watch=watch).status == "PASS"
+    assert drill_on(cluster, first, job, tmp_path, watch=watch).status == "PASS"
     assert [supervisor.name for supervisor in supervisors] == ["reference", "chaos"]
     for supervisor in supervisors:
         supervisor.interrupt()
         supervisor.inject(FaultPlan.from_json(read_object(first.plan_json)).faults)
     second = new_run(tmp_path, PROBE, [*overrides, kill.replace("3", "5")], reference="auto")
-    verdict = place.drill(second, watch=watch)
+    verdict = drill_on(cluster, second, job, tmp_path, watch=watch)
     assert (verdict.status, len(verdict.faults), len(verdict.attempts)) == ("PASS", 1, 2)

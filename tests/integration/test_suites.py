@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.campaign.history import read_history
-from chaosrun.campaign.night import Wish
 from chaosrun.campaign.report.suite import render_suite
 from chaosrun.campaign.results import SuiteResult
+from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.suite_request import SuiteRequest
 from chaosrun.errors import InterruptedRunError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
@@ -52,7 +52,7 @@ class Suite:
 
     def run(self, **options: Any) -> SuiteResult:
         self.events.clear()
-        return api.suite(Wish(path=self.file), root=self.root, on_event=self.events.append, **options)
+        return api.suite(SuiteRequest(path=self.file), root=self.root, on_event=self.events.append, **options)
 
     def heard(self) -> list[str]:
         return [f"{record['event']} {record.get('name', '')}".strip() for record in self.events]
@@ -135,7 +135,7 @@ class Held:
         (folder / "held.yaml").write_text(f"name: held\njob: job.yaml\ndrills: [{drills}]\n")
 
     def run(self, *, fail_fast: bool = False, only: tuple[str, ...] = (), **options: Any) -> SuiteResult:
-        wish = Wish(path=self.folder / "held.yaml", fail_fast=fail_fast, only=only)
+        wish = SuiteRequest(path=self.folder / "held.yaml", fail_fast=fail_fast, only=only)
         return api.suite(wish, root=self.root, **options)
 
     def held(self, name: str) -> RunLayout:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.campaign.choice import Shard, sharded
-from chaosrun.campaign.planned import plan_drills
+from chaosrun.campaign.planned_drill import plan_drills
+from chaosrun.campaign.suite_request import Shard, sharded
 from chaosrun.spec.suite import load_suite
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from chaosrun.campaign.folder import SuiteFolder
-from chaosrun.campaign.sweeps import SweepFolder
+from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.sweep_file import SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records import locks, own_files
 from chaosrun.records.layout import RunLayout

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verdicts import PASSED
 
-from chaosrun.campaign.ddmin import ddmin
 from chaosrun.campaign.report.shrink import render_shrunk
-from chaosrun.campaign.shrink import Case, open_case, shrink, symptom_of
+from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
@@ -234,7 +233,7 @@ class Drills:
         run = RunLayout(self._job.parent / "here" / "runs" / "run")
         run.path.mkdir(parents=True)
         case = Case(run=run, job=load_job(self._job), overrides=(), schedule=tuple(schedule), symptom=symptom)
-        return shrink(case, self, self.verify, limit=limit, on_record=self.records.append)
+        return reduce_faults(case, self, self.verify, limit=limit, on_record=self.records.append)
 
 
 SCHEDULE: list[Entry] = [

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from verdicts import PASSED
 
+from chaosrun.campaign.json_file import checked, plain
 from chaosrun.campaign.report.suite import render_suite
 from chaosrun.campaign.report.suite_pages import render_markdown
 from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, surprises
@@ -109,6 +110,6 @@ def test_an_expected_failure_holds_no_surprise() -> None:
 
 def test_a_result_survives_the_journal(tmp_path: Path) -> None:
     once = result(tmp_path, "a", AS_SAID, FAILED)
-    assert DrillResult.from_record(once.recorded()) == once
+    assert checked(DrillResult, plain(once)) == once
     error = result(tmp_path, "b", AS_SAID, "no placement")
-    assert DrillResult.from_record(error.recorded()) == error
+    assert checked(DrillResult, plain(error)) == error

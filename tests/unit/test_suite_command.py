@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chaosrun import cli
-from chaosrun.campaign.night import SuiteRun
 from chaosrun.campaign.results import DrillResult
+from chaosrun.campaign.suite_run import SuiteRun
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.ticker import Ticker
 
@@ -110,13 +110,13 @@ def test_a_suite_that_is_cut_short_hands_out_what_had_ended(
     suite: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def carry_out(run: SuiteRun, *_: object, **__: object) -> None:
-        drill = run.agenda.drills[0]
-        run._keep(drill, DrillResult(name=drill.name, run=None, status="PASS", expected="PASS"))
+        drill = run.plan.drills[0]
+        run.keep(drill, DrillResult(name=drill.name, run=None, status="PASS", expected="PASS"))
         raise InterruptedRunError("interrupted, 1 of 8 drills done", hint="go on")
 
     nothing = nullcontext()
-    monkeypatch.setattr("chaosrun.campaign.suite._one_ray", lambda *_: nothing)
-    monkeypatch.setattr("chaosrun.campaign.places.Places", lambda *_: nothing)
+    monkeypatch.setattr("chaosrun.campaign.suite_run.one_ray", lambda *_: nothing)
+    monkeypatch.setattr("chaosrun.campaign.suite_run.PlacementPool", lambda *_: nothing)
     monkeypatch.setattr(SuiteRun, "carry_out", carry_out)
     arguments = ["suite", "toys.yaml", "--quiet", "--junit", "j.xml", "--markdown", "s.md"]
     assert cli.main(arguments) == 130

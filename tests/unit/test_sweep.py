@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.campaign.report.sweep import render_sweep
-from chaosrun.campaign.sweeps import Sweep, SweepFolder, Tried, find_sweep, new_sweep
+from chaosrun.campaign.sweep_file import PointResult, Sweep, SweepFolder, find_sweep, new_sweep
 from chaosrun.errors import UsageError
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.planner import make_plan
@@ -168,9 +168,9 @@ class TestPoints:
         assert make_plan(load_job(path, [*longest, scheduled([first_kill(job)])]).spec).faults
 
 
-def tried(status: str = "PASS", **changes: object) -> Tried:
+def tried(status: str = "PASS", **changes: object) -> PointResult:
     values = {"status": status, "exit_code": 0, "cause": "bit-identical", "reached": True, "run": None, "took_s": 0.5}
-    return Tried(**{**values, **changes})  # type: ignore[arg-type]
+    return PointResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def sweep() -> Sweep:
     )
 
 
-def all_of(sweep: Sweep, **others: Tried) -> Sweep:
+def all_of(sweep: Sweep, **others: PointResult) -> Sweep:
     bad = {name.replace("_", "/"): entry for name, entry in others.items()}
     return replace(sweep, tried={point.id: bad.get(point.id, tried()) for point in sweep.points})
 

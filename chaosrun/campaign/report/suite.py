@@ -14,8 +14,8 @@ from chaosrun.report.text import STYLES
 from chaosrun.wording import count
 
 if TYPE_CHECKING:
-    from chaosrun.campaign.folder import Agenda
     from chaosrun.campaign.results import SuiteResult
+    from chaosrun.campaign.suite_file import SuitePlan
 
 WIDEST_NAME = 40
 WIDTH_BESIDE = 90
@@ -23,19 +23,19 @@ WIDTH_BESIDE = 90
 LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"}
 
 
-def render_agenda(agenda: "Agenda") -> RenderableType:
+def render_plan(plan: "SuitePlan") -> RenderableType:
     """What would run."""
     table = columns("drill", "expected", "workers", "faults", "what", "seed", right=("workers", "faults", "seed"))
     for column in table.columns:
         column.no_wrap = column.header not in ("drill", "what")
-    for drill in agenda.drills:
-        expected, kinds = drill.expectation.verdict, ", ".join(drill.kinds)
+    for drill in plan.drills:
+        expected, kinds = drill.expect.verdict, ", ".join(drill.kinds)
         table.add_row(drill.name, expected, str(drill.workers), str(drill.faults), kinds, str(drill.seed))
-    part = "" if agenda.shard is None else f", shard {agenda.shard}"
-    seed = "" if agenda.seed is None else f", seed {agenda.seed}"
-    faults = count(sum(drill.faults for drill in agenda.drills), "fault")
-    title = Text(f"suite {agenda.name}: {count(len(agenda.drills), 'drill')}, {faults}{part}{seed}", style="bold")
-    return Group(title, "", indented(table), *[Text(note) for note in agenda.notes])
+    part = "" if plan.shard is None else f", shard {plan.shard}"
+    seed = "" if plan.seed is None else f", seed {plan.seed}"
+    faults = count(sum(drill.faults for drill in plan.drills), "fault")
+    title = Text(f"suite {plan.name}: {count(len(plan.drills), 'drill')}, {faults}{part}{seed}", style="bold")
+    return Group(title, "", indented(table), *[Text(note) for note in plan.notes])
 
 
 def render_suite(result: "SuiteResult") -> RenderableType:

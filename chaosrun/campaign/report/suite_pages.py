@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from chaosrun.campaign.folder import SuiteFolder
 from chaosrun.campaign.report.view import SuiteView, link, suite_view
+from chaosrun.campaign.suite_file import SuiteFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
 from chaosrun.records.journal import write_durably

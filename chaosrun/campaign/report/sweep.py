@@ -15,7 +15,7 @@ from chaosrun.report.text import STYLES
 from chaosrun.wording import count
 
 if TYPE_CHECKING:
-    from chaosrun.campaign.sweeps import Sweep, Tried
+    from chaosrun.campaign.sweep_file import PointResult, Sweep
     from chaosrun.plan.points import Point
 
 MOST_SHOWN = 20
@@ -43,7 +43,7 @@ def render_sweep(sweep: "Sweep", *, root: Path | None = None) -> RenderableType:
     return Group(*parts)
 
 
-def _failure(sweep: "Sweep", point: "Point", tried: "Tried", root: Path | None) -> list[RenderableType]:
+def _failure(sweep: "Sweep", point: "Point", tried: "PointResult", root: Path | None) -> list[RenderableType]:
     repeat = ["chaosrun", "submit", sweep.job, *sweep.overrides_of(point), *_where(root)]
     said = Text(f"  {tried.status}", style=STYLES[tried.status])
     said.append(f"  {point.id}  {tried.cause}", style="")

@@ -119,15 +119,16 @@ class Chaos:
         ]
 
     def _carried_out(self, path: Path, changes: list[str], reference: str) -> Outcome:
-        from chaosrun import api
+        from chaosrun.campaign.drill import submit
         from chaosrun.report.beside import progress
+        from chaosrun.supervise.run import plan as plan_job
 
-        loaded, plan = api.plan(path, changes)
+        loaded, plan = plan_job(path, changes)
         with warnings.catch_warnings(), progress(quiet=False) as live:
             # Of the libraries that a drill imports; a test run may make errors of them.
             warnings.simplefilter("ignore")
             self.place.ray.make_ready(loaded.spec, plan)
-            result = api.submit(
+            result = submit(
                 path,
                 overrides=changes,
                 root=self.place.root,

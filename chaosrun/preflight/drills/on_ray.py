@@ -4,13 +4,14 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.place import WarmPlace, Watch, new_run, remove_run
-from chaosrun.campaign.sweep import Interruptible
+from chaosrun.campaign.placements import Watch, drill_on, new_run, remove_run
+from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.costs import costs_of
@@ -53,7 +54,7 @@ class _Work:
     terms: Terms
     told: dict[int, Facts] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
-    working: Interruptible = field(default_factory=Interruptible)
+    working: RunningSupervisors = field(default_factory=RunningSupervisors)
     began_s: float = field(default_factory=time.monotonic)
     _waiting: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
     _threads: int = 0
@@ -129,15 +130,15 @@ def _drill(wish: Wanted, terms: Terms, watch: Watch) -> Facts:
     rounds = 0
     # Undisturbed runs of this drill alone: another node's would make it a comparison of nodes.
     with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
-        place = WarmPlace(cluster=cluster, job=load_job(JOB, wish.overrides), root=Path(references))
+        carry_out = partial(drill_on, cluster, job=load_job(JOB, wish.overrides), root=Path(references), watch=watch)
         while True:
             rounds += 1
-            told = {**_round(place, wish, terms, watch, seed=rounds, names=names), "rounds": rounds}
+            told = {**_round(carry_out, wish, terms, seed=rounds, names=names), "rounds": rounds}
             if told["status"] != "PASS" or time.monotonic() >= until_s:
                 return told
 
 
-def _round(place: WarmPlace, wish: Wanted, terms: Terms, watch: Watch, *, seed: int, names: dict[str, str]) -> Facts:
+def _round(carry_out: Callable[..., Verdict], wish: Wanted, terms: Terms, *, seed: int, names: dict[str, str]) -> Facts:
     ranks: dict[str, str] = {}
 
     def on_record(record: dict[str, Any]) -> None:
@@ -147,7 +148,7 @@ def _round(place: WarmPlace, wish: Wanted, terms: Terms, watch: Watch, *, seed: 
     overrides = (*wish.overrides, f"args[3]={seed}")
     run = new_run(terms.root, JOB, overrides, reference="fresh")
     try:
-        verdict = place.drill(run, watch=watch, on_record=on_record)
+        verdict = carry_out(run, on_record=on_record)
     except InterruptedRunError:
         remove_run(run)
         raise

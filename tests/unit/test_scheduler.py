@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from chaosrun.campaign.crew import Listener, carry_out_all
-from chaosrun.campaign.places import Place, Places
-from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign.placements import PlacementPool, Shape
+from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
+from chaosrun.campaign.scheduler import Listener, Scheduler
+from chaosrun.spec.suite import Expectation
 
 DRILL = PlannedDrill(
     name="a",
@@ -19,7 +20,7 @@ DRILL = PlannedDrill(
     job="/job.yaml",
     text="",
     overrides=(),
-    expect={"verdict": "PASS"},
+    expect=Expectation(verdict="PASS"),
     workers=1,
     cpu=1.0,
     gpu=0,
@@ -45,15 +46,15 @@ class Room:
     most: int = 0
     log: list[str] = field(default_factory=list)
 
-    def take(self, drill: PlannedDrill) -> Any:
-        if self.used and self.used + drill.workers > self.size:
+    def take(self, shape: Shape, *, fresh: bool) -> Any:
+        if self.used and self.used + shape.workers > self.size:
             return None
-        self.used += drill.workers
+        self.used += shape.workers
         self.most = max(self.most, self.used)
-        return drill.workers
+        return self
 
-    def give_back(self, place: int, *, sound: bool) -> None:
-        self.used -= place
+    def give_back(self, shape: Shape, cluster: Any, *, sound: bool) -> None:
+        self.used -= shape.workers
         if not sound:
             self.log.append("place closed")
 
@@ -76,7 +77,7 @@ class Stage:
     def run(self, wanted: list[PlannedDrill], *, at_once: int = 9, fail_fast: bool = False) -> None:
         running: set[str] = set()
 
-        def carry(drill: PlannedDrill, place: Place | None, watch: Any, listen: Listener) -> tuple[DrillResult, bool]:
+        def carry(drill: PlannedDrill, place: Any, watch: Any, listen: Listener) -> tuple[DrillResult, bool]:
             with self.lock:
                 running.add(drill.name)
                 self.beside[drill.name] = {*running}
@@ -92,14 +93,13 @@ class Stage:
             self.ended.append(drill.name)
             return result.ok or not fail_fast
 
-        carry_out_all(
-            wanted,
-            carry,
-            cast(Places, self.room),
+        Scheduler(
+            carry=carry,
+            pool=cast(PlacementPool, self.room),
             at_once=at_once,
             on_start=lambda drill: self.began.append(drill.name),
             on_result=on_result,
-        )
+        ).run(wanted)
         assert self.room.used == 0
 
 

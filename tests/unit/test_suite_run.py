@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.campaign.history import Entry, append, read_history
-from chaosrun.campaign.kept import KeptPlans
-from chaosrun.campaign.night import SuiteRun, Wish, opened
-from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign.history import append, read_history
+from chaosrun.campaign.json_file import checked, plain
+from chaosrun.campaign.kept_plans import KeptPlans
+from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.report.suite import render_suite
 from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
 from chaosrun.campaign.results import DrillResult
-from chaosrun.campaign.sweep import Interruptible
+from chaosrun.campaign.scheduler import RunningSupervisors
+from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.suite_run import SuiteRun, opened
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.output import rendered
+from chaosrun.spec.suite import Comparison
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
 
@@ -28,15 +31,15 @@ def run(tmp_path: Path) -> Iterator[SuiteRun]:
     path = tmp_path / "toys.yaml"
     path.write_text("name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}]\n")
     root = tmp_path / "root"
-    with opened(root, Wish(path=path, asked_s=1795262400.0), None) as (folder, agenda, journal):
+    with opened(root, SuiteRequest(path=path, asked_s=1795262400.0), None) as (folder, agenda, journal):
         yield SuiteRun(
             folder=folder,
-            agenda=agenda,
+            plan=agenda,
             journal=journal,
             root=root,
             address=None,
             on_record=lambda record: None,
-            finish=lambda run, verdict: (),
+            report=lambda run, verdict: (),
         )
 
 
@@ -56,22 +59,22 @@ def test_what_goes_wrong_with_kept_plans_costs_neither_the_history_nor_the_night
         raise error
 
     monkeypatch.setattr(KeptPlans, "take", take)
-    drill = run.agenda.drills[0]
-    run._keep(drill, failed(drill))
-    assert [entry.drill for entry in read_history(Path(run.agenda.history)).entries] == ["a"]
-    assert list(run.folder.done().results) == ["a"]
-    (note,) = run._result(results(run, drill)).notes
+    drill = run.plan.drills[0]
+    run.keep(drill, failed(drill))
+    assert [entry.drill for entry in read_history(Path(run.plan.history)).entries] == ["a"]
+    assert list(run.folder.progress().results) == ["a"]
+    (note,) = run.result(results(run, drill)).notes
     assert "could not be written down" in note and str(error) in note
 
 
 def test_a_history_that_cannot_be_written_costs_no_kept_plan(run: SuiteRun) -> None:
-    history = Path(run.agenda.history)
+    history = Path(run.plan.history)
     history.unlink()
     history.mkdir()
-    drill = run.agenda.drills[0]
-    run._keep(drill, failed(drill))
+    drill = run.plan.drills[0]
+    run.keep(drill, failed(drill))
     assert [kept.drill for kept in KeptPlans.beside(history).read()[0]] == ["a"]
-    result = run._result(results(run, drill))
+    result = run.result(results(run, drill))
     assert len(result.drills) == 1 and result.left == ("b",)
     assert any("is not in the history" in note for note in result.notes)
     assert any("nothing is known of earlier nights" in note for note in result.notes)
@@ -79,22 +82,22 @@ def test_a_history_that_cannot_be_written_costs_no_kept_plan(run: SuiteRun) -> N
 
 def test_a_later_night_is_none_before(run: SuiteRun) -> None:
     """A suite that goes on, after another has begun."""
-    drill = run.agenda.drills[0]
-    history = Path(run.agenda.history)
-    run._keep(drill, failed(drill))
+    drill = run.plan.drills[0]
+    history = Path(run.plan.history)
+    run.keep(drill, failed(drill))
     (mine,) = read_history(history).entries
     for seconds in (-1, 1):
         other = replace(mine, suite=f"other{seconds}", time_s=mine.time_s + seconds, ok=seconds > 0)
-        append(history, Entry.from_json(other.to_json()))
+        append(history, other)
     # Failed before, that is, and well only afterwards.
-    assert [result.label for result in run._result(results(run, drill)).drills] == ["still"]
+    assert [result.label for result in run.result(results(run, drill)).drills] == ["still"]
 
 
 def test_no_result_is_lost_unseen(run: SuiteRun) -> None:
-    first, second = run.agenda.drills
-    run.agenda = replace(run.agenda, drills=(first, replace(second, name="c")))
+    first, second = run.plan.drills
+    run.plan = replace(run.plan, drills=(first, replace(second, name="c")))
     with pytest.raises(AssertionError, match="lost"):
-        run._result(results(run, first, second))
+        run.result(results(run, first, second))
 
 
 @pytest.fixture
@@ -104,47 +107,47 @@ def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
     def carry_out(*_: object) -> None:
         raise InterruptedRunError("interrupted in the chaos leg")
 
-    monkeypatch.setattr("chaosrun.campaign.night.carry_out", carry_out)
-    result, sound = run._carry(run.agenda.drills[0], None, Interruptible(), lambda record: None, None)
+    monkeypatch.setattr("chaosrun.campaign.suite_run.carry_out", carry_out)
+    result, sound = run._carry(run.plan.drills[0], None, RunningSupervisors(), lambda record: None, None)
     assert not sound
     return result
 
 
 def test_a_cancelled_drill_is_told_and_means_nothing_for_the_nights(run: SuiteRun, cancelled: DrillResult) -> None:
-    drill, other = run.agenda.drills
+    drill, other = run.plan.drills
     assert (cancelled.cancelled, cancelled.status, cancelled.exit_code, cancelled.ok) == (True, None, 130, False)
-    run._keep(drill, cancelled)
-    history = Path(run.agenda.history)
+    run.keep(drill, cancelled)
+    history = Path(run.plan.history)
     assert read_history(history).entries == () and KeptPlans.beside(history).read()[0] == []
-    assert DrillResult.from_record(cancelled.recorded()) == cancelled
-    whole = run._result({drill.name: cancelled, other.name: replace(failed(other), error=None, surprises=(), status="PASS")})
+    assert checked(DrillResult, plain(cancelled)) == cancelled
+    whole = run.result({drill.name: cancelled, other.name: replace(failed(other), error=None, surprises=(), status="PASS")})
     assert whole.exit_code == 6 and [result.label for result in whole.drills] == [None, None]
     page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
     assert "a cancelled no, PASS it was cancelled (interrupted in the chaos leg)" in page and "1 cancelled" in page
-    assert f"toys.yaml --resume {run.agenda.suite_id}" in page
+    assert f"toys.yaml --resume {run.plan.suite_id}" in page
     assert "🚫 cancelled" in render_markdown(whole)
     assert '<error message="it was cancelled (interrupted in the chaos leg)" type="cancelled"/>' in junit_text(whole)
 
 
 def test_a_cancelled_drill_is_carried_out_when_the_suite_goes_on(run: SuiteRun, cancelled: DrillResult) -> None:
-    drill, other = run.agenda.drills
-    run._keep(drill, cancelled)
-    run._keep(other, failed(other))
-    done = run.folder.done()
+    drill, other = run.plan.drills
+    run.keep(drill, cancelled)
+    run.keep(other, failed(other))
+    done = run.folder.progress()
     assert list(done.results) == ["b"] and cancelled.run is not None and done.started == {"a": str(cancelled.run.path)}
 
 
 def test_a_drill_that_ends_with_the_whole_suite_is_not_cancelled(run: SuiteRun, cancelled: DrillResult) -> None:
-    working = Interruptible()
+    working = RunningSupervisors()
     working.interrupt()
     with pytest.raises(InterruptedRunError):
-        run._carry(run.agenda.drills[0], None, working, lambda record: None, None)
+        run._carry(run.plan.drills[0], None, working, lambda record: None, None)
 
 
 def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
-    first = run.agenda.drills[0]
+    first = run.plan.drills[0]
     passed = replace(failed(first), error=None, surprises=(), status="PASS")
-    run._keep(first, passed)
+    run.keep(first, passed)
     whole = run.so_far("interrupted, 1 of 2 drills done")
     assert [drill.name for drill in whole.drills] == ["a"] and whole.left == ("b",)
     # Nothing failed, and nothing is proven.
@@ -153,7 +156,7 @@ def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
     cases = {case.attrib["classname"]: [each.tag for each in case] for case in shown}
     assert cases["chaosrun.b"] == ["skipped"] and cases["chaosrun.suite toys"] == ["error"]
     page = " ".join(rendered(render_suite(whole), width=160, colour=False).split())
-    assert "CUT SHORT 1 drill, 1 not ended" in page and f"toys.yaml --resume {run.agenda.suite_id}" in page
+    assert "CUT SHORT 1 drill, 1 not ended" in page and f"toys.yaml --resume {run.plan.suite_id}" in page
     assert "🚫 toys: cut short" in render_markdown(whole)
     assert "Not ended: b." in render_index(whole, [], run.folder.path)
     # What is not as expected matters more.
@@ -164,8 +167,8 @@ def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
 
 def test_losses_are_not_compared_when_it_is_cut_short(run: SuiteRun) -> None:
     """That they could not be would be a failure in the history, of what had no chance."""
-    run.agenda = replace(run.agenda, comparison={"first": "a", "atol": 0.0, "beyond": ()})
-    run._keep(run.agenda.drills[1], failed(run.agenda.drills[1]))
-    before = read_history(Path(run.agenda.history)).entries
+    run.plan = replace(run.plan, comparison=Comparison(first="a"))
+    run.keep(run.plan.drills[1], failed(run.plan.drills[1]))
+    before = read_history(Path(run.plan.history)).entries
     assert run.so_far("interrupted").not_compared is None
-    assert read_history(Path(run.agenda.history)).entries == before
+    assert read_history(Path(run.plan.history)).entries == before

@@ -1,14 +1,17 @@
-"""Which drills of a suite run: by name, and as one of several shards. Pure."""
+"""What is asked of a suite: which of its drills run, by name and as one of several shards, and from which seed. Pure."""
 
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from chaosrun.errors import UsageError
 
+SEED = re.compile(r"[0-9]{1,18}")
 SHARD = re.compile(r"(?P<number>[0-9]{1,6})/(?P<of>[0-9]{1,6})")
 
 
@@ -33,6 +36,39 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRequest:
+    path: Path
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    shard: Shard | None = None
+    seed: int | None = None
+    fail_fast: bool = False
+    history: Path | None = None
+    """None: under the root."""
+    asked_s: float | None = field(default=None, compare=False)
+    """When, for what is named by the date; None: when the suite is opened."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but the suite itself."""
+        return self == SuiteRequest(path=self.path, history=self.history)
+
+
+def night_of(now_s: float) -> str:
+    """The date, in UTC: `2026-11-21`."""
+    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+
+
+def parse_seed(text: str, now_s: float) -> int:
+    """`today`, the date in UTC as a number (20261121), or a number. Raises UsageError."""
+    if text == "today":
+        return int(night_of(now_s).replace("-", ""))
+    if not SEED.fullmatch(text):
+        raise UsageError(f"--seed {text!r} is no seed", hint="write today, or a number such as 20261121")
+    return int(text)
 
 
 def parse_shard(text: str) -> Shard:

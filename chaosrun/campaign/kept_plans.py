@@ -1,20 +1,20 @@
 """Plans of drills that failed: kept beside the history, run first in the nights that follow, given up when they have passed
 often enough, and for no other reason. A file each."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from chaosrun.campaign.planned import PlannedDrill, can_be_said, exact_overrides, plan_digest, planned_drill
+from pydantic import JsonValue
+
+from chaosrun.campaign import json_file
+from chaosrun.campaign.planned_drill import PlannedDrill, can_be_said, exact_overrides, plan_digest, planned_drill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
-from chaosrun.records.journal import write_durably
-from chaosrun.records.run_file import read_json, read_object
+from chaosrun.records.run_file import read_object
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import SuiteDrill
 
@@ -34,7 +34,7 @@ class KeptPlan:
     """The overrides name its faults one by one; else they are planned again, as they were asked for and with their seed."""
     plan: str
     """Digest of the drill, the job and the faults."""
-    faults: Mapping[str, Any]
+    faults: JsonValue
     """plan.json of the run that failed, for people; empty when it had not got that far."""
     cause: str
     run: str | None
@@ -47,27 +47,6 @@ class KeptPlan:
     def name(self) -> str:
         """A drill may fail with several plans in a night."""
         return f"{self.drill}@{self.night}-{self.plan[:6]}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"v": KEPT_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "KeptPlan":
-        """Raises TypeError, KeyError or ValueError when the value is none of this version."""
-        if value["v"] != KEPT_VERSION:
-            raise ValueError(f"version {value['v']!r}")
-        for key in ("overrides", "passed"):
-            if not isinstance(value[key], list) or not all(isinstance(text, str) for text in value[key]):
-                raise TypeError(f"{key} is no list of texts")
-        known = {key: inner for key, inner in value.items() if key != "v"}
-        kept = cls(**{**known, "overrides": tuple(known["overrides"]), "passed": tuple(known["passed"])})
-        texts = {"drill": kept.drill, "night": kept.night, "plan": kept.plan, "cause": kept.cause, "suite": kept.suite}
-        for key, text in {**texts, "run": kept.run or ""}.items():
-            if not isinstance(text, str):
-                raise TypeError(f"{key} is no text")
-        if not isinstance(kept.exact, bool) or not isinstance(kept.faults, Mapping):
-            raise TypeError("a value is of another type than it should be")
-        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +65,8 @@ class KeptPlans:
         notes: list[str] = []
         for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
             try:
-                found.append(KeptPlan.from_json(read_json(path.read_bytes())))
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                found.append(json_file.decode(KeptPlan, path.read_bytes(), KEPT_VERSION))
+            except (OSError, ValueError) as error:
                 notes.append(f"the kept plan {path} cannot be read ({type(error).__name__}: {error}): remove it")
         return sorted(found, key=lambda kept: (kept.night, kept.drill)), notes
 
@@ -105,7 +84,7 @@ class KeptPlans:
             self._save(_keep(result, planned, suite, night))
 
     def _save(self, kept: KeptPlan) -> None:
-        write_durably(self._path(kept), json.dumps(kept.to_json(), indent=1).encode())
+        json_file.save(self._path(kept), kept, KEPT_VERSION)
 
     def _path(self, kept: KeptPlan) -> Path:
         readable = re.sub(r"[^A-Za-z0-9._=@,-]+", "_", f"{kept.drill}@{kept.night}")[:120]
@@ -113,7 +92,7 @@ class KeptPlans:
 
 
 def _keep(result: DrillResult, planned: PlannedDrill, suite: str, night: str) -> KeptPlan:
-    told: Mapping[str, Any] = {}
+    told: JsonValue = {}
     overrides: tuple[str, ...] | None = None
     try:
         job = load_job(Path(planned.job), planned.overrides)

@@ -4,29 +4,30 @@ suite.json is written durably before anything starts; journal.jsonl gets a line 
 Runs nothing.
 """
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.planned import PlannedDrill
+from chaosrun.campaign import json_file
+from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import UsageError
 from chaosrun.records.folders import find_folder, new_folder
-from chaosrun.records.journal import Journal, write_durably
+from chaosrun.records.journal import Journal
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.records.trace import TornRecordError, read_lines
+from chaosrun.spec.suite import Comparison
 
-AGENDA_VERSION = 1
+PLAN_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agenda:
+class SuitePlan:
     """What a suite was asked to do, all of it planned."""
 
     suite_id: str
@@ -44,7 +45,7 @@ class Agenda:
     drills: tuple[PlannedDrill, ...]
     """In the order in which they are begun."""
     notes: tuple[str, ...] = ()
-    comparison: Mapping[str, Any] | None = None
+    comparison: Comparison | None = None
     """Of the drills' losses, its first drill named; None: there is none to make."""
     files: Mapping[str, str | None] = field(default_factory=dict)
     """Digests of what it was planned from, beside the job files, by absolute path."""
@@ -55,18 +56,15 @@ class Agenda:
             raise ValueError("two drills have one name")
 
     def to_json(self) -> dict[str, Any]:
-        return {"v": AGENDA_VERSION, **asdict(self), "drills": [drill.to_json() for drill in self.drills]}
+        return {"v": PLAN_VERSION, **json_file.plain(self)}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Agenda":
-        """Raises TypeError or KeyError when the value is none."""
-        known = {key: inner for key, inner in value.items() if key != "v"}
-        drills = tuple(PlannedDrill.from_json(drill) for drill in known["drills"])
-        return cls(**{**known, "drills": drills, "notes": tuple(known["notes"])})
+    def resume_command(self, root: Path) -> str:
+        where = root_arguments(root)
+        return shlex.join(["chaosrun", "suite", shortest(Path(self.path)), "--resume", self.suite_id, *where])
 
 
 @dataclass(slots=True)
-class Done:
+class Progress:
     """What the journal says."""
 
     started: dict[str, str] = field(default_factory=dict)
@@ -101,25 +99,16 @@ class SuiteFolder:
     def summary_md(self) -> Path:
         return self.path / "summary.md"
 
-    def save(self, agenda: Agenda) -> None:
-        write_durably(self.file, json.dumps(agenda.to_json(), indent=1).encode())
+    def save(self, plan: SuitePlan) -> None:
+        json_file.save(self.file, plan, PLAN_VERSION)
 
-    def load(self) -> Agenda:
+    def load(self) -> SuitePlan:
         """Raises UsageError when it holds no suite that this version can go on with."""
-        try:
-            value = json.loads(self.file.read_bytes())
-            if value["v"] != AGENDA_VERSION:
-                raise UsageError(
-                    f"{self.file} has version {value['v']!r}, this chaosrun reads version {AGENDA_VERSION}",
-                    hint="go on with the chaosrun that began the suite, or begin it anew",
-                )
-            return Agenda.from_json(value)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{self.path} holds no suite that can be read ({error})", hint="begin the suite anew") from error
+        return json_file.load(self.file, SuitePlan, version=PLAN_VERSION, what="suite")
 
-    def done(self) -> Done:
+    def progress(self) -> Progress:
         """Raises UsageError when the journal is damaged other than at its end."""
-        done = Done()
+        done = Progress()
         try:
             records = list(read_lines(self.journal)) if self.journal.is_file() else []
             for former, record in pairwise(records):
@@ -129,10 +118,10 @@ class SuiteFolder:
                 if record["event"] == "drill.started":
                     done.started[record["name"]] = record["run"]
                 elif record["event"] == "drill.ended":
-                    result = DrillResult.from_record(record["result"])
+                    result = json_file.checked(DrillResult, record["result"])
                     if not result.cancelled:
                         done.results[result.name] = result
-        except (TornRecordError, KeyError, TypeError) as error:
+        except (TornRecordError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
         return done
 
@@ -156,14 +145,8 @@ def find_suite(root: Path, ref: str, suite: Path) -> SuiteFolder:
     """The run of this suite's file called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
 
     def began(path: Path) -> tuple[str, float]:
-        agenda = SuiteFolder(path).load()
-        return agenda.path, agenda.created_s
+        plan = SuiteFolder(path).load()
+        return plan.path, plan.created_s
 
     otherwise = "without --resume the suite begins anew"
     return SuiteFolder(find_folder(root / "suites", ref, began, of=suite, otherwise=otherwise))
-
-
-def go_on(agenda: Agenda, root: Path) -> str:
-    """The command that goes on with it."""
-    where = root_arguments(root)
-    return shlex.join(["chaosrun", "suite", shortest(Path(agenda.path)), "--resume", agenda.suite_id, *where])

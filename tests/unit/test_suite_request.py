@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosrun.campaign.choice import Shard, chosen, parse_shard, sharded
-from chaosrun.campaign.seeds import derive, night_of, parse_seed
+from chaosrun.campaign.planned_drill import derive_seed
+from chaosrun.campaign.suite_request import Shard, chosen, night_of, parse_seed, parse_shard, sharded
 from chaosrun.errors import UsageError
 
 
@@ -83,11 +83,11 @@ def test_seeds_of_a_night() -> None:
         with pytest.raises(UsageError, match="is no seed"):
             parse_seed(text, noon)
     # The same on every machine, for ever: a night can be repeated.
-    assert [derive(20261121, "order"), derive(20261121, "order", 1)] == [1914685773, 1011990511]
+    assert [derive_seed(20261121, "order"), derive_seed(20261121, "order", 1)] == [1914685773, 1011990511]
 
 
 @given(st.integers(0, 10**9), st.text(), st.integers(0, 50))
 def test_derived_seeds_differ_and_fit(seed: int, name: str, draw: int) -> None:
-    derived = derive(seed, name, draw)
-    assert derived == derive(seed, name, draw) and 0 <= derived < 2**31
-    assert derived != derive(seed + 1, name, draw) and derived != derive(seed, name + "x", draw)
+    derived = derive_seed(seed, name, draw)
+    assert derived == derive_seed(seed, name, draw) and 0 <= derived < 2**31
+    assert derived != derive_seed(seed + 1, name, draw) and derived != derive_seed(seed, name + "x", draw)

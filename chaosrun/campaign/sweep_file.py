@@ -3,26 +3,26 @@
 sweep.json is written anew, durably, after each drill; the runs lie beside it, those that passed are removed. Runs nothing.
 """
 
-import json
+import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaosrun.errors import UsageError
+from chaosrun.campaign import json_file
 from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.points import Point
 from chaosrun.records.folders import find_folder, new_folder
-from chaosrun.records.journal import write_durably
 from chaosrun.records.locks import locked
+from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
 SWEEP_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class PointResult:
     """What became of the drill of a point."""
 
     status: VerdictStatus
@@ -35,7 +35,7 @@ class Tried:
     took_s: float
 
     @classmethod
-    def of(cls, verdict: Verdict, *, run: str | None, took_s: float) -> "Tried":
+    def of(cls, verdict: Verdict, *, run: str | None, took_s: float) -> "PointResult":
         return cls(
             status=verdict.status,
             exit_code=verdict.exit_code,
@@ -68,7 +68,7 @@ class Sweep:
     steps: tuple[int, ...]
     """The steps at which the phases of the training are tried."""
     points: tuple[Point, ...]
-    tried: Mapping[str, Tried] = field(default_factory=dict)
+    tried: Mapping[str, PointResult] = field(default_factory=dict)
     """By the point's id."""
 
     def overrides_of(self, point: Point) -> list[str]:
@@ -92,16 +92,7 @@ class Sweep:
         return EXIT_CODES["INCONCLUSIVE" if self.left or seen != {"PASS"} else "PASS"]
 
     def to_json(self) -> dict[str, Any]:
-        return {"v": SWEEP_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Sweep":
-        """Raises TypeError, KeyError or AttributeError when the value is not a sweep's."""
-        known = {key: inner for key, inner in value.items() if key != "v"}
-        tuples = {name: tuple(known[name]) for name in ("overrides", "cleared", "steps")}
-        points = tuple(Point.from_json(point) for point in known["points"])
-        tried = {name: Tried(**entry) for name, entry in known["tried"].items()}
-        return cls(**{**known, **tuples, "points": points, "tried": tried})
+        return {"v": SWEEP_VERSION, **json_file.plain(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +104,15 @@ class SweepFolder:
         return self.path / "sweep.json"
 
     def save(self, sweep: Sweep) -> None:
-        write_durably(self.file, json.dumps(sweep.to_json(), indent=1).encode())
+        json_file.save(self.file, sweep, SWEEP_VERSION)
 
     def load(self) -> Sweep:
         """Raises UsageError when it holds no sweep that this version can read."""
-        try:
-            value = json.loads(self.file.read_bytes())
-            if value["v"] != SWEEP_VERSION:
-                raise UsageError(
-                    f"{self.file} has version {value['v']!r}, this chaosrun reads version {SWEEP_VERSION}",
-                    hint="go on with the chaosrun that began the sweep, or begin a new one",
-                )
-            return Sweep.from_json(value)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{self.path} holds no sweep that can be read ({error})", hint="begin a new one") from error
+        return json_file.load(self.file, Sweep, version=SWEEP_VERSION, what="sweep")
+
+    def resume_command(self, sweep: Sweep) -> str:
+        where = root_arguments(self.path.parent.parent)
+        return shlex.join(["chaosrun", "sweep", shortest(Path(sweep.job)), "--resume", sweep.sweep_id, *where])
 
     def locked(self) -> AbstractContextManager[int]:
         """Hold the sweep for this process. Raises UsageError while another one does."""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.campaign.kept import PASSES, KeptPlans, reruns
-from chaosrun.campaign.night import Wish, agree, opened
-from chaosrun.campaign.planned import PlannedDrill, plan_drills
+from chaosrun.campaign.kept_plans import PASSES, KeptPlans, reruns
+from chaosrun.campaign.planned_drill import PlannedDrill, plan_drills
 from chaosrun.campaign.results import DrillResult
+from chaosrun.campaign.suite_plan import plan_suite
+from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.suite_run import opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
@@ -99,34 +101,34 @@ def test_a_failure_is_repeated_exactly_until_it_has_passed(suite: Path, tmp_path
 
 
 def test_what_is_planned_anyway_runs_once_and_first(suite: Path, tmp_path: Path) -> None:
-    wish = Wish(path=suite)
-    before = agree(wish, tmp_path, 0.0)
+    wish = SuiteRequest(path=suite)
+    before = plan_suite(wish, tmp_path, 0.0)
     assert before.drills[0].name == "a"
     last = before.drills[-1]
     KeptPlans.beside(Path(before.history)).take(outcome(last, tmp_path, ok=False), last, suite="toys.yaml", night="2026-11-20")
-    after = agree(wish, tmp_path, 0.0)
+    after = plan_suite(wish, tmp_path, 0.0)
     assert after.drills == (last, *before.drills[:-1])
     # With fresh faults the failure is one drill more; where its drill does not run, it does not either.
-    fresh = agree(Wish(path=suite, seed=3), tmp_path, 0.0)
+    fresh = plan_suite(SuiteRequest(path=suite, seed=3), tmp_path, 0.0)
     again = f"{last.name}@2026-11-20-{last.plan[:6]}"
     assert [drill.name for drill in fresh.drills][:2] == [again, "a"]
-    elsewhere = agree(Wish(path=suite, seed=3, only=("a",)), tmp_path, 0.0)
+    elsewhere = plan_suite(SuiteRequest(path=suite, seed=3, only=("a",)), tmp_path, 0.0)
     assert [drill.name for drill in elsewhere.drills] == ["a"]
     assert f"kept, and not repeated because its drill does not run here: {again}" in elsewhere.notes
 
 
 def test_two_failures_of_one_drill_in_one_night_are_two_drills(suite: Path, tmp_path: Path) -> None:
-    history = Path(agree(Wish(path=suite), tmp_path, 0.0).history)
+    history = Path(plan_suite(SuiteRequest(path=suite), tmp_path, 0.0).history)
     for seed in (1, 2):
         drill = plan_drills(load_suite(suite).drills, seed)[0]
         KeptPlans.beside(history).take(outcome(drill, tmp_path, ok=False), drill, suite="toys.yaml", night="2026-11-20")
-    agenda = agree(Wish(path=suite, seed=3), tmp_path, 0.0)
+    agenda = plan_suite(SuiteRequest(path=suite, seed=3), tmp_path, 0.0)
     repeated = [drill for drill in agenda.drills if drill.rerun is not None]
     assert len({drill.name for drill in repeated}) == 2 and [drill.drill for drill in repeated] == ["a", "a"]
     # A copy of a file by another name is no drill more.
     (file, _) = sorted(KeptPlans.beside(history).folder.iterdir())
     shutil.copy(file, file.with_name("copy.json"))
-    assert agree(Wish(path=suite, seed=3), tmp_path, 0.0).drills == agenda.drills
+    assert plan_suite(SuiteRequest(path=suite, seed=3), tmp_path, 0.0).drills == agenda.drills
     with pytest.raises(ValueError, match="one name"):
         replace(agenda, drills=(*agenda.drills, agenda.drills[0]))
 
@@ -165,30 +167,33 @@ def test_the_same_faults_of_another_drill_or_under_other_limits_are_another_plan
 def test_a_drill_without_faults_is_told(suite: Path, tmp_path: Path) -> None:
     suite.write_text("name: toys\njob: job.yaml\ndrills:\n  - {name: a}\n  - {name: b, faults: {random: {rate: 0.0000001}}}\n")
     for seed in (None, 1):
-        notes = agree(Wish(path=suite, seed=seed), tmp_path, 0.0).notes
+        notes = plan_suite(SuiteRequest(path=suite, seed=seed), tmp_path, 0.0).notes
         assert notes == ("b: no fault is planned, so nothing about recovery is tested",)
 
 
 def test_a_night_is_named_by_when_it_was_asked_for(suite: Path, tmp_path: Path) -> None:
-    with opened(tmp_path / "root", Wish(path=suite, asked_s=0.0), None) as (_, agenda, _):
+    with opened(tmp_path / "root", SuiteRequest(path=suite, asked_s=0.0), None) as (_, agenda, _):
         assert (agenda.night, agenda.by_hand) == ("1970-01-01", False)
-    assert agree(Wish(path=suite, only=("a",)), tmp_path, 0.0).by_hand
+    assert plan_suite(SuiteRequest(path=suite, only=("a",)), tmp_path, 0.0).by_hand
 
 
 def test_a_suite_goes_on_with_its_own_history(suite: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
-    with opened(root, Wish(path=suite), None) as (_, agenda, _):
+    with opened(root, SuiteRequest(path=suite), None) as (_, agenda, _):
         pass
-    with opened(root, Wish(path=suite, history=Path(agenda.history)), "latest") as (_, again, _):
+    with opened(root, SuiteRequest(path=suite, history=Path(agenda.history)), "latest") as (_, again, _):
         assert again == agenda
-    with pytest.raises(UsageError, match="with another history"), opened(root, Wish(path=suite, history=suite), "latest"):
+    with (
+        pytest.raises(UsageError, match="with another history"),
+        opened(root, SuiteRequest(path=suite, history=suite), "latest"),
+    ):
         pass
 
 
 def test_a_history_that_cannot_be_written_is_told_before_the_night(suite: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "suites" / "history" / "toys.jsonl").mkdir(parents=True)
-    with pytest.raises(UsageError, match="cannot read the history"), opened(root, Wish(path=suite), None):
+    with pytest.raises(UsageError, match="cannot read the history"), opened(root, SuiteRequest(path=suite), None):
         pass
     assert not list((root / "suites").glob("toys-*"))
 
@@ -218,7 +223,7 @@ def test_what_cannot_be_repeated_is_told(suite: Path, tmp_path: Path) -> None:
     again, notes = reruns([plans[0]], shorter.drills, plan_drills(shorter.drills))
     assert again == [] and len(notes) == 1 and "its plan does not fit the job" in notes[0]
     # Neither is a reason to lose what failed: what was changed may be another branch, or another suite of that name.
-    with opened(tmp_path / "root", Wish(path=suite, history=tmp_path / "toys.jsonl"), None) as (_, agenda, _):
+    with opened(tmp_path / "root", SuiteRequest(path=suite, history=tmp_path / "toys.jsonl"), None) as (_, agenda, _):
         assert any("is kept, and not repeated" in note for note in agenda.notes)
     assert [plan.plan for plan in kept.read()[0]] == [plan.plan for plan in plans]
 

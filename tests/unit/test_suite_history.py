@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.campaign.history import Entry, append, expect_writable, label, nights, read_history, trend
+from chaosrun.campaign.json_file import plain
 from chaosrun.errors import UsageError
 
 ENTRY = Entry(
@@ -53,7 +54,13 @@ def test_a_damaged_line_is_told_and_costs_no_other(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(whole[: len(whole) // 2])  # cut off
     append(path, nightly(2))
-    foreign = [b"[]", b'{"v": 99}', b"\xff", b"[" * 100_000, json.dumps({**nightly(3).to_json(), "took_s": "long"}).encode()]
+    foreign = [
+        b"[]",
+        b'{"v": 99}',
+        b"\xff",
+        b"[" * 100_000,
+        json.dumps({"v": 1, **plain(nightly(3)), "took_s": "long"}).encode(),
+    ]
     with path.open("ab") as file:
         file.write(b"\n".join(foreign) + b"\n")
     append(path, nightly(4))

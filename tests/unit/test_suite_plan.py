@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from chaosrun import api
-from chaosrun.campaign.choice import Shard
-from chaosrun.campaign.folder import Agenda, SuiteFolder
 from chaosrun.campaign.history import Entry, nights, read_history
-from chaosrun.campaign.night import SuiteRun, Wish, agree, opened
 from chaosrun.campaign.report.suite import render_suite
 from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
+from chaosrun.campaign.suite_file import SuiteFolder, SuitePlan
+from chaosrun.campaign.suite_plan import plan_suite
+from chaosrun.campaign.suite_request import Shard, SuiteRequest
+from chaosrun.campaign.suite_run import SuiteRun, opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.integrations.export.github import workflow
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
-from chaosrun.spec.suite import Comparison
 from chaosrun.verify.trajectory import Trajectory
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
@@ -44,16 +44,16 @@ def suite(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def night_of(suite: Path, root: Path, wish: Wish | None = None) -> Iterator[SuiteRun]:
-    with opened(root, wish or Wish(path=suite), None) as (folder, agenda, journal):
+def night_of(suite: Path, root: Path, wish: SuiteRequest | None = None) -> Iterator[SuiteRun]:
+    with opened(root, wish or SuiteRequest(path=suite), None) as (folder, agenda, journal):
         yield SuiteRun(
             folder=folder,
-            agenda=agenda,
+            plan=agenda,
             journal=journal,
             root=root,
             address=None,
             on_record=lambda record: None,
-            finish=lambda run, verdict: (),
+            report=lambda run, verdict: (),
         )
 
 
@@ -69,33 +69,34 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chaosrun.campaign.results.trajectory", known)
 
 
-def told(agenda: Agenda) -> tuple[str | None, list[str]]:
+def told(agenda: SuitePlan) -> tuple[str | None, list[str]]:
     comparison = agenda.comparison
-    return None if comparison is None else comparison["first"], [note for note in agenda.notes if "loss" in note]
+    return None if comparison is None else comparison.first, [note for note in agenda.notes if "loss" in note]
 
 
 def test_of_a_part_is_said_what_is_not_compared(suite: Path, tmp_path: Path) -> None:
-    assert told(agree(Wish(path=suite), tmp_path, 0.0)) == ("a", [])
-    first, notes = told(agree(Wish(path=suite, only=("a", "b")), tmp_path, 0.0))
+    assert told(plan_suite(SuiteRequest(path=suite), tmp_path, 0.0)) == ("a", [])
+    first, notes = told(plan_suite(SuiteRequest(path=suite, only=("a", "b")), tmp_path, 0.0))
     assert first == "a" and notes == ["the losses are compared of a, b alone: c, d left out"]
     for only, why in ((("b", "c"), "drill a is not in this part of the suite"), (("a",), "a alone is in this part")):
-        first, notes = told(agree(Wish(path=suite, only=only), tmp_path, 0.0))
+        first, notes = told(plan_suite(SuiteRequest(path=suite, only=only), tmp_path, 0.0))
         assert first is None and len(notes) == 1 and why in notes[0]
 
 
 def test_shards_keep_together_what_is_compared(suite: Path, tmp_path: Path) -> None:
-    shards = [agree(Wish(path=suite, shard=Shard(number, 3)), tmp_path, 0.0) for number in (1, 2, 3)]
+    shards = [plan_suite(SuiteRequest(path=suite, shard=Shard(number, 3)), tmp_path, 0.0) for number in (1, 2, 3)]
     assert sorted(len(shard.drills) for shard in shards) == [0, 0, 4]
     for shard in shards:
         assert any("all drills belong to one of the 3 shards" in note for note in shard.notes)
         assert (shard.comparison is not None) == bool(shard.drills)
     suite.write_text(SUITE.partition("comparison")[0])
-    assert not any(agree(Wish(path=suite, shard=Shard(1, 3)), tmp_path, 0.0).notes)
+    assert not any(plan_suite(SuiteRequest(path=suite, shard=Shard(1, 3)), tmp_path, 0.0).notes)
 
 
 def test_the_first_is_the_suites_whatever_ran_first(suite: Path, tmp_path: Path, losses: None) -> None:
     """A kept plan is begun before all others, and what failed last night before what did not."""
-    comparison = Comparison(**agree(Wish(path=suite), tmp_path, 0.0).comparison or {})
+    comparison = plan_suite(SuiteRequest(path=suite), tmp_path, 0.0).comparison
+    assert comparison is not None
     ran = (well("b@2026-11-20", rerun="2026-11-20"), well("c"), well("d"), well("a"), well("b"))
     whole = compare_losses(SuiteResult(name="toys", drills=ran), comparison)
     assert whole.as_expected and whole.first == "a" and [entry.name for entry in whole.compared] == ["c", "d", "b"]
@@ -104,12 +105,12 @@ def test_the_first_is_the_suites_whatever_ran_first(suite: Path, tmp_path: Path,
 def test_nothing_is_read_again_at_the_end(suite: Path, tmp_path: Path, losses: None) -> None:
     with night_of(suite, tmp_path / "root") as night:
         suite.write_text("- broken")
-        result = night._result({name: well(name) for name in "abcd"})
+        result = night.result({name: well(name) for name in "abcd"})
         assert result.first == "a" and [entry.control for entry in result.compared] == [False, True, False]
         # A script that was edited meanwhile is told: not every drill had the same.
         assert not any("has changed" in note for note in result.notes)
         (tmp_path / "train.py").write_text("pass")
-        assert any("train.py has changed while the suite ran" in note for note in night._result({}).notes)
+        assert any("train.py has changed while the suite ran" in note for note in night.result({}).notes)
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -117,9 +118,9 @@ def test_a_comparison_that_fails_is_seen_everywhere(suite: Path, tmp_path: Path,
     if odd:
         suite.write_text(SUITE.replace("beyond: [c]", "beyond: [d]"))
     with night_of(suite, tmp_path / "root") as night:
-        result = night._result({name: well(name) for name in "abcd"})
+        result = night.result({name: well(name) for name in "abcd"})
         assert result.exit_code == (3 if odd else 0)
-        known = nights(read_history(Path(night.agenda.history)).entries)
+        known = nights(read_history(Path(night.plan.history)).entries)
     page = render_index(result, known, tmp_path)
     assert ("the losses are not as expected</h1>" in page) == odd
     assert [entry.ok for entry in known[-1].drills.values()] == [not odd]
@@ -146,8 +147,10 @@ def test_junit_has_a_case_for_all_that_keeps_a_suite_from_passing() -> None:
 
 
 def test_a_part_without_drills_is_neither_success_nor_failure(suite: Path, tmp_path: Path) -> None:
-    empty = next(n for n in (1, 2, 3) if not agree(Wish(path=suite, shard=Shard(n, 3)), tmp_path, 0.0).drills)
-    result = api.suite(Wish(path=suite, shard=Shard(empty, 3)), root=tmp_path / "root", address="127.0.0.1:1")  # no Ray there
+    empty = next(n for n in (1, 2, 3) if not plan_suite(SuiteRequest(path=suite, shard=Shard(n, 3)), tmp_path, 0.0).drills)
+    result = api.suite(
+        SuiteRequest(path=suite, shard=Shard(empty, 3)), root=tmp_path / "root", address="127.0.0.1:1"
+    )  # no Ray there
     assert result.exit_code == 0 and not result.as_expected and result.path is not None
     said = f"no drill belongs to shard {empty}/3 of the suite"
     text = rendered(render_suite(result), width=140, colour=False)
@@ -167,11 +170,14 @@ def test_what_changed_is_not_gone_on_with(suite: Path, tmp_path: Path, file: str
     root = tmp_path / "root"
     with night_of(suite, root):
         pass
-    with opened(root, Wish(path=suite), "latest") as (_, agenda, _):
+    with opened(root, SuiteRequest(path=suite), "latest") as (_, agenda, _):
         assert len(agenda.drills) == 4
     path = tmp_path / file
     path.write_text(path.read_text() + "# another line\n")
-    with pytest.raises(UsageError, match=f"{file} has changed since the suite began"), opened(root, Wish(path=suite), "latest"):
+    with (
+        pytest.raises(UsageError, match=f"{file} has changed since the suite began"),
+        opened(root, SuiteRequest(path=suite), "latest"),
+    ):
         pass
 
 
@@ -180,7 +186,7 @@ def test_a_job_edited_under_a_suite_is_not_drilled(suite: Path, tmp_path: Path) 
     with night_of(suite, root) as night:
         (tmp_path / "job.yaml").write_text(JOB + "seed: 3\n")
         with pytest.raises(UsageError, match="has changed since the suite began"):
-            night._run_of(night.agenda.drills[0], None)
+            night._run_of(night.plan.drills[0], None)
     assert not (root / "runs").exists()
 
 
@@ -192,9 +198,9 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_from_going_on(suite: Path, 
     old.path.mkdir()
     old.file.write_text(json.dumps({"v": 0}))
     for ref in ("latest", name):
-        with opened(root, Wish(path=suite), ref) as (folder, _, _):
+        with opened(root, SuiteRequest(path=suite), ref) as (folder, _, _):
             assert folder.path.name == name
-    with pytest.raises(UsageError, match="has version 0"), opened(root, Wish(path=suite), old.path.name):
+    with pytest.raises(UsageError, match="has version 0"), opened(root, SuiteRequest(path=suite), old.path.name):
         pass
 
 
@@ -202,7 +208,7 @@ def test_time_is_that_of_all_processes_and_not_what_lies_between(tmp_path: Path)
     folder = SuiteFolder(tmp_path)
     times = [("suite.began", 100), ("drill.x", 103), ("suite.began", 900), ("drill.x", 904), ("suite.ended", 905)]
     folder.journal.write_text("".join(json.dumps({"event": event, "time_s": time_s}) + "\n" for event, time_s in times))
-    assert folder.done().took_s == 8
+    assert folder.progress().took_s == 8
 
 
 def test_a_preset_for_a_job_of_no_known_length_is_refused_once(suite: Path, tmp_path: Path) -> None:
@@ -211,7 +217,7 @@ def test_a_preset_for_a_job_of_no_known_length_is_refused_once(suite: Path, tmp_
         "drills: [{name: a, matrix: {workers: [1, 2], faults: [spot, torture]}}]\n"
     )
     with pytest.raises(SpecError) as caught:
-        agree(Wish(path=suite), tmp_path, 0.0)
+        plan_suite(SuiteRequest(path=suite), tmp_path, 0.0)
     assert str(caught.value).count("cannot be planned") == 1 and "set: {max_steps: 60}" in str(caught.value)
 
 

@@ -1,0 +1,183 @@
+"""Several drills at once: which begins next, on which agents, and what comes of each. Does not know what a drill means."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+from chaosrun.campaign.placements import PlacementPool, Shape, Watch
+from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.supervise.supervisor import Supervisor
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class Task(Protocol):
+    """A drill, as far as its turn depends on it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def reference(self) -> str | None:
+        """Drills of the same share an undisturbed leg, which one of them makes first; None: it is there."""
+        ...
+
+    @property
+    def needs_all(self) -> bool:
+        """Nothing else may run beside it."""
+        ...
+
+    @property
+    def needs_fresh(self) -> bool:
+        """It leaves no agents for another drill, and takes none over."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class RunningSupervisors:
+    """The supervisors that work now, in whichever threads: all of them are interrupted, or none."""
+
+    _working: set[Supervisor] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    interrupted: bool = False
+
+    def watch(self) -> Watch:
+        """For the drills of one thread, that follow each other."""
+        mine: list[Supervisor] = []
+
+        def supervised(supervisor: Supervisor | None) -> None:
+            with self._lock:
+                self._working.difference_update(mine)
+                mine[:] = [] if supervisor is None else [supervisor]
+                self._working.update(mine)
+                if supervisor is not None and self.interrupted:
+                    supervisor.interrupt()
+
+        return supervised
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self.interrupted = True
+            for supervisor in self._working:
+                supervisor.interrupt()
+
+
+Carry = Callable[[T, RayCluster | None, RunningSupervisors, Listener], tuple[R, bool]]
+"""Carry a drill out, on kept agents or (None) with everything to itself; returns its result, and whether the agents may serve
+another drill."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Scheduler(Generic[T, R]):
+    """Carries out drills in the order in which they are given, as far as there is room."""
+
+    carry: Carry[T, R]
+    pool: PlacementPool
+    at_once: int
+    on_result: Callable[[T, R], bool]
+    """Returns whether to begin more of them."""
+    on_start: Callable[[T], None] = lambda task: None
+    _waiting: list[T] = field(default_factory=list)
+    _running: dict[str, T] = field(default_factory=dict)
+    _made: set[str] = field(default_factory=set)
+    """References that are there."""
+    _making: dict[str, T] = field(default_factory=dict)
+    """References that a running drill is to make."""
+    _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
+    """What the threads have to tell, as what the scheduler's thread does about it."""
+    _supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)
+    _beginning: bool = True
+
+    def run(self, tasks: Sequence[T]) -> None:
+        """Carry all of them out. Raises what `carry` raises, KeyboardInterrupt too: once every drill that was under way has
+        been interrupted and has ended."""
+        self._waiting = list(tasks)
+        with ThreadPoolExecutor(max(1, self.at_once), thread_name_prefix="chaosrun-drill") as threads:
+            try:
+                while True:
+                    while self._beginning and (begun := self._next()) is not None:
+                        self._begin(threads, *begun)
+                    if not self._running:
+                        return
+                    self._events.get()()
+            except BaseException:
+                self._supervisors.interrupt()
+                while self._running:
+                    # What has ended all the same counts; that the others were interrupted is no news.
+                    with suppress(Exception):
+                        self._events.get()()
+                raise
+
+    def _next(self) -> tuple[T, RayCluster | None] | None:
+        """The drill that begins now, and its agents; None: something has to end first."""
+        if len(self._running) >= self.at_once or any(task.needs_all for task in self._running.values()):
+            return None
+        for task in self._waiting:
+            if task.needs_all:
+                if self._running:
+                    return None  # nothing is begun before it: its turn would never come
+                self.pool.clear()
+                return task, None
+            if task.reference in self._making:
+                continue
+            cluster = self.pool.take(task.shape, fresh=task.needs_fresh)
+            return None if cluster is None else (task, cluster)
+        return None
+
+    def _begin(self, threads: ThreadPoolExecutor, task: T, cluster: RayCluster | None) -> None:
+        self._waiting.remove(task)
+        self._running[task.name] = task
+        if task.reference is not None and task.reference not in self._made:
+            self._making[task.reference] = task
+        self.on_start(task)
+        threads.submit(self._work, task, cluster)
+
+    def _work(self, task: T, cluster: RayCluster | None) -> None:
+        """In a thread of its own."""
+
+        def listen(record: Mapping[str, Any]) -> None:
+            # The undisturbed leg is over: begun here, or gone on with.
+            if record.get("event") in ("leg.started", "supervisor.resumed") and record.get("leg") == "chaos":
+                self._events.put(partial(self._reference_made, task))
+
+        try:
+            result, sound = self.carry(task, cluster, self._supervisors, listen)
+        except BaseException as error:
+            self._events.put(partial(self._failed, task, cluster, error))
+        else:
+            self._events.put(partial(self._ended, task, cluster, result, sound))
+
+    def _reference_made(self, task: T) -> None:
+        if task.reference is not None:
+            self._made.add(task.reference)
+        self._stop_waiting_for(task)
+
+    def _stop_waiting_for(self, task: T) -> None:
+        if task.reference is not None and self._making.get(task.reference) is task:
+            del self._making[task.reference]
+
+    def _ended(self, task: T, cluster: RayCluster | None, result: R, sound: bool) -> None:
+        self._leave(task, cluster, sound=sound)
+        self._beginning = self.on_result(task, result) and self._beginning
+
+    def _failed(self, task: T, cluster: RayCluster | None, error: BaseException) -> None:
+        self._leave(task, cluster, sound=False)
+        raise error
+
+    def _leave(self, task: T, cluster: RayCluster | None, *, sound: bool) -> None:
+        del self._running[task.name]
+        self._stop_waiting_for(task)  # if it did not make it, the next one does
+        if cluster is not None:
+            self.pool.give_back(task.shape, cluster, sound=sound)

@@ -1,0 +1,390 @@
+"""One run of a suite: its plan is carried out on one Ray, every result kept as it comes, and at the end its pages are written.
+
+Can be taken up again after every drill.
+"""
+
+import codecs
+import hashlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.campaign import json_file
+from chaosrun.campaign.history import Entry, History, Night, append, expect_writable, label, nights, read_history, trend
+from chaosrun.campaign.kept_plans import PASSES, KeptPlans
+from chaosrun.campaign.placements import PlacementPool, Report, drill_on, new_run, one_ray
+from chaosrun.campaign.planned_drill import PlannedDrill
+from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses, comparison_result, drill_result
+from chaosrun.campaign.suite_file import SuiteFolder, SuitePlan, find_suite, new_suite
+from chaosrun.campaign.suite_plan import changed_files, plan_suite
+from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
+from chaosrun.records.journal import Journal
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.runs import default_root
+from chaosrun.spec.source import Job, load_job
+from chaosrun.supervise.drill import has_ended, lock_run, read_run
+from chaosrun.supervise.interrupts import Interrupts, OneOfMany
+from chaosrun.supervise.run import Listener, carry_out
+from chaosrun.verify.verdict import Verdict, judge
+
+if TYPE_CHECKING:
+    from chaosrun.campaign.scheduler import Listener as Listens
+    from chaosrun.campaign.scheduler import RunningSupervisors
+    from chaosrun.cluster.ray_cluster import RayCluster
+
+ANEW = "begin the suite anew, without --resume"
+
+
+def suite_plan(request: SuiteRequest, *, root: Path | None = None) -> SuitePlan:
+    """What `suite` would do. Starts nothing."""
+    base = default_root() if root is None else root
+    return plan_suite(request, base.absolute(), time.time() if request.asked_s is None else request.asked_s)
+
+
+def suite(
+    request: SuiteRequest,
+    *,
+    resume: str | None = None,
+    at_once: int | None = None,
+    root: Path | None = None,
+    address: str | None = None,
+    on_event: Listener | None = None,
+    on_cut_short: Callable[[SuiteResult], None] | None = None,
+) -> SuiteResult:
+    """Run the drills of a suite, as many at once as there is room for, or `at_once`, and compare; its pages are in its folder.
+
+    Every file is read, and every drill planned, before anything starts: raises SpecError and UsageError then, else as
+    `api.submit`. A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix,
+    "latest"). When it is cut short there are pages of the drills that had ended; `on_cut_short` is told of those before the
+    error is raised.
+    """
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    from chaosrun.campaign.report.suite_pages import write_pages
+    from chaosrun.report.write import write_reports
+
+    base = (default_root() if root is None else root).absolute()
+    listener = on_event or (lambda record: None)
+    with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
+        began = {"leg": None, "event": "suite.started", "suite": plan.suite_id, "of": len(plan.drills)}
+        listener({**began, "seed": plan.seed})
+        run = SuiteRun(
+            folder=folder,
+            plan=plan,
+            journal=journal,
+            root=base,
+            address=address,
+            on_record=listener,
+            report=write_reports,
+        )
+        if not plan.drills:  # a shard that nothing belongs to
+            return write_pages(folder, run.result({}), Path(plan.history))
+        shapes = [drill.shape for drill in plan.drills]
+        with one_ray(address, shapes, interrupts), PlacementPool(address, interrupts.postponed) as pool:
+            try:
+                result = run.carry_out(pool, at_once=at_once)
+            except Exception as error:
+                bug = f"a bug in chaosrun ({type(error).__name__}: {error})"
+                why = error.message if isinstance(error, ChaosrunError) else bug
+                # Before Ray is stopped: who interrupts may not wait for long. A folder that cannot be read must not hide what
+                # cut it short; and who asks to end a second time has no time for pages.
+                with suppress(ChaosrunError, OSError, KeyboardInterrupt):
+                    so_far = write_pages(folder, run.so_far(why), Path(plan.history))
+                    if on_cut_short is not None:
+                        on_cut_short(so_far)
+                raise
+        return write_pages(folder, result, Path(plan.history))
+
+
+@contextmanager
+def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tuple[SuiteFolder, SuitePlan, Journal]]:
+    """The folder of a new run of the suite, with all of it planned, or that of the one called `resume`; held for this process.
+
+    Raises as `plan_suite`, and UsageError when what was planned cannot be gone on with.
+    """
+    if resume is None:
+        plan = suite_plan(request, root=root)
+        expect_writable(Path(plan.history))
+        folder = new_suite(root, plan.name)
+        plan = replace(plan, suite_id=folder.path.name)
+        folder.save(plan)
+    else:
+        if not request.is_plain:
+            raise UsageError(
+                f"the suite is gone on with as it began ({resume})",
+                hint="leave out --only, --except, --shard, --seed and --fail-fast, or begin anew without --resume",
+            )
+        folder = find_suite(root, resume, request.path)
+        plan = folder.load()
+        if request.history is not None and request.history.absolute() != Path(plan.history):
+            hint = f"leave out --history: it goes on with {plan.history}"
+            raise UsageError(f"the suite is gone on with as it began ({resume}), with another history", hint=hint)
+        _expect_unchanged(plan)
+        expect_writable(Path(plan.history))
+    with folder.locked() as journal:
+        yield folder, plan, journal
+
+
+def _expect_unchanged(plan: SuitePlan) -> None:
+    for job, digest in dict.fromkeys((drill.job, drill.text) for drill in plan.drills):
+        path = Path(job)
+        if not path.is_file() or hashlib.sha256(path.read_bytes().removeprefix(codecs.BOM_UTF8)).hexdigest() != digest:
+            raise UsageError(f"{job} has changed since the suite began", hint=ANEW)
+    if others := changed_files(plan.files):
+        raise UsageError(f"{others[0]} has changed since the suite began", hint=ANEW)
+
+
+def _as_planned(drill: PlannedDrill) -> Job:
+    """Its job. Raises UsageError when the file has been edited under a suite that is being carried out."""
+    job = load_job(Path(drill.job), drill.overrides)
+    if hashlib.sha256(job.text.encode()).hexdigest() != drill.text:
+        raise UsageError(f"{drill.job} has changed since the suite began", hint="begin the suite anew")
+    return job
+
+
+@dataclass(slots=True)
+class SuiteRun:
+    """A run of a suite that is being carried out."""
+
+    folder: SuiteFolder
+    plan: SuitePlan
+    journal: Journal
+    root: Path
+    address: str | None
+    on_record: Listener
+    report: Report
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _began_s: float = field(default_factory=time.monotonic)
+    _took_s: float = 0.0
+    """Of the processes before this one."""
+    _notes: list[str] = field(default_factory=list)
+
+    def carry_out(self, pool: PlacementPool, *, at_once: int | None) -> SuiteResult:
+        """Do what is left to do.
+
+        Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault: what is done then is in the folder.
+        """
+        from chaosrun.campaign.scheduler import Scheduler
+
+        progress = self.folder.progress()
+        self._took_s = progress.took_s
+        self.journal.append("suite.began")
+        left = [drill for drill in self.plan.drills if drill.name not in progress.results]
+        results = dict(progress.results)
+
+        def on_start(drill: PlannedDrill) -> None:
+            self._tell("suite.drill", name=drill.name, number=len(results) + 1)
+
+        def on_result(drill: PlannedDrill, result: DrillResult) -> bool:
+            results[drill.name] = result
+            self.keep(drill, result)
+            about = {"status": result.status, "cancelled": result.cancelled, "ok": result.ok, "took_s": result.took_s}
+            self._tell("suite.ended", name=drill.name, number=len(results), cause="; ".join(result.surprises), **about)
+            return result.ok or not self.plan.fail_fast
+
+        def carry(
+            drill: PlannedDrill, cluster: "RayCluster | None", supervisors: "RunningSupervisors", listen: "Listens"
+        ) -> tuple[DrillResult, bool]:
+            return self._carry(drill, cluster, supervisors, listen, progress.started.get(drill.name))
+
+        scheduler = Scheduler(carry=carry, pool=pool, at_once=at_once or len(left) or 1, on_start=on_start, on_result=on_result)
+        try:
+            if not (self.plan.fail_fast and any(not result.ok for result in results.values())):
+                scheduler.run(left)
+        except (KeyboardInterrupt, InterruptedRunError) as error:
+            so_far = f"{len(results)} of {len(self.plan.drills)} drills done"
+            hint = f"`{self.plan.resume_command(self.root)}` goes on"
+            raise InterruptedRunError(f"interrupted, {so_far}", hint=hint) from error
+        finally:
+            self.journal.append("suite.ended")
+        return self.result(results)
+
+    def so_far(self, why: str) -> SuiteResult:
+        """What had ended when it was cut short. Of the losses nothing is said: they are compared where all are there."""
+        whole = self._whole(self.folder.progress().results)
+        left = f"`{self.plan.resume_command(self.root)}` carries out what is left"
+        return replace(whole, cut_short=why, notes=(*whole.notes, left))
+
+    def result(self, results: Mapping[str, DrillResult]) -> SuiteResult:
+        whole = self._whole(results)
+        if self.plan.comparison is None or not whole.drills:
+            return whole
+        compared = compare_losses(whole, self.plan.comparison)
+        if note := self._remember(comparison_result(compared)):
+            return replace(compared, notes=(*compared.notes, note))
+        return compared
+
+    def keep(self, drill: PlannedDrill, result: DrillResult) -> None:
+        """Everywhere that it matters tomorrow, and last where it says that it is done: all of this may be done twice."""
+        if not result.cancelled:  # of which nothing is known
+            self._keep_for_later(drill, result)
+        with self._lock:
+            self.journal.append("drill.ended", name=drill.name, result=json_file.plain(result))
+
+    def _carry(
+        self,
+        drill: PlannedDrill,
+        cluster: "RayCluster | None",
+        supervisors: "RunningSupervisors",
+        listen: "Listens",
+        former: str | None,
+    ) -> tuple[DrillResult, bool]:
+        """The result of a drill that may have been begun before, in the run directory `former`; and whether its agents may
+        serve another one."""
+        began_s = time.monotonic()
+        run: RunLayout | None = None
+        notes: list[str] = []
+
+        def report(run: RunLayout, verdict: Verdict) -> Sequence[str]:
+            notes.extend(self.report(run, verdict))
+            return notes
+
+        def failed(message: str, error: ChaosrunError | None = None) -> tuple[DrillResult, bool]:
+            result = DrillResult(
+                name=drill.name,
+                run=run,
+                status=None,
+                expected=drill.expect.verdict,
+                exit_code=None if error is None else error.exit_code,
+                cancelled=isinstance(error, InterruptedRunError),
+                error=message,
+                surprises=(message,),
+                faults=drill.faults,
+                took_s=round(time.monotonic() - began_s, 3),
+                rerun=drill.rerun,
+            )
+            return result, False
+
+        try:
+            run = self._run_of(drill, former)
+            verdict = self._verdict(drill, run, cluster, supervisors, listen, report)
+            took_s = time.monotonic() - began_s
+            result = drill_result(drill.name, drill.expect, run, verdict, took_s=took_s, rerun=drill.rerun)
+        except InterruptedRunError as error:
+            if supervisors.interrupted:
+                raise
+            return failed(f"it was cancelled ({error.message})", error)  # `chaosrun cancel`, of this drill alone
+        except ChaosrunError as error:
+            return failed(error.message, error)
+        except Exception as error:
+            log = self.folder.path / f"bug-{threading.get_native_id()}-{int(time.time())}.txt"
+            log.write_text("".join(traceback.format_exception(error)))
+            return failed(f"this is a bug in chaosrun: {type(error).__name__}: {error} (see {log})")
+        with self._lock:
+            self._notes += notes
+        return result, verdict.outcome == "completed" and not drill.needs_fresh
+
+    def _run_of(self, drill: PlannedDrill, former: str | None) -> RunLayout:
+        """The run that was begun before, if it can be gone on with, else a new one; written down before it starts."""
+        if former is not None:
+            run = RunLayout(Path(former))
+            try:
+                read_run(run)
+                return run
+            except UsageError:
+                self._tell("suite.anew", name=drill.name)  # killed before it was whole
+        _as_planned(drill)
+        run = new_run(self.root, Path(drill.job), drill.overrides, reference="auto")
+        with self._lock:
+            self.journal.append("drill.started", name=drill.name, run=str(run.path))
+        return run
+
+    def _verdict(
+        self,
+        drill: PlannedDrill,
+        run: RunLayout,
+        cluster: "RayCluster | None",
+        supervisors: "RunningSupervisors",
+        listen: "Listens",
+        report: Report,
+    ) -> Verdict:
+        if has_ended(run):
+            with lock_run(run):
+                verdict = judge(run)
+                report(run, verdict)
+                return verdict
+        watch = supervisors.watch()
+        if cluster is not None:
+            return drill_on(cluster, run, _as_planned(drill), self.root, watch=watch, on_record=listen, report=report)
+        with OneOfMany(watch) as interrupts:
+            return carry_out(run, self.root, self.address, listen, interrupts, lambda verdict: report(run, verdict))
+
+    def _keep_for_later(self, drill: PlannedDrill, result: DrillResult) -> None:
+        plan = self.plan
+        if note := self._remember(result):
+            self._notes.append(note)
+        try:
+            KeptPlans.beside(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
+        except Exception as error:  # whatever lies among the kept plans: no reason to lose the night
+            why = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
+            self._notes.append(f"{drill.name}: what it means for the kept plans could not be written down: {why}")
+
+    def _remember(self, result: DrillResult) -> str | None:
+        """Put a line into the history; what is to be told when that cannot be done."""
+        plan = self.plan
+        about = {"suite": plan.suite_id, "night": plan.night, "time_s": plan.created_s, "seed": plan.seed}
+        try:
+            append(Path(plan.history), Entry.of(result, by_hand=plan.by_hand, **about))
+        except (UsageError, OSError) as error:
+            return f"{result.name} is not in the history: {error}"
+        return None
+
+    def _whole(self, results: Mapping[str, DrillResult]) -> SuiteResult:
+        plan = self.plan
+        history = self._history()
+        earlier = [each for each in history.entries if each.suite != plan.suite_id and each.time_s < plan.created_s]
+        before = nights(earlier, by_hand=True)
+        drills = tuple(
+            result if result.cancelled else replace(result, label=label(_before(result, before), result.ok))
+            for planned in plan.drills
+            if (result := results.get(planned.name)) is not None
+        )
+        left = tuple(drill.name for drill in plan.drills if drill.name not in results)
+        assert len(drills) == len(results) == len(plan.drills) - len(left), "a drill's result was lost"
+        return SuiteResult(
+            name=plan.name,
+            drills=drills,
+            path=self.folder.path,
+            suite_id=plan.suite_id,
+            night=plan.night,
+            seed=plan.seed,
+            shard=plan.shard,
+            left=left,
+            took_s=self._took_s + time.monotonic() - self._began_s,
+            notes=(*plan.notes, *dict.fromkeys(self._notes), *self._notes_on(drills, history)),
+        )
+
+    def _history(self) -> History:
+        try:
+            return read_history(Path(self.plan.history))
+        except UsageError as error:
+            self._notes.append(f"nothing is known of earlier nights: {error}")
+            return History()
+
+    def _notes_on(self, drills: Sequence[DrillResult], history: History) -> Iterator[str]:
+        plan = self.plan
+        for path in changed_files(plan.files):
+            if path != plan.path:
+                yield f"{path} has changed while the suite ran: not all drills had the same"
+        if history.damaged:
+            lines = ", ".join(map(str, history.damaged[:5])) + "…" * (len(history.damaged) > 5)
+            yield f"{plan.history}: lines that cannot be read were left out: {lines}"
+        if any(result.cancelled for result in drills):
+            yield f"`{plan.resume_command(self.root)}` carries out what was cancelled"
+        if any(result.rerun and not result.ok and not result.cancelled for result in drills):
+            folder = KeptPlans.beside(Path(plan.history)).folder
+            yield f"what failed runs again until it has passed {PASSES} nights; remove its file in {folder} to give it up"
+
+    def _tell(self, event: str, **about: Any) -> None:
+        self.on_record({"leg": None, "event": event, "of": len(self.plan.drills), **about})
+
+
+def _before(result: DrillResult, known: Sequence[Night]) -> list[bool]:
+    """What the drill was in the nights before; one that repeats a failure began with that."""
+    return [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, known))]
