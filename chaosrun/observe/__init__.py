@@ -1,1 +1,1 @@
-"""Inside a worker: what is seen of any script, and never changed: batches, samples, fingerprints, random streams."""
+"""Inside a worker: what is seen of any script, and never changed: steps, batches, samples, losses, state, random streams."""

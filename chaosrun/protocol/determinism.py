@@ -5,10 +5,9 @@ fork server (`process_environment`).
 """
 
 import os
-import platform
 import random
 import re
-from typing import Any, Literal
+from typing import Literal
 
 import numpy
 import torch
@@ -86,51 +85,3 @@ def seed_streams(sequence: numpy.random.SeedSequence) -> None:
     numpy.random.seed(sequence.generate_state(4))
     torch.manual_seed(int(for_torch.generate_state(1, numpy.uint64)[0]))
     random.seed(int.from_bytes(for_python.generate_state(4).tobytes(), "little"))
-
-
-def environment_facts() -> dict[str, Any]:
-    """What must be equal on both legs for their bits to be comparable: versions, instruction set or GPU, threads, settings."""
-    import accelerate
-
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "accelerate": accelerate.__version__,
-        "numpy": numpy.__version__,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", ""),
-        "deterministic": ("off", "warn", "strict")[torch.get_deterministic_debug_mode()],
-        "python_hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-        **_float32_precision(),
-    }
-    if torch.cuda.is_available():
-        facts |= {
-            "gpu": torch.cuda.get_device_name(),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    return facts
-
-
-def _float32_precision() -> dict[str, str]:
-    """How float32 is multiplied: "ieee", "tf32", …, "none" for torch's default.
-
-    Newer torch has a setting for each backend. There the older ones raise once a script has used both kinds, so they are not
-    asked; `pin` sets the older ones, which any torch passes on to the newer.
-    """
-    backends: Any = torch.backends
-    if hasattr(backends, "fp32_precision"):
-        read = {
-            "fp32_cuda_matmul": backends.cuda.matmul,
-            "fp32_cudnn_conv": backends.cudnn.conv,
-            "fp32_cudnn_rnn": backends.cudnn.rnn,
-            "fp32_cpu_matmul": backends.mkldnn.matmul,
-        }
-        return {name: setting.fp32_precision for name, setting in read.items()}
-    tf32 = {"fp32_cuda_matmul": backends.cuda.matmul.allow_tf32, "fp32_cudnn_conv": backends.cudnn.allow_tf32}
-    return {name: "tf32" if allowed else "ieee" for name, allowed in tf32.items()}

@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
+from chaosrun.observe.inspection import Inspector
 from chaosrun.observe.position import Position
-from chaosrun.protocol.inspection import Inspector
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.inspection import QUANTITIES
 from chaosrun.records.layout import LegLayout

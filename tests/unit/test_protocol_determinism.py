@@ -16,7 +16,8 @@ from chaosrun.protocol.determinism import Determinism, refused_operation
 PIN = """
 import json, os, sys, warnings
 import torch
-from chaosrun.protocol.determinism import environment_facts, pin
+from chaosrun.observe.environment import environment_facts
+from chaosrun.protocol.determinism import pin
 
 def operation():
     with warnings.catch_warnings(record=True) as caught:

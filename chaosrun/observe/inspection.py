@@ -15,7 +15,7 @@ import xxhash
 
 from chaosrun.observe.position import Position
 from chaosrun.observe.rng import capture_rng
-from chaosrun.protocol.state import TrainingState
+from chaosrun.observe.state import ObservedState
 from chaosrun.records.inspection import INSPECTION_VERSION, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -27,7 +27,7 @@ INT64 = range(-(2**63), 2**63)
 class Inspector:
     """What one rank of one attempt writes down about the steps that its order names."""
 
-    def __init__(self, state: TrainingState, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
+    def __init__(self, state: ObservedState, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
         self._device = device
         self._steps = frozenset(order.inspect)

@@ -1,0 +1,96 @@
+"""The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from chaosrun.errors import MisuseError
+from chaosrun.observe.fingerprint import digests
+from chaosrun.observe.rng import digest_rng
+
+
+class ObservedState:
+    """Models, optimizers, schedulers, random streams, and whatever the script registered."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.registered: dict[str, Any] = {}
+
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Every parameter once: those the optimizers step, in their order, then the frozen ones."""
+        names = {id(parameter): name for name, parameter in self._named("named_parameters")}
+        stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
+        rest = [p for _, p in self._named("named_parameters")]
+        unique = {id(parameter): parameter for parameter in [*stepped, *rest]}
+        return [(names.get(key, f"unnamed-{number}"), parameter) for number, (key, parameter) in enumerate(unique.items())]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [prepared.optimizer for prepared in self._accelerator._optimizers]
+
+    def learning_rates(self) -> list[float]:
+        return [float(group["lr"]) for optimizer in self.optimizers() for group in optimizer.param_groups]
+
+    def components(self) -> dict[str, dict[str, Any]]:
+        """The live state but for the random streams, by component: state dicts with parameters called by name."""
+        return {
+            "model": dict(self._named("named_parameters")),
+            "buffers": self._buffers(),
+            "optimizer": self._optimizer_states(),
+            "scheduler": self._scheduler_states(),
+            "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
+        }
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Digests of everything, by component and by name inside it; see the `end` line in records.trace.
+
+        Raises MisuseError when a state dict holds something that has no bits to compare.
+        """
+        try:
+            return self._digests()
+        except (TypeError, ValueError) as error:
+            raise MisuseError(
+                f"a state_dict cannot be compared bit for bit: {error}",
+                hint="state_dict() of registered objects must hold tensors, numbers, strings, None, lists and dicts",
+            ) from error
+
+    def _digests(self) -> dict[str, dict[str, str]]:
+        components = {component: digests(values) for component, values in self.components().items()}
+        return {**components, "rng": digest_rng(self._accelerator.device)}
+
+    def _all_registered(self) -> dict[str, Any]:
+        """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
+        others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}
+        return {**self.registered, **others}
+
+    def _named(self, method: str) -> Iterator[tuple[str, torch.Tensor]]:
+        models = self._accelerator._models
+        for number, model in enumerate(models):
+            prefix = f"{number}." if len(models) > 1 else ""
+            for name, tensor in getattr(self._accelerator.unwrap_model(model), method)():
+                yield prefix + name, tensor
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self._named("named_buffers"))
+
+    def _optimizer_states(self) -> dict[str, Any]:
+        """State dicts with parameters called by name instead of by number."""
+        names = {id(parameter): name for name, parameter in self.parameters()}
+        states: dict[str, Any] = {}
+        for number, optimizer in enumerate(self.optimizers()):
+            order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+            state = optimizer.state_dict()
+            states[str(number)] = {
+                "state": {order[index]: entries for index, entries in state["state"].items()},
+                "param_groups": [
+                    {key: value for key, value in group.items() if key != "params"} for group in state["param_groups"]
+                ],
+            }
+        scaler = self._accelerator.scaler
+        if scaler is not None:
+            states["scaler"] = scaler.state_dict()
+        return states
+
+    def _scheduler_states(self) -> dict[str, Any]:
+        return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}

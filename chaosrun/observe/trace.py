@@ -1,0 +1,175 @@
+"""What one rank of one attempt does, on paper: a line of its trace for every step. Sees, and changes nothing.
+
+The protocol calls it at the points that the script comes by; the form of the lines is `records.trace`'s.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import xxhash
+
+from chaosrun.observe.canary import canary
+from chaosrun.observe.contents import content_digest
+from chaosrun.observe.environment import record_environment
+from chaosrun.observe.fingerprint import Fingerprint, fingerprint
+from chaosrun.observe.inspection import Inspector
+from chaosrun.observe.position import Position
+from chaosrun.observe.probe import probe
+from chaosrun.observe.rng import digest_rng
+from chaosrun.observe.state import ObservedState
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.trace import TRACE_VERSION, TraceWriter
+
+Digests = dict[str, dict[str, str]]
+"""Of a whole state, by component and by name inside it."""
+
+
+class Observer:
+    """Of any training that goes by steps."""
+
+    def __init__(self, state: ObservedState, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
+        self._state = state
+        self._order = order
+        self._leg = leg
+        self._device = device
+        self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
+        self._inspector = Inspector(state, order, leg, device) if order.inspect else None
+        self.parameters: list[torch.nn.Parameter] = []
+        self._clear_window()
+
+    def begin(self, position: Position, *, entered_s: float, restored: Digests | None) -> None:
+        """Write the `start` line. `restored`: what was found after a restore."""
+        if self._order.rank == 0:
+            # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
+            record_environment(self._leg.environment)
+        named = self._state.parameters()
+        self.parameters = [parameter for _, parameter in named]
+        at_start = fingerprint(self.parameters)
+        self._trace.write(
+            "start",
+            v=TRACE_VERSION,
+            attempt=self._order.attempt,
+            rank=self._order.rank,
+            world_size=self._order.world_size,
+            pid=os.getpid(),
+            entered_s=entered_s,
+            time_s=time.time(),
+            position=position.to_json(),
+            restored=self._order.resume,
+            rng=self._rng(),
+            canary=canary(self._device),
+            param=at_start.value,
+            params=at_start.each,
+            tensors=[name for name, _ in named],
+            digests=restored,
+        )
+        if self._inspector:
+            self._inspector.begin(position, named)
+
+    def probe(self, loader: Any) -> None:
+        """See whether the loader's samples can be had again after a restart. Once a leg: no recovery waits for it."""
+        if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
+            self._trace.write("probe", **probe(loader).to_json())
+
+    @property
+    def is_between_steps(self) -> bool:
+        """No batch of the step that comes has been seen."""
+        return not self._digests
+
+    def open_window(self) -> None:
+        """The first batch of a step is there."""
+        self._rng_before = self._rng()
+
+    def batch(self, batch: Any, ids: list[Any] | None) -> None:
+        """A micro-batch has been handed to the script."""
+        self._ids.append(ids)
+        self._digests.append(content_digest(batch))
+        if self._inspector:
+            self._inspector.batch(batch, ids)
+
+    def losses(self, losses: Sequence[torch.Tensor]) -> None:
+        """Of the micro-batches that are done since the last call, one scalar each."""
+        self._losses.extend(loss.detach() for loss in losses)
+        if self._inspector:
+            self._inspector.losses(losses)
+
+    @property
+    def has_met_an_optimizer(self) -> bool:
+        """In this step."""
+        return bool(self._rates)
+
+    def before_optimizer_step(self) -> None:
+        """The optimizer is about to apply these gradients at this learning rate."""
+        self._gradients = fingerprint([parameter.grad for parameter in self.parameters])
+        self._rates = self._state.learning_rates()
+        if self._inspector:
+            self._inspector.before_optimizer_step()
+
+    def buckets(self, step: int, layout: Any, *, primed: bool) -> None:
+        self._trace.write("buckets", step=step, layout=layout, primed=primed)
+
+    def step(self, position: Position, *, items: int | None) -> None:
+        """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
+        parameters = fingerprint(self.parameters)
+        self._trace.write(
+            "step",
+            step=position.step,
+            epoch=position.epoch,
+            batches=position.batches,
+            time_s=time.time(),
+            ids=None if None in self._ids else self._ids,
+            batch=self._digests,
+            rng=self._rng_before,
+            loss=_as_hex(self._losses),
+            lr=[rate.hex() for rate in self._rates],
+            grad=self._gradients.value,
+            grads=self._gradients.each,
+            param=parameters.value,
+            params=parameters.each,
+            **({} if items is None else {"items": items}),
+        )
+        if self._inspector:
+            self._inspector.step()
+        self._clear_window()
+
+    def loader_workers(self, epoch: int, streams: Any) -> None:
+        self._trace.write("loader_workers", epoch=epoch, workers=streams)
+
+    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None) -> None:
+        self._trace.write(
+            "checkpoint", step=step, name=name, time_s=time.time(), duration_s=round(duration_s, 6), digests=digests
+        )
+
+    def end(self, position: Position, *, checkpoint: str) -> None:
+        """The training is complete: digests of everything."""
+        if self._inspector:
+            self._inspector.end()
+        self._trace.write(
+            "end",
+            step=position.step,
+            position=position.to_json(),
+            time_s=time.time(),
+            digests=self._state.digests(),
+            checkpoint=checkpoint,
+        )
+
+    def _clear_window(self) -> None:
+        self._ids: list[list[Any] | None] = []
+        self._digests: list[str] = []
+        self._losses: list[torch.Tensor] = []
+        self._rng_before = ""
+        # Of a step that a gradient scaler skipped there is neither.
+        self._gradients = Fingerprint(value="", each="")
+        self._rates: list[float] = []
+
+    def _rng(self) -> str:
+        return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
+
+
+def _as_hex(losses: Sequence[torch.Tensor]) -> list[str]:
+    """Each scalar as `float.hex()`, by one transfer from the device; of a step whose batch was left out there is none."""
+    return [value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist()] if losses else []
