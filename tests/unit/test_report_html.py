@@ -145,8 +145,6 @@ def test_commands_are_told_with_the_directory_they_work_from(
     ("outcome", "words"),
     [
         ("user_error", "the script failed"),
-        ("resources", "no resources"),
-        ("timeout", "timed out"),
         ("interrupted", "interrupted"),
     ],
 )
@@ -232,13 +230,6 @@ def test_a_run_whose_disturbed_leg_never_began(run: RunLayout) -> None:
     assert "The course of the undisturbed run" in page.said("course")
     assert "A leg did not come to its end" in page.said("checks")
     assert "recovery" not in page.sections
-
-
-def test_an_interrupted_run_can_be_gone_on_with(run: RunLayout) -> None:
-    edit_journal(run, "chaos", only("leg.finished", lambda line: {**line, "outcome": "interrupted", "message": "interrupted"}))
-    page = page_of(run)
-    assert "the run was interrupted" in page.said("verdict")
-    assert f"chaosrun resume {run.path}" in page.said("files")
 
 
 def test_an_inexact_restore(run: RunLayout) -> None:

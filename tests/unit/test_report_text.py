@@ -12,7 +12,7 @@ import verdicts
 
 from chaosrun.api import RunSummary
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.journal import Journal
+from chaosrun.records.journal import Journal, Outcome
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
 from chaosrun.report.text import job_sentence, render_plan, render_runs, render_text
@@ -211,10 +211,16 @@ def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
     assert text(PASSED, run).endswith(f"\nreport    .chaosrun/runs/{RUN_ID}/report.html\n")
 
 
-def test_a_run_that_has_not_ended_can_be_looked_at_and_gone_on_with(run: RunLayout) -> None:
-    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, outcome=None, cause="the chaos leg has not finished")
-    end = f"\nlook      chaosrun status {RUN_ID}\ngo on     chaosrun resume {RUN_ID}\n"
-    assert text(verdict, run).endswith(end)
+@pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        (None, f"\nlook      chaosrun status {RUN_ID}\ngo on     chaosrun resume {RUN_ID}\n"),
+        ("interrupted", f"\ngo on     chaosrun resume {RUN_ID}\n"),
+    ],
+)
+def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: Outcome | None, end: str) -> None:
+    account = text(replace(PASSED, status="INCONCLUSIVE", exit_code=6, outcome=outcome, cause="the leg has not finished"), run)
+    assert account.endswith(end) and ("look  " in account) == (outcome is None)
 
 
 def test_a_hint_is_given_once(run: RunLayout) -> None:
@@ -309,16 +315,6 @@ def test_reference_that_failed_shows_its_traceback(run: RunLayout) -> None:
     account = text(replace(PASSED, status="INCONCLUSIVE", outcome="user_error", attempts=()), run)
     assert "Traceback of rank 0, attempt 1\n  Traceback: X\n" in account
     assert "Faults" not in account
-
-
-def test_interrupted_says_how_to_go_on(run: RunLayout) -> None:
-    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=130, outcome="interrupted", cause="chaos leg: interrupted")
-    assert text(verdict, run).endswith(f"\ngo on     chaosrun resume {RUN_ID}\n")
-
-
-def test_unplanned_death_is_told_in_words(run: RunLayout) -> None:
-    attempts = (replace(FIRST, ended_by="unplanned death of rank 0: killed by SIGSEGV"), SECOND)
-    assert "unplanned death of rank 0: killed by SIGSEGV" in text(replace(PASSED, attempts=attempts), run, width=120)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from chaosrun.report.html.drawing import SHAPES
 from chaosrun.report.html.losses import losses
 from chaosrun.report.html.page import environment
 from chaosrun.report.html.particulars import particulars
-from chaosrun.report.html.restarts import PHASE_MEANINGS, PHASE_NAMES, restarts
+from chaosrun.report.html.restarts import PHASE_MEANINGS, restarts
 from chaosrun.report.html.samples import ledger
 from chaosrun.report.html.source import read_source
 from chaosrun.report.html.timeline import timeline
@@ -33,7 +33,6 @@ def render_html(view: RunView) -> str:
         restarts=restarts(source),
         particulars=particulars(source),
         shapes=SHAPES,
-        phases=PHASE_NAMES,
-        meanings=PHASE_MEANINGS,
+        phases=PHASE_MEANINGS,
         here=Path.cwd(),
     )

@@ -11,13 +11,6 @@ from chaosrun.report.html.source import Source
 from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
 from chaosrun.wording import count, span
 
-PHASE_NAMES = {
-    "detect": "detect",
-    "stop": "stop",
-    "start": "start",
-    "restore": "restore",
-    "first_step": "first step",
-}
 PHASE_MEANINGS = {
     "detect": "from the death, or a hang's last sign of life, until the supervisor knew",
     "stop": "until no process of the attempt was left",
@@ -115,7 +108,7 @@ def _stack(entry: RecoveryTimes, scale: Scale, y: float, *, first: bool) -> Mark
         elif not told:
             told = True
             pieces.append((len(PHASES), max(0.0, unknown)))
-    phases = [f"{PHASE_NAMES[phase]} {_told(seconds)}" for phase, seconds in entry.phases.items()]
+    phases = [f"{phase.replace('_', ' ')} {_told(seconds)}" for phase, seconds in entry.phases.items()]
     label = f"Attempt {entry.attempt}: recovered in {span(total)}\n" + "\n".join(phases)
     left = 0.0
     boxes: list[Markup] = []
