@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from chaosrun.errors import RecoveryError
+from chaosrun.faults.gone import BELOW, ended, tell_one, tell_successor
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
 from chaosrun.faults.outside import LastAct, OutsideStrike
 from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
@@ -73,6 +74,8 @@ KINDS = (
         phases=WITHIN_AN_ATTEMPT,
         last_act=end_supervisor,
         evidence="successor",
+        shows=ended(struck=("supervisor",), gone=("supervisor",), alone=True),
+        tell=tell_successor,
     ),
     Kind(
         name="agent",
@@ -82,6 +85,8 @@ KINDS = (
         phases=WITHIN_AN_ATTEMPT,
         outside=end_agent,
         evidence="node",
+        shows=ended(struck=("agent",), gone=BELOW, alone=True),
+        tell=tell_one,
     ),
     Kind(
         name="head",
@@ -92,5 +97,7 @@ KINDS = (
         last_act=end_head,
         strikes_ray="head",
         evidence="successor",
+        shows=ended(struck=("head", "supervisor"), gone=("head", "supervisor"), alone=True),
+        tell=tell_successor,
     ),
 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn, get_args
 
 from chaosrun.faults.outside import LastAct, OutsideStrike
+from chaosrun.faults.seen import Problem, Seen
 from chaosrun.faults.strike import Strike
 
 Phase = Literal[
@@ -111,6 +112,11 @@ class Kind:
     error: str | None = None
     """Of evidence "death": how the error in the end record of a process that left reads, as "Type: message", a regular
     expression. {fault} stands for the fault's id, other names for values of its note. None: whatever it says."""
+
+    shows: Callable[[Seen], Problem | None] | None = None
+    """Why what was seen of it, beyond what its evidence asks of every kind, does not show it; None when it does."""
+    tell: Callable[[Seen], str] | None = None
+    """In a few words, what was seen. None: how its process ended is all there is to say."""
 
     @property
     def timed(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.faults.kind import AT_STEPS, Kind
+from chaosrun.faults.seen import NOTHING_SAID, SAID, Found, Problem, ProblemCode, Seen, brief
 from chaosrun.faults.strike import Strike, Training
 
 if TYPE_CHECKING:
@@ -212,6 +213,43 @@ def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 
+NOT_NAMED = ProblemCode("damage_not_named", "the note does not say what was damaged")
+UNCHANGED = ProblemCode("bits_unchanged", "its bits are the same before and after")
+
+
+def memory_problem(note: Found) -> Problem | None:
+    """Why the note of such a fault proves no damage; None when it does."""
+    if not note:
+        return NOTHING_SAID()
+    if note.get("problem") is not None:
+        return SAID(words=str(note["problem"]))
+    if not (note.get("tensor") and note.get("before") and note.get("after")):
+        return NOT_NAMED()
+    return UNCHANGED() if note["before"] == note["after"] else None
+
+
+def place_of(found: Found) -> str:
+    """ "0.weight", "gradient of 0.weight", "exp_avg of 0.weight"."""
+    whose = {"parameter": "", "gradient": "gradient of "}.get(str(found.get("state")), f"{found.get('state')} of ")
+    return f"{whose}{found.get('tensor')}"
+
+
+def _tell(seen: Seen) -> str:
+    found, place = seen.found, place_of(seen.found)
+    if "element" not in found:
+        return f"{place}: {brief(found.get('before'))}, now {brief(found.get('after'))}"
+    bit = "" if found.get("bit") is None else f"bit {found['bit']} of "
+    before, after = (found.get(when) if (told := found.get(f"value_{when}")) is None else told for when in ("before", "after"))
+    return f"{bit}{place}[{found['element']}]: {_number(before)}, now {_number(after)}"
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError, OverflowError):
+        return brief(value)
+
+
 _BEFORE_UPDATE = frozenset({"optimizer"})
 
 KINDS = (
@@ -227,6 +265,8 @@ KINDS = (
         inside=flip_bit,
         ends_attempt=False,
         evidence="note",
+        shows=lambda seen: memory_problem(seen.found),
+        tell=_tell,
     ),
     Kind(
         name="nan",
@@ -240,6 +280,8 @@ KINDS = (
         inside=nan,
         ends_attempt=False,
         evidence="note",
+        shows=lambda seen: memory_problem(seen.found),
+        tell=_tell,
     ),
     Kind(
         name="diverge",
@@ -253,5 +295,7 @@ KINDS = (
         inside=diverge,
         ends_attempt=False,
         evidence="note",
+        shows=lambda seen: memory_problem(seen.found),
+        tell=_tell,
     ),
 )

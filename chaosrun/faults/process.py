@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
 from chaosrun.faults.outside import OutsideStrike, gone_within
+from chaosrun.faults.seen import Seen
 from chaosrun.faults.strike import Strike
 from chaosrun.processes import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
@@ -76,6 +77,7 @@ def memory(strike: Strike) -> None:
     except MemoryError as error:
         taken = len(ballast)
         ballast.clear()  # or there would be no memory to say so
+        strike.note(taken_mib=taken, limit_mib=limit // MIB)
         error.args = (f"fault {strike.fault.id}: {taken} MiB taken, then the limit ({limit // MIB} MiB) of this process held",)
         raise
     taken = len(ballast)
@@ -124,6 +126,25 @@ def _parent_of(pid: int) -> int | None:
     return None if state in (b"Z", b"X") else int(parent)
 
 
+def _tell_preempt(seen: Seen) -> str:
+    if seen.signal is None:
+        return f"{seen.process}: left on the notice ({seen.end})"
+    after_s = seen.found.get("after_s")
+    when = "" if after_s is None else f" {after_s:.1f} s after the notice"
+    return f"{seen.process}: {seen.end}{when}, out of grace"
+
+
+def _tell_memory(seen: Seen) -> str:
+    taken, limit = seen.note.get("taken_mib"), seen.note.get("limit_mib")
+    more = f" after {taken} MiB, at a limit of {limit / 1024:.1f} GiB" if taken and limit else ""
+    return f"{seen.process}: MemoryError{more}"
+
+
+def _tell_loader_worker(seen: Seen) -> str:
+    victim = seen.note.get("victim")
+    return f"{f'loader worker {victim}' if victim else 'a loader worker'} of {seen.process}: SIGKILL"
+
+
 KINDS = (
     Kind(
         name="kill",
@@ -148,6 +169,7 @@ KINDS = (
         loss=True,
         signals=frozenset({int(signal.SIGKILL)}),
         exit_codes="preempted",
+        tell=_tell_preempt,
         error=r"^Preempted: rank \d+ was told to leave",
     ),
     Kind(
@@ -166,6 +188,7 @@ KINDS = (
         proof="its end record names that very exception",
         inside=exception,
         exit_codes="failure",
+        tell=lambda seen: f"{seen.process}: {seen.error.partition(':')[0] or 'an exception'}",
         error=r"^InjectedError: fault {fault}\b",
     ),
     Kind(
@@ -174,6 +197,7 @@ KINDS = (
         words="{rank} leaves silently with exit code 0",
         proof="its process was seen to leave with exit code 0 and without an end record",
         inside=exit_silently,
+        tell=lambda seen: f"{seen.process}: {seen.end}, no end record",
         exit_codes="zero",
     ),
     Kind(
@@ -184,6 +208,7 @@ KINDS = (
         options={"mebibytes": 256},
         inside=memory,
         exit_codes="failure",
+        tell=_tell_memory,
         error=r"^MemoryError: fault {fault}\b",
     ),
     Kind(
@@ -194,6 +219,7 @@ KINDS = (
         phases=TRAINING_PHASES,
         inside=loader_worker,
         exit_codes="failure",
+        tell=_tell_loader_worker,
         error=r"^RuntimeError: DataLoader worker \(pid.*\b{victim}\b",
     ),
 )

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 
+from chaosrun.faults.evidence import alive
 from chaosrun.faults.kind import Kind
+from chaosrun.faults.seen import Problem, ProblemCode, Seen
 from chaosrun.faults.strike import Strike
 
 STRANGER = """\
@@ -48,6 +50,20 @@ def no_arrival(strike: Strike) -> None:
         signal.pause()
 
 
+BEYOND_THE_RENDEZVOUS = ProblemCode(
+    "beyond_the_rendezvous", "it was at the stage {stage}, beyond the rendezvous that it was not to come to"
+)
+
+
+def _not_arrived(seen: Seen) -> Problem | None:
+    stage = seen.found.get("stage")
+    return alive(seen) or (None if stage == "started" else BEYOND_THE_RENDEZVOUS(stage=stage))
+
+
+def _tell_port(seen: Seen) -> str:
+    return f"{seen.process}: EADDRINUSE at port {seen.note.get('port')}, held by pid {seen.note.get('stranger')}"
+
+
 _AT_THE_RENDEZVOUS = frozenset({"rendezvous"})
 
 KINDS = (
@@ -62,6 +78,7 @@ KINDS = (
         needs_peers="needs no rendezvous port",
         inside=port_taken,
         exit_codes="failure",
+        tell=_tell_port,
         error=r"^DistNetworkError: .*\bport: {port}\b.*\bEADDRINUSE\b",
     ),
     Kind(
@@ -73,5 +90,7 @@ KINDS = (
         default_phase="rendezvous",
         inside=no_arrival,
         evidence="hang",
+        shows=_not_arrived,
+        tell=lambda seen: f"{seen.process}: alive, never at the rendezvous{seen.silence}",
     ),
 )

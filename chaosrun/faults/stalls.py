@@ -10,6 +10,7 @@ from chaosrun.faults import delayed_signal
 from chaosrun.faults.kind import AT_STEPS, CHECKPOINT_PHASES, TRAINING_PHASES, Kind
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.process import signal_later
+from chaosrun.faults.seen import Problem, ProblemCode, Seen
 from chaosrun.faults.strike import Strike
 
 
@@ -43,6 +44,52 @@ def hang(strike: Strike) -> None:
     library.pthread_mutex_lock(mutex)
 
 
+NOT_STOPPED = ProblemCode("not_stopped", "its process was in state {state}, a process that SIGSTOP stopped is in state T")
+NO_PAUSE = ProblemCode(
+    "no_pause", "the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
+)
+SHORT_PAUSE = ProblemCode("short_pause", "the process was stopped for {stopped_s} s, not for {duration_s:g} s")
+OTHER_STEPS = ProblemCode("other_steps", "{steps} steps were stretched, not {wanted}")
+NOT_SLOWER = ProblemCode("not_slower", "steps took {during_s} s, not {factor:g} times the {before_s} s of before")
+
+
+def _stopped(seen: Seen) -> Problem | None:
+    state = seen.found.get("state")
+    return None if state == "T" else NOT_STOPPED(state=state)
+
+
+def _paused(seen: Seen) -> Problem | None:
+    stopped, before, after = (seen.found.get(f"state_{when}") for when in ("stopped", "before", "after"))
+    if (stopped, before) != ("T", "T") or after in ("T", "Z", None):
+        return NO_PAUSE(stopped=stopped, before=before, after=after)
+    stopped_s, duration_s = seen.found.get("stopped_s", 0.0), seen.fault.option("duration_s")
+    return SHORT_PAUSE(stopped_s=stopped_s, duration_s=duration_s) if stopped_s < duration_s else None
+
+
+def _slowed(seen: Seen) -> Problem | None:
+    steps, before_s, during_s = (seen.found.get(key) for key in ("steps", "before_s", "during_s"))
+    wanted, factor = seen.fault.option("steps"), seen.fault.option("factor")
+    if steps != wanted:
+        return OTHER_STEPS(steps=steps, wanted=wanted)
+    # Both were rounded when they were written down.
+    if not before_s or not during_s or during_s < factor * before_s - 1e-4:
+        return NOT_SLOWER(during_s=during_s, factor=factor, before_s=before_s)
+    return None
+
+
+def _tell_pause(seen: Seen) -> str:
+    return f"{seen.process}: stopped for {seen.found['stopped_s']:g} s (state {seen.found['state_before']}), then running"
+
+
+def _tell_slow(seen: Seen) -> str:
+    before_s, during_s = seen.found.get("before_s") or 0.0, seen.found.get("during_s") or 0.0
+    return f"{seen.process}: {seen.found.get('steps')} steps at {_time(during_s)}, {_time(before_s)} before"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
 KINDS = (
     Kind(
         name="stop",
@@ -52,6 +99,8 @@ KINDS = (
         inside=stop,
         outside=lambda strike: strike.signal(signal.SIGSTOP),
         evidence="hang",
+        shows=_stopped,
+        tell=lambda seen: f"{seen.process}: stopped (state {seen.found.get('state')}){seen.silence}",
     ),
     Kind(
         name="pause",
@@ -63,6 +112,8 @@ KINDS = (
         outside=pause_from_outside,
         ends_attempt=False,
         evidence="note",
+        shows=_paused,
+        tell=_tell_pause,
     ),
     Kind(
         name="slow",
@@ -74,6 +125,8 @@ KINDS = (
         inside=slow,
         ends_attempt=False,
         evidence="note",
+        shows=_slowed,
+        tell=_tell_slow,
     ),
     Kind(
         name="hang",
@@ -83,5 +136,6 @@ KINDS = (
         phases=TRAINING_PHASES | CHECKPOINT_PHASES,
         inside=hang,
         evidence="hang",
+        tell=lambda seen: f"{seen.process}: alive (state {seen.found.get('state')}){seen.silence}",
     ),
 )

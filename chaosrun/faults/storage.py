@@ -5,8 +5,10 @@ import os
 import time
 
 from chaosrun.faults.kind import Kind
+from chaosrun.faults.seen import Problem, ProblemCode, Seen, brief
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
+from chaosrun.wording import count
 
 FULL_DEVICE = "/dev/full"
 
@@ -59,6 +61,28 @@ def _failure(strike: Strike, code: int) -> OSError:
     return OSError(code, os.strerror(code), str(strike.at["path"]))
 
 
+NO_WAIT = ProblemCode("no_wait", "the storage made it wait {waits} times, {waited_s} s in all")
+_CALLS = {"checkpoint.file": "write", "checkpoint.fsync.before": "fsync", "checkpoint.rename.before": "rename"}
+_ERRNO_NAMES = {os.strerror(number): errno.errorcode[number] for number in (errno.ENOSPC, errno.EIO)}
+
+
+def _waited(seen: Seen) -> Problem | None:
+    waits, waited_s = seen.found.get("waits"), seen.found.get("waited_s")
+    short = not waits or not waited_s or waited_s < waits * seen.fault.option("duration_s") - 1e-3
+    return NO_WAIT(waits=waits, waited_s=waited_s) if short else None
+
+
+def _tell_error(seen: Seen) -> str:
+    name = next((name for words, name in _ERRNO_NAMES.items() if words in seen.error), None)
+    call = _CALLS.get(seen.fault.phase or "", "the storage")
+    return f"{seen.process}: {name} from {call}" if name else f"{seen.process}: {brief(seen.error or seen.end)}"
+
+
+def _tell_waits(seen: Seen) -> str:
+    waits = count(seen.found["waits"], "fsync")
+    return f"{seen.process}: {waits} took {seen.found.get('waited_s') or 0.0:.2g} s longer in all"
+
+
 _STORAGE_FAILED = r"^ResourcesError: checkpoint storage failed at .*: "
 _WHILE_IT_WRITES = frozenset({"checkpoint.file", "checkpoint.fsync.before"})
 
@@ -72,6 +96,7 @@ KINDS = (
         default_phase="checkpoint.file",
         inside=no_space,
         exit_codes="failure",
+        tell=_tell_error,
         error=f"{_STORAGE_FAILED}No space left on device",
     ),
     Kind(
@@ -83,6 +108,7 @@ KINDS = (
         default_phase="checkpoint.file",
         inside=io_error,
         exit_codes="failure",
+        tell=_tell_error,
         error=f"{_STORAGE_FAILED}Input/output error",
     ),
     Kind(
@@ -96,6 +122,8 @@ KINDS = (
         inside=slow_storage,
         ends_attempt=False,
         evidence="note",
+        shows=_waited,
+        tell=_tell_waits,
     ),
     Kind(
         name="failed_rename",
@@ -107,6 +135,7 @@ KINDS = (
         only_rank=0,
         inside=failed_rename,
         exit_codes="failure",
+        tell=_tell_error,
         error=f"{_STORAGE_FAILED}Input/output error",
     ),
 )

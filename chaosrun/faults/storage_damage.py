@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from chaosrun.faults.kind import Kind, Option
+from chaosrun.faults.seen import Seen
 from chaosrun.faults.strike import Strike
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import MANIFEST_NAME, Manifest
@@ -173,6 +174,21 @@ def _own_folders(strike: Strike) -> tuple[Path, ...]:
     return (strike.leg.path, strike.leg.checkpoints.parent)
 
 
+def _tell_damage(seen: Seen) -> str:
+    before, after = seen.found.get("before") or {}, seen.found.get("after") or {}
+    match seen.fault.kind:
+        case "truncate":
+            change = f"{before.get('size')} bytes, now {after.get('size')}"
+        case "foreign_manifest":
+            change = "another step's"
+        case _ if not after:
+            change = "removed"
+        case _:
+            hashes = [str(look.get("sha256"))[:8] for look in (before, after)]
+            change = f"sha256 {hashes[0]}…, now {hashes[1]}…"
+    return f"{seen.found.get('file')} of {seen.found.get('checkpoint')}: {change}; quarantined"
+
+
 def _damage_kind(name: str, words: str, inside: Callable[[Strike], None], **options: None) -> Kind:
     return Kind(
         name=name,
@@ -186,6 +202,7 @@ def _damage_kind(name: str, words: str, inside: Callable[[Strike], None], **opti
         ends_attempt=False,
         damages="checkpoint",
         evidence="note",
+        tell=_tell_damage,
     )
 
 
@@ -209,5 +226,6 @@ KINDS = (
         ends_attempt=False,
         damages="staging",
         evidence="note",
+        tell=lambda seen: f"{seen.found.get('staged')}: left behind, cleared away at the next start",
     ),
 )

@@ -6,12 +6,12 @@ from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.seen import Seen
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.report.progress import last_step, sound
-from chaosrun.verify.seen import seen_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +79,5 @@ def _landed(run: RunLayout, fault: Fault, record: dict[str, Any]) -> Landed:
         rank=rank,
         step=None if seen is None else seen.step,
         pid=record["pid"],
-        evidence=seen_words(fault, record),
+        evidence=Seen.of(fault, record).words,
     )

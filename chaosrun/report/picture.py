@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from chaosrun.faults.evidence import signal_name
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
+from chaosrun.faults.seen import signal_name
 from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.progress import LegProgress, advance, sound

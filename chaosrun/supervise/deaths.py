@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
-from chaosrun.faults.evidence import signal_name
 from chaosrun.faults.kind import LEFT_ON_NOTICE
+from chaosrun.faults.seen import signal_name
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker

@@ -9,6 +9,7 @@ from typing import Any
 
 from chaosrun.faults.evidence import death_problem, hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.seen import Seen
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
@@ -49,7 +50,8 @@ class Observations:
                 "killed": raw.get("killed", False),
                 "alone": not self._is_complete(fault, raw["attempt"]),
             }
-            if death_problem(fault, exit_code=raw["exit_code"], by_signal=raw["signal"], found=found) is None:
+            seen = Seen(fault=fault, pid=raw["pid"], exit_code=raw["exit_code"], signal=raw["signal"], found=found)
+            if death_problem(seen) is None:
                 ended = {key: raw[key] for key in ("exit_code", "signal", "died_s")}
                 self.see(fault.id, marker, how="death", found=found, **ended)
                 return fault.id
@@ -105,8 +107,8 @@ class Observations:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
         for fault, marker in self._unseen():
             if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
-                problem = hang_problem(fault, found)
-                self.see(fault.id, marker, how="hang", found={**found, "problem": problem} if problem else dict(found))
+                problem = hang_problem(Seen(fault=fault, pid=marker["pid"], found=found))
+                self.see(fault.id, marker, how="hang", found={**found, "problem": problem.words} if problem else dict(found))
                 return None if problem else fault.id
         return None
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
+from chaosrun.faults.seen import Seen
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
-from chaosrun.verify.seen import seen_words
 
 UNPLANNED = "unplanned death"
 """How the end of an attempt begins that nobody had planned."""
@@ -80,7 +80,7 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
         landed=problem is None,
         problem=problem,
         kind=fault.kind,
-        evidence=None if problem is not None or seen is None else seen_words(fault, seen),
+        evidence=None if problem is not None or seen is None else Seen.of(fault, seen).words,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.memory import memory_problem
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
 from chaosrun.verify.compare import FIELDS, Field
@@ -134,7 +135,7 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
     found: list[Injection] = []
     for record in drill.chaos.events("fault.observed"):
         fault, asked = faults.get(record["fault"]), requested.get(record["fault"])
-        note: Any = record.get("found")
+        note = record.get("found") or {}
         if fault is None or asked is None or asked["step"] is None or memory_problem(note):
             continue
         step, number = asked["step"], record["attempt"]
@@ -154,17 +155,6 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
             )
         )
     return tuple(sorted(found, key=lambda injection: (injection.attempt, injection.clean_step)))
-
-
-def memory_problem(note: Any) -> str | None:
-    """Why the note of such a fault proves no damage; None when it does."""
-    if not isinstance(note, Mapping):
-        return "nothing was written down of what it did"
-    if note.get("problem") is not None:
-        return str(note["problem"])
-    if not (note.get("tensor") and note.get("before") and note.get("after")):
-        return "the note does not say what was damaged"
-    return "its bits are the same before and after" if note["before"] == note["after"] else None
 
 
 def _untouched_fields(fault: Fault) -> tuple[Field, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from chaosrun.faults.evidence import death_problem, hang_problem, note_problem
 from chaosrun.faults.fault import INJECTED, Fault
+from chaosrun.faults.gone import wrong_place
 from chaosrun.faults.kind import Evidence
+from chaosrun.faults.seen import Problem, Seen
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
-from chaosrun.verify.corruption import memory_problem
-from chaosrun.verify.gone import gone_problem
 from chaosrun.verify.storage import storage_problem
 
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
@@ -125,13 +125,19 @@ def _problem(fault: Fault, chaos: LegHistory) -> str | None:
         return reason or f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
     if attempt is None:
         return f"attempt {asked['attempt']} is not in the journal"
+    what = Seen.of(fault, seen)
     return (
         _wrong_process(fault, seen, attempt)
         or _wrong_moment(fault, asked, seen, attempt)
-        or (gone_problem(fault, asked, seen, chaos) if fault.facts.evidence in ("node", "successor") else None)
-        or _PROOFS[fault.facts.evidence](fault, seen, attempt)
+        or _words(_PROOFS[fault.facts.evidence](what))
+        or _words(wrong_place(what, asked, chaos) if fault.facts.evidence in ("node", "successor") else None)
+        or (_unrecorded(what, attempt) if fault.facts.evidence == "death" else None)
         or storage_problem(fault, seen, chaos)
     )
+
+
+def _words(problem: Problem | None) -> str | None:
+    return problem and problem.words
 
 
 def _wrong_process(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
@@ -155,9 +161,9 @@ def _wrong_moment(fault: Fault, asked: Mapping[str, Any], seen: Mapping[str, Any
         return f"rank {fault.rank} left no trace of attempt {attempt.number}"
     reached = max((record.step for record in trace.steps), default=trace.start.position.step)
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
-    if fault.kind in ("preempt", "drain"):
+    if fault.facts.notice:
         # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
-        in_order = seen["signal"] is None if fault.kind == "preempt" else _left_in_order(fault, seen)
+        in_order = seen["signal"] is None if fault.facts.evidence == "death" else _left_in_order(fault, seen)
         wrong = reached not in (step, step + 1) if in_order else reached < before
     else:
         wrong = reached != before
@@ -174,40 +180,19 @@ def _left_in_order(fault: Fault, seen: Mapping[str, Any]) -> bool:
     return end.get("exit_code") is not None
 
 
-def _by_death(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
-    found = seen.get("found") or {}
-    if problem := death_problem(fault, exit_code=seen["exit_code"], by_signal=seen["signal"], found=found):
-        return problem
-    same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == fault.rank]
-    if (seen["pid"], seen["signal"], seen["exit_code"]) not in same:
-        return f"no exit of process {seen['pid']} by {_end(seen)} was recorded"
-    return None
+def _unrecorded(seen: Seen, attempt: Attempt) -> str | None:
+    same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == seen.fault.rank]
+    if (seen.pid, seen.signal, seen.exit_code) in same:
+        return None
+    how = f"exit code {seen.exit_code}" if seen.signal is None else f"signal {seen.signal}"
+    return f"no exit of process {seen.pid} by {how} was recorded"
 
 
-def _by_hang(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
-    if not seen.get("found"):
-        return "nothing was written down of what was found of it"
-    return hang_problem(fault, seen["found"])
-
-
-def _by_word(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
-    if not seen.get("found"):
-        return "nothing was written down of what it did"
-    problem = seen["found"].get("problem")
-    if problem is not None:
-        return str(problem)
-    return memory_problem(seen["found"]) if fault.facts.family == "memory" else note_problem(fault, seen["found"])
-
-
-def _end(seen: Mapping[str, Any]) -> str:
-    return f"exit code {seen['exit_code']}" if seen["signal"] is None else f"signal {seen['signal']}"
-
-
-_PROOFS: Mapping[Evidence, Callable[[Fault, Mapping[str, Any], Attempt], str | None]] = {
-    "death": _by_death,
-    "note": _by_word,
-    "hang": _by_hang,
-    "node": _by_word,
-    "successor": _by_word,
+_PROOFS: Mapping[Evidence, Callable[[Seen], Problem | None]] = {
+    "death": death_problem,
+    "note": note_problem,
+    "hang": hang_problem,
+    "node": note_problem,
+    "successor": note_problem,
 }
-"""How the evidence that a kind asks for is looked at. `found` of a sighting may name a `problem`: why it proves nothing."""
+"""How the evidence that a kind asks for is looked at."""

@@ -7,6 +7,7 @@ import pytest
 
 from chaosrun.faults.evidence import death_problem, note_problem
 from chaosrun.faults.fault import Fault
+from chaosrun.faults.seen import Seen
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave (SIGTERM) and left after step 5, …"}
 RAISED = {"status": "raised", "error": "InjectedError: fault F1: raised on purpose after step 4"}
@@ -17,7 +18,8 @@ MEMORY = {"status": "raised", "error": "MemoryError: fault F1: 256 MiB taken, th
 
 def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = None, **found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=found.pop("options", {}))
-    return death_problem(fault, exit_code=exit_code, by_signal=by_signal, found=found)
+    told = death_problem(Seen(fault=fault, pid=7, exit_code=exit_code, signal=by_signal, found=found))
+    return told and told.words
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
         ("pause", {"duration_s": 1.0}, {**PAUSED, "state_before": "S"}, "states T, S and S"),
         ("pause", {"duration_s": 1.0}, {**PAUSED, "state_after": "T"}, "states T, T and T"),
         ("pause", {"duration_s": 1.0}, {**PAUSED, "stopped_s": 0.9}, "for 0.9 s, not for 1 s"),
-        ("pause", {"duration_s": 1.0}, {}, "states None"),
+        ("pause", {"duration_s": 1.0}, {"final": True}, "states None"),
         ("slow", {"factor": 3.0, "steps": 4}, SLOWED, None),
         ("slow", {"factor": 3.0, "steps": 4}, {**SLOWED, "steps": 3}, "3 steps were stretched, not 4"),
         ("slow", {"factor": 3.0, "steps": 4}, {**SLOWED, "during_s": 0.05}, "not 3 times"),
@@ -95,5 +97,5 @@ SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
 )
 def test_a_note_has_to_show_what_it_tells_of(kind: Any, options: Any, note: Any, words: str | None) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=options)
-    found = note_problem(fault, note)
-    assert (found is None) if words is None else (words in (found or ""))
+    found = note_problem(Seen(fault=fault, pid=7, found=note))
+    assert (found is None) if words is None else (found is not None and words in found.words)

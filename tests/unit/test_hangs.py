@@ -8,6 +8,7 @@ import pytest
 
 from chaosrun.faults.evidence import hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.seen import Seen
 from chaosrun.records.heartbeat import Heartbeat, Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_marker
@@ -300,7 +301,8 @@ def test_what_is_found_of_the_first_rank_has_to_agree_with_the_fault(
     kind: Any, state: str | None, stage: str, problem: str | None
 ) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, phase="forward", at_step=7, source="test")
-    assert hang_problem(fault, {"state": state, "stage": stage}) == problem
+    found = hang_problem(Seen(fault=fault, pid=7, found={"state": state, "stage": stage}))
+    assert (found and found.words) == problem
 
 
 def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from chaosrun.faults.evidence import note_problem
 from chaosrun.faults.fault import Fault
+from chaosrun.faults.gone import wrong_place
+from chaosrun.faults.seen import Seen
 from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
-from chaosrun.verify.gone import gone_problem
 
 Found = dict[str, Any]
 
@@ -55,7 +57,9 @@ def shown(kind: Any) -> Found:
 def problem(kind: Any, found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=5, source="test")
     chaos = LegHistory(name="chaos", layout=LegLayout(Path("chaos")), journal=JOURNAL)
-    return gone_problem(fault, {"seq": 5}, {"pid": 101, "found": found}, chaos)
+    seen = Seen(fault=fault, pid=101, found=found or {})
+    told = note_problem(seen) or wrong_place(seen, {"seq": 5}, chaos)
+    return told and told.words
 
 
 @pytest.mark.parametrize("kind", ["node", "agent", "raylet", "drain", "supervisor", "head"])
