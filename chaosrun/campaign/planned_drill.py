@@ -9,8 +9,8 @@ from typing import Any, Literal
 from chaosrun.campaign.placements import Shape
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.plan.fragment import as_entries, flow
 from chaosrun.plan.planner import make_plan
+from chaosrun.spec.fragment import as_entries, flow
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Problem, spec_error
 from chaosrun.spec.suite import Expectation, SuiteDrill

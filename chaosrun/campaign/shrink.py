@@ -19,12 +19,11 @@ from chaosrun.campaign.planned_drill import TAKES_AGENTS
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.plan.fragment import as_entries, as_yaml, cleared, scheduled
 from chaosrun.plan.planner import make_plan
-from chaosrun.plan.points import Entry
 from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, scheduled
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import lock_run, read_run

@@ -30,11 +30,11 @@ from chaosrun.errors import (
     UsageError,
     UserScriptError,
 )
-from chaosrun.plan.fragment import cleared, scheduled
 from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.runs import default_root
 from chaosrun.records.trace import read_lines
+from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import leg_of, read_run
 from chaosrun.supervise.interrupts import Interrupts

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.campaign import json_file
-from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.points import Point
 from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import root_arguments, shortest
+from chaosrun.spec.fragment import scheduled
 from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
 SWEEP_VERSION = 1

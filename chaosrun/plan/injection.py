@@ -12,7 +12,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.faults.kind import Kind
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.moment import RefusedError, at_one_moment
+from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.planner import MAX_FAULTS
 from chaosrun.plan.rules import objections
 from chaosrun.spec.diagnosis import nearest
@@ -37,11 +37,11 @@ def injected(
     try:
         faults = list(at_one_moment(spec, entry, INJECTED, random.Random(seed), phase=None, after_s=after_s))
     except RefusedError as error:
-        raise UsageError(_bare(str(error)), hint="one rank at a time: --rank 1") from error
+        raise UsageError(error.objection.why, hint="one rank at a time: --rank 1") from error
     if len(plan.faults) + len(faults) > MAX_FAULTS:
         raise UsageError(f"the plan has {len(plan.faults)} faults, more than {MAX_FAULTS} are too many for a drill")
     if found := objections(spec, faults):
-        raise UsageError("; ".join(map(_bare, found)), hint="name another rank, or other options")
+        raise UsageError("; ".join(each.why for each in found), hint="name another rank, or other options")
     first = 1 + max((_number(fault.id) for fault in plan.faults), default=0)
     groups = {fault.group.partition("/")[0] for fault in plan.faults if fault.group}
     group = f"G{1 + max(map(_number, groups), default=0)}/{len(faults)}" if len(faults) > 1 else None
@@ -86,10 +86,6 @@ def _options(name: str, kind: Kind, settings: Sequence[str]) -> dict[str, Any]:
         except ValueError as error:
             raise UsageError(f"{setting!r}: {key} must be {error}", hint=takes) from error
     return options
-
-
-def _bare(sentence: str) -> str:
-    return sentence.removeprefix(f"{INJECTED}: ")
 
 
 def _number(name: str) -> int:

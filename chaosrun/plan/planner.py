@@ -11,14 +11,14 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.effects import is_notice
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
-from chaosrun.plan.moment import RefusedError, at_one_moment
+from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.presets import drawn
 from chaosrun.plan.replay import replayed
 from chaosrun.plan.rules import objections
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Source
+from chaosrun.spec.problems import Objection, Source
 
 MAX_FAULTS = 10_000
 MAX_DRAWN_STEPS = 10_000_000
@@ -30,13 +30,14 @@ MEAN_TIMES_WITHIN = 10
 HINT = "a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint"
 
 
-def _refusal(reasons: Sequence[str], hint: str) -> UsageError:
+def _refusal(objections: Sequence[Objection], hint: str) -> UsageError:
+    reasons = [str(each) for each in objections]
     message = reasons[0] if len(reasons) == 1 else "\n  ".join([f"{len(reasons)} faults cannot be planned:", *reasons])
     return UsageError(message, hint=hint)
 
 
 def make_plan(
-    spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[str], str], UsageError] = _refusal
+    spec: JobSpec, trace: Source | None = None, refuse: Callable[[Sequence[Objection], str], UsageError] = _refusal
 ) -> FaultPlan:
     """The plan of a job in the order in which it meets the faults, with ids F1, F2, …; `trace` is what `faults.replay` names.
 
@@ -48,25 +49,26 @@ def make_plan(
         try:
             return FaultPlan(seed=spec.faults.seed, faults=_numbered(drawn(spec, spec.faults.preset, chance)))
         except RefusedError as error:
-            raise refuse([f"faults.preset: {error}"], HINT) from error
+            found = error.objection
+            raise refuse([found if found.entry == "faults.preset" else Objection("faults.preset", str(found))], HINT) from error
     faults: list[Fault] = []
-    refused: list[str] = []
+    refused: list[Objection] = []
     for index, entry in enumerate(spec.faults.schedule):
         try:
             faults += _scheduled(spec, entry, f"faults.schedule[{index}]", chance)
         except RefusedError as error:
-            refused.append(str(error))
+            refused.append(error.objection)
     if spec.faults.random is not None:
         taken = _taken(spec, faults, spec.faults.random)
         try:
             faults += _random_faults(spec, spec.faults.random, taken, chance)
         except RefusedError as error:
-            refused.append(str(error))
+            refused.append(error.objection)
     if spec.faults.replay is not None:
         assert trace is not None, "whoever loads the job reads its trace"
         faults += replayed(spec, spec.faults.replay, trace)
     if not refused and len(faults) > MAX_FAULTS:
-        refused.append(f"faults: {len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})")
+        refused.append(Objection("faults", f"{len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})"))
     if refused:
         raise refuse(refused, HINT)
     faults.sort(key=lambda fault: (fault.after_s or 0, fault.at_step or 0))
@@ -114,14 +116,14 @@ def _scheduled_steps(spec: JobSpec, entry: ScheduledFault, source: str) -> range
         return [entry.at_step]
     last = entry.until_step if entry.until_step is not None else spec.max_steps
     if last is None:
-        raise RefusedError(f"{source}: every_steps needs a last step, set until_step or max_steps")
+        raise RefusedError(source, "every_steps needs a last step, set until_step or max_steps")
     if spec.max_steps is not None and last > spec.max_steps:
-        raise RefusedError(f"{source}: until_step {last} is never reached, max_steps is {spec.max_steps}")
+        raise RefusedError(source, f"until_step {last} is never reached, max_steps is {spec.max_steps}")
     if last < entry.every_steps:
-        raise RefusedError(f"{source}: every {entry.every_steps} steps comes to none within {last} steps")
+        raise RefusedError(source, f"every {entry.every_steps} steps comes to none within {last} steps")
     steps = range(entry.every_steps, last + 1, entry.every_steps)
     if len(steps) > MAX_FAULTS:
-        raise RefusedError(f"{source}: {len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})")
+        raise RefusedError(source, f"{len(steps)} faults are more than a drill can do (at most {MAX_FAULTS})")
     return steps
 
 
@@ -164,7 +166,7 @@ def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]
         times.append(max(0.001, round(now_s, 3)))
         if len(times) > MAX_FAULTS:
             raise RefusedError(
-                f"faults.random: more than {MAX_FAULTS} faults within {within_s:g} s, lower within or raise mtbf"
+                "faults.random", f"more than {MAX_FAULTS} faults within {within_s:g} s, lower within or raise mtbf"
             )
         now_s += mean_s * exponential(chance)
     return times
@@ -172,10 +174,10 @@ def _times(mean_s: float, within_s: float, chance: random.Random) -> list[float]
 
 def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[int], chance: random.Random) -> list[int]:
     if entry.between is None and spec.max_steps is None:
-        raise RefusedError(f"{source}: needs to know the last step, set between or max_steps")
+        raise RefusedError(source, "needs to know the last step, set between or max_steps")
     first, last = entry.between or (1, spec.max_steps or 1)
     if spec.max_steps is not None and last > spec.max_steps:
-        raise RefusedError(f"{source}: step {last} of between is never reached, max_steps is {spec.max_steps}")
+        raise RefusedError(source, f"step {last} of between is never reached, max_steps is {spec.max_steps}")
     occupied = sorted(step for step in taken if first <= step <= last)
     # After a notice the job makes one step more and goes on from there: no other notice comes at that step, none at the last.
     apart = 2 if is_notice(Fault(id="", kind=entry.kind, rank=0, source=source)) else 1
@@ -184,13 +186,13 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
         free = last - first + 1 - len(occupied)
         room = min(free + apart - 1, MAX_FAULTS * apart) // apart
         if entry.count > room:
-            raise RefusedError(f"{source}: {entry.count} faults do not fit, {room} can be placed from step {first} to {last}")
+            raise RefusedError(source, f"{entry.count} faults do not fit, {room} can be placed from step {first} to {last}")
         drawn = distinct(entry.count, free - (entry.count - 1) * (apart - 1), chance)
         return [nth_free(first, occupied, index + place * (apart - 1)) for place, index in enumerate(drawn)]
     probability, key = (entry.rate, "rate") if entry.rate is not None else (1 / (entry.mean_steps or 1), "mean_steps")
     if last - first >= MAX_DRAWN_STEPS:
         raise RefusedError(
-            f"{source}: {key} over {last - first + 1} steps is too far, set between (at most {MAX_DRAWN_STEPS} steps)"
+            source, f"{key} over {last - first + 1} steps is too far, set between (at most {MAX_DRAWN_STEPS} steps)"
         )
     steps: list[int] = []
     for step in bernoulli(probability, first, last, chance):

@@ -12,10 +12,8 @@ from typing import Any
 
 from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
 from chaosrun.plan.timeline import Timeline
+from chaosrun.spec.fragment import Entry
 from chaosrun.spec.model import JobSpec
-
-Entry = Mapping[str, Any]
-"""One entry of `faults.schedule`, as a job file writes it."""
 
 ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
@@ -151,7 +149,7 @@ def _numbered(passed: Iterable[Passage]) -> Iterator[tuple[Passage, _Nth]]:
 def _point(passage: Passage, nth: _Nth, before: tuple[Entry, ...], spec: JobSpec) -> Point:
     phase = passage.phase
     parts = [phase if phase == "rendezvous" else f"{phase}@{passage.step}", f"rank{passage.rank}"]
-    entry: dict[str, Any] = {"rank": passage.rank, "phase": phase}
+    entry: dict[str, int | float | str | None] = {"rank": passage.rank, "phase": phase}
     if passage.target is not None:
         parts.append(passage.target)
         entry["file"] = passage.target

@@ -7,7 +7,7 @@ from dataclasses import replace
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.chance import bernoulli, distinct
-from chaosrun.plan.moment import RefusedError, at_one_moment
+from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.rules import objections, only_rank
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.faults import PresetFault, PresetSpec
@@ -27,7 +27,7 @@ def drawn(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Faul
     Raises RefusedError when the job has no known length, or is too short for any of it.
     """
     if spec.max_steps is None:
-        raise RefusedError(f"preset {preset.name}: the job's length is not known, set max_steps")
+        raise RefusedError("faults.preset", f"preset {preset.name}: the job's length is not known, set max_steps")
     # What comes in a recovery needs what leads to one.
     entries = sorted(enumerate(preset.faults), key=lambda entry: entry[1].moment in ONCE_AN_ATTEMPT)
     reason = "no fault was drawn"
@@ -45,10 +45,10 @@ def drawn(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Faul
                 if not against:
                     faults = more
                     break
-                reason = against[0]
+                reason = str(against[0])
         if faults:
             return faults
-    raise RefusedError(f"preset {preset.name} does not fit {spec.max_steps} steps: {reason}")
+    raise RefusedError("faults.preset", f"preset {preset.name} does not fit {spec.max_steps} steps: {reason}")
 
 
 def _aimed(entry: PresetFault, one: int | None) -> PresetFault:
@@ -85,5 +85,5 @@ def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random
         return [inside[place] for place in chosen or [int(chance.random() * len(inside))]]
     count = entry.count or 1
     if count > len(inside):
-        raise RefusedError(f"{source}: {count} faults do not fit, there are {len(inside)} steps for them")
+        raise RefusedError(source, f"{count} faults do not fit, there are {len(inside)} steps for them")
     return [inside[place] for place in distinct(count, len(inside), chance)]

@@ -19,6 +19,7 @@ from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Objection
 from chaosrun.wording import count
 
 RANK_ZERO_PHASES = frozenset({"checkpoint.rename.before", "checkpoint.rename.after"})
@@ -36,14 +37,14 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
     return _writer(target)
 
 
-def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[str]:
-    """One sentence for each fault that can never happen, or only by chance; `faults` in the order of the plan."""
+def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
+    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan."""
     timeline = Timeline.of(spec)
     # A notice is followed by a checkpoint of its own, where none is due.
     noticed = [fault.at_step for fault in faults if is_notice(fault)]
     unusual = {step + more for step in noticed if step is not None for more in (0, 1)}
     alone = [
-        f"{fault.source}: {sentence}"
+        Objection(fault.source, sentence)
         for fault in faults
         for sentence in (*_alone(timeline, fault, None if None in noticed else unusual), *_beyond_the_timeout(spec, fault))
     ]
@@ -186,7 +187,7 @@ def _strikes(timeline: Timeline, faults: Sequence[Fault]) -> list[_Strike]:
     return sorted(found, key=lambda strike: strike.moment)
 
 
-def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[str]:
+def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[Objection]:
     for place, first in enumerate(strikes):
         # The step after: a notice takes effect there, and ranks race across the end of a step.
         until = max(first.moment[0] + 1, first.lasts()[0])
@@ -198,7 +199,7 @@ def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[str]
                 break
 
 
-def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> str | None:
+def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection | None:
     """Why one of two can never happen; `first` is the one whose point comes first."""
     for notice, other in ((first, second), (second, first)):
         if is_notice(notice.fault) and (found := _leaving_collision(timeline, notice, other, after=other is second)):
@@ -206,32 +207,33 @@ def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> str | Non
     race = timeline.race(first.moment, second.moment)
     if race and first.fault.facts.evidence == "hang" and second.fault.group and first.ranks < second.ranks:
         hung = f"{first.fault.source} hangs one of them: who is then found to hang, nobody knows"
-        return f"{second.fault.source}: {second.fault.describe()}: its ranks wait for one another, and {hung}"
+        return Objection(second.fault.source, f"{second.fault.describe()}: its ranks wait for one another, and {hung}")
     for cut, by in ((first, second), (second, first)):
         # Ranks that strike together wait for one another: one of them that does not come lets them off.
         exposed = race and (bool(cut.ranks - by.ranks) if by is second else cut.ranks.isdisjoint(by.ranks))
         if by.ends_attempt and _is_cut_short(timeline, cut, by, after=by is second, race=exposed):
-            return (
-                f"{cut.fault.source}: {cut.fault.describe()}: it may be cut short, since {by.fault.source} ends the attempt "
-                "meanwhile"
+            return Objection(
+                cut.fault.source,
+                f"{cut.fault.describe()}: it may be cut short, since {by.fault.source} ends the attempt meanwhile",
             )
         resumed = timeline.newest(by.moment)
         if by.ends_attempt and resumed >= (cut.fault.at_step or resumed + 1) and (by is first or exposed):
-            return (
-                f"{cut.fault.source}: {cut.fault.describe()} may never happen, since {by.fault.source} ends the attempt there "
-                f"too and the job then goes on from the checkpoint of step {resumed}"
+            return Objection(
+                cut.fault.source,
+                f"{cut.fault.describe()} may never happen, since {by.fault.source} ends the attempt there "
+                f"too and the job then goes on from the checkpoint of step {resumed}",
             )
     return None
 
 
-def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, after: bool) -> str | None:
+def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, after: bool) -> Objection | None:
     """Why the ranks may not leave as the notice asks; `after`: the other's point comes later."""
     leaving = timeline.leaving(notice.moment)
     step = leaving[0]
     if other.fault.kind == notice.fault.kind == "preempt":
         if after and other.ranks & notice.ranks and other.moment <= leaving:
             told = f"{notice.fault.source} has told this rank before, which leaves once, after step {step}"
-            return f"{other.fault.source}: {other.fault.describe()}: {told}"
+            return Objection(other.fault.source, f"{other.fault.describe()}: {told}")
         return None
     if not other.ends_attempt or other.moment > leaving:
         return None
@@ -242,7 +244,7 @@ def _leaving_collision(timeline: Timeline, notice: _Strike, other: _Strike, *, a
         then = "let the notice come earlier"
     by = f"{other.fault.source} ({other.fault.describe()})"
     leaves = f"the ranks leave after step {step}, and {by} may end the attempt before; {then}"
-    return f"{notice.fault.source}: {notice.fault.describe()}: {leaves}"
+    return Objection(notice.fault.source, f"{notice.fault.describe()}: {leaves}")
 
 
 def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool, race: bool) -> bool:
@@ -296,7 +298,7 @@ def _restarts(timeline: Timeline, strikes: Sequence[_Strike]) -> list[_Restart]:
     return found
 
 
-def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strike]) -> Iterator[str]:
+def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strike]) -> Iterator[Objection]:
     keys = _keys(faults)
     ending = {key: fault for key, fault in zip(keys, faults, strict=True) if fault.facts.ends_attempt}
     restarts = _restarts(timeline, strikes)
@@ -314,7 +316,7 @@ def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strik
         if found is None and damages(fault) and known and fault.attempt is None:
             found = _unread(timeline, fault, restarts)
         if found:
-            yield f"{fault.source}: {found}"
+            yield Objection(fault.source, found)
 
 
 def _unled_restore(fault: Fault, resumed: Sequence[int], others: int, *, known: bool) -> str | None:

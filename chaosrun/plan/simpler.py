@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from chaosrun.plan.points import Entry
+from chaosrun.spec.fragment import Entry
 
 WHEN_AND_WHO = frozenset({"rank", "phase", "at_step", "occurrence", "attempt", "after"})
 """Keys that entries of every kind may have; the others are options."""
@@ -19,8 +19,9 @@ def simpler(entry: Entry) -> Iterator[Entry]:
     found += [_without(entry, key) for key in entry if key not in ("rank", "at_step", "kind")]
     if entry.get("rank") == "all":
         found.append({**entry, "rank": 0})
-    if entry.get("at_step", 1) > 1:
-        found.append({**entry, "at_step": entry["at_step"] // 2})
+    step = entry.get("at_step")
+    if isinstance(step, int) and step > 1:
+        found.append({**entry, "at_step": step // 2})
     for number, candidate in enumerate(found):
         if candidate != entry and candidate not in found[:number]:
             yield candidate

@@ -81,7 +81,7 @@ def _with_injected(spec: dict[str, Any], plan: dict[str, Any]) -> tuple[str, ...
         return ()
     from pydantic import ValidationError
 
-    from chaosrun.plan.fragment import as_entries, cleared, scheduled
+    from chaosrun.spec.fragment import as_entries, cleared, scheduled
     from chaosrun.spec.model import JobSpec
 
     try:

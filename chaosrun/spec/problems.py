@@ -71,6 +71,18 @@ class Problem:
         return "\n".join([f"{self.place.heading()}: {self.message}", *self.place.excerpt()])
 
 
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why an entry cannot be carried out, found by whoever reads the whole."""
+
+    entry: str
+    """Its path in the job file: "faults.schedule[0]"."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.entry}: {self.why}"
+
+
 def spec_error(problems: Sequence[Problem]) -> SpecError:
     """All problems as one error, sorted by place. A single problem's hint is the error's; several show each its own."""
     unique = list(dict.fromkeys(sorted(problems, key=lambda problem: problem.sort_key)))

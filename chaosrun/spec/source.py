@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.model import VERBATIM, JobSpec
-from chaosrun.spec.overrides import apply_changes, apply_overrides
+from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.preset import with_preset
-from chaosrun.spec.problems import Place, Problem, Source, spec_error
+from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
 LARGEST_TRACE_BYTES = 64 << 20
@@ -63,6 +63,18 @@ def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str,
         raise spec_error(problems)
     script = (directory / spec.script).resolve()
     return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, tree=root, trace=trace)
+
+
+def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:
+    """What a planner refuses as one error, with the place of each entry that it objects to."""
+    problems = []
+    for objection in objections:
+        parts = PART.finditer(objection.entry)
+        path = tuple(part["name"] if part["name"] else int(part["index"]) for part in parts)
+        key, node = find(job.tree, path)
+        # An entry of a list has no key; what is written is shown, or the first line of it.
+        problems.append(Problem(place=key or node.place, message=str(objection)))
+    return SpecError(spec_error(problems).message, hint=hint)
 
 
 def read_source(path: Path, what: str) -> Source:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
-from chaosrun.plan.fragment import flow as bare
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, raise_conflicts, some, wrong
+from chaosrun.spec.fragment import flow as bare
 from chaosrun.spec.matrix import MOST_DRILLS, Choice, Combination, axes_of, combinations, matches, matrix_problem, named
 from chaosrun.spec.problems import Place, Problem, spec_error
 from chaosrun.spec.source import Job, load_job, read_source

@@ -34,8 +34,7 @@ Watch = Callable[["Supervisor | None"], None]
 def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
     """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
     from chaosrun.plan.planner import make_plan
-    from chaosrun.spec.refused import refused
-    from chaosrun.spec.source import load_job
+    from chaosrun.spec.source import load_job, refused
 
     loaded = load_job(job, overrides)
     return loaded, make_plan(loaded.spec, loaded.trace, partial(refused, loaded))

@@ -16,12 +16,11 @@ from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, symp
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
-from chaosrun.plan.fragment import as_entries, as_yaml, flow, scheduled
 from chaosrun.plan.planner import make_plan
-from chaosrun.plan.points import Entry
 from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
+from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
 from chaosrun.spec.source import load_job
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check

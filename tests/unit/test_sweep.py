@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from chaosrun.campaign.report.sweep import render_sweep
 from chaosrun.campaign.sweep_file import PointResult, Sweep, SweepFolder, find_sweep, new_sweep
 from chaosrun.errors import UsageError
-from chaosrun.plan.fragment import scheduled
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import (
     Passage,
@@ -25,6 +24,7 @@ from chaosrun.plan.points import (
 )
 from chaosrun.report.output import rendered
 from chaosrun.report.ticker import Ticker, tick
+from chaosrun.spec.fragment import scheduled
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import load_job
 

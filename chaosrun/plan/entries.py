@@ -10,10 +10,15 @@ from chaosrun.plan.chance import distinct
 from chaosrun.plan.rules import only_rank
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Objection
 
 
 class RefusedError(Exception):
-    """One entry cannot be planned; the message says which and why."""
+    """One entry cannot be planned."""
+
+    def __init__(self, entry: str, why: str) -> None:
+        self.objection = Objection(entry, why)
+        super().__init__(str(self.objection))
 
 
 def at_one_moment(
@@ -58,7 +63,7 @@ def _ranks(spec: JobSpec, entry: FaultOptions, source: str, phase: str | None, c
         return [entry.rank]
     size = entry.at_once or spec.workers
     if size > spec.workers:
-        raise RefusedError(f"{source}: {size} ranks at once are more than there are: {spec.workers}")
+        raise RefusedError(source, f"{size} ranks at once are more than there are: {spec.workers}")
     if size > 1:
         _expect_plural(entry, source)
     return list(range(spec.workers)) if entry.rank == "all" else distinct(size, spec.workers, chance)
@@ -68,13 +73,14 @@ def _expect_plural(entry: FaultOptions, source: str) -> None:
     """Refuse what cannot be done to several ranks at once."""
     fault = Fault(id="", kind=entry.kind, rank=0, source=source)
     if "{rank}" not in fault.facts.words:
-        raise RefusedError(f"{source}: a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank")
+        raise RefusedError(source, f"a fault of kind {entry.kind} concerns the job's checkpoint, which is one: name one rank")
     if fault.facts.inside is None:
         raise RefusedError(
-            f"{source}: a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
+            source, f"a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
         )
     if not outlives(fault):
         raise RefusedError(
-            f"{source}: of several ranks at once only the first would be seen to end by a fault of kind {entry.kind}, "
-            "the others are stopped with its attempt"
+            source,
+            f"of several ranks at once only the first would be seen to end by a fault of kind {entry.kind}, "
+            "the others are stopped with its attempt",
         )

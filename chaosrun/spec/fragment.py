@@ -4,12 +4,13 @@ job's own faults. Pure."""
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import RESTORE_PHASES
-from chaosrun.plan.points import Entry
 from chaosrun.spec.model import JobSpec
+
+Entry = Mapping[str, int | float | str | None]
+"""One entry of `faults.schedule`, as a job file writes it."""
 
 PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 NO_TEXT = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
@@ -53,7 +54,7 @@ def as_yaml(seed: int, schedule: Sequence[Entry]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def flow(value: Any) -> str:
+def flow(value: object) -> str:
     """A JSON value as YAML on one line, without the quotes that it does not need."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
@@ -65,7 +66,7 @@ def flow(value: Any) -> str:
 
 
 def _entry(fault: Fault) -> Entry:
-    entry: dict[str, Any] = {} if fault.kind == "kill" else {"kind": fault.kind}
+    entry: dict[str, int | float | str | None] = {} if fault.kind == "kill" else {"kind": fault.kind}
     entry["rank"] = fault.rank
     if fault.phase is None:
         entry["after"] = fault.after_s
