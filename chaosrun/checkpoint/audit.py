@@ -12,7 +12,8 @@ from pathlib import Path
 
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
-from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest
+from chaosrun.records.layout import MANIFEST_NAME
+from chaosrun.records.manifest import FileEntry, Manifest
 
 _HINT = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 

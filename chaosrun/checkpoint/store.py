@@ -18,8 +18,8 @@ from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem
-from chaosrun.records.layout import CHECKPOINT_NAME, LegLayout, checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest, check_member_name
+from chaosrun.records.layout import CHECKPOINT_NAME, MANIFEST_NAME, LegLayout, checkpoint_name, checkpoint_step
+from chaosrun.records.manifest import FileEntry, Manifest, check_member_name
 
 STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")

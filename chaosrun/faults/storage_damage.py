@@ -13,8 +13,7 @@ from typing import Any, cast
 from chaosrun.faults.kind import Kind, Option
 from chaosrun.faults.seen import Seen
 from chaosrun.faults.strike import Strike
-from chaosrun.records.layout import checkpoint_name, checkpoint_step
-from chaosrun.records.manifest import MANIFEST_NAME, Manifest
+from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 
 TAIL_BYTES = 4096
 
@@ -45,6 +44,8 @@ def missing_manifest(strike: Strike) -> None:
 
 def foreign_manifest(strike: Strike) -> None:
     """The manifest of the checkpoint before; of the first one its own, made out for the step before."""
+
+    from chaosrun.records.manifest import Manifest
 
     def replace(path: Path) -> None:
         names = sorted(entry.name for entry in path.parents[1].iterdir() if checkpoint_step(entry.name) is not None)

@@ -7,6 +7,7 @@ from pathlib import Path
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
 ATTEMPT_NAME = re.compile(r"[0-9]{3,}")
 DIAGNOSIS = "diagnosis"
+MANIFEST_NAME = "MANIFEST.json"
 
 
 def checkpoint_name(step: int) -> str:

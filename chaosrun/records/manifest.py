@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-MANIFEST_NAME = "MANIFEST.json"
+from chaosrun.records.layout import MANIFEST_NAME
 
 
 def check_member_name(name: str) -> str:

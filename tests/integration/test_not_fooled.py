@@ -17,8 +17,8 @@ import pytest
 
 from chaosrun import api
 from chaosrun.errors import UsageError
-from chaosrun.records.layout import RunLayout
-from chaosrun.records.manifest import MANIFEST_NAME, FileEntry, Manifest
+from chaosrun.records.layout import MANIFEST_NAME, RunLayout
+from chaosrun.records.manifest import FileEntry, Manifest
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
 

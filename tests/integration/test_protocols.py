@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from chaosrun.api import RunResult
-from chaosrun.records.layout import LegLayout
-from chaosrun.records.manifest import MANIFEST_NAME, Manifest
+from chaosrun.records.layout import MANIFEST_NAME, LegLayout
+from chaosrun.records.manifest import Manifest
 from chaosrun.records.trace import read_lines
 from tests.conftest import REPOSITORY, WarmDrills
 

@@ -10,8 +10,8 @@ import pytest
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
-from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import MANIFEST_NAME, Manifest, Position
+from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
+from chaosrun.records.manifest import Manifest, Position
 
 FILES = {"model.safetensors": bytes(range(256)) * 64, "rng/rank-0.bin": b"dice" * 100, "empty.bin": b""}
 

@@ -19,8 +19,8 @@ from chaosrun.faults.pace import Pace
 from chaosrun.faults.points import FaultPoints
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, written_for
-from chaosrun.records.layout import LegLayout
-from chaosrun.records.manifest import MANIFEST_NAME, Manifest, Position
+from chaosrun.records.layout import MANIFEST_NAME, LegLayout
+from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
 from chaosrun.verify.storage import DAMAGES

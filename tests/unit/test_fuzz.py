@@ -17,8 +17,8 @@ from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import journal_records
 from chaosrun.records.journal import Journal
-from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
-from chaosrun.records.manifest import MANIFEST_NAME, Manifest
+from chaosrun.records.layout import MANIFEST_NAME, LegLayout, RunLayout, checkpoint_step
+from chaosrun.records.manifest import Manifest
 from chaosrun.records.markers import read_note, write_marker, write_note
 from chaosrun.report.draw import draw
 from chaosrun.report.event_lines import EventFollower
