@@ -20,7 +20,7 @@ from chaosrun.housekeeping.limits import memory_room, process_room
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy
-from chaosrun.preflight.probes.kernel_log import kernel_log, told_by
+from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log, told_by
 from chaosrun.spec.source import Job, load_job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
@@ -303,11 +303,11 @@ class TestProcesses:
         deadline = time.monotonic() + 300
         while True:
             found = busy.busy()
-            if probe.children() and started[0].pid in {process["pid"] for process in found["heavy"]}:
+            if probe.children() and started[0].pid in {process.pid for process in found.heavy}:
                 break
             assert time.monotonic() < deadline, found
-        assert found["others"] >= busy.LEAST_CORES
-        foreign = {process["pid"] for process in found["heavy"] + found["large"]}
+        assert found.others >= busy.LEAST_CORES
+        foreign = {process.pid for process in found.heavy + found.large}
         assert not foreign & {os.getpid(), started[1].pid, probe.pid, *(child.pid for child in probe.children())}
 
     def test_what_has_lost_its_supervisor(
@@ -324,10 +324,10 @@ class TestProcesses:
         started += [forsaken, held]
         time.sleep(0.1)
         found = busy.left_over()
-        left = {process["pid"]: process for process in found["processes"]}
+        left = {process.pid: process for process in found.processes}
         assert forsaken.pid in left and held.pid not in left
-        assert abs(left[forsaken.pid]["created_s"] - time.time()) < 60
-        assert list(found["shared_memory"]) == ["torch_left"]
+        assert abs(left[forsaken.pid].created_s - time.time()) < 60
+        assert list(found.shared_memory) == ["torch_left"]
 
 
 class TestKernelLog:
@@ -351,8 +351,8 @@ class TestKernelLog:
     )
     def test_records(self, text: str, expected: tuple[str, str, int | None] | None) -> None:
         told = told_by(f"3,100,2000000,-;{text}\n SUBSYSTEM=x\n", now_s=10.0)
-        assert (told and (told["kind"], told["device"], told["code"])) == expected
-        assert told is None or told["age_s"] == 8.0
+        assert (told and (told.kind, told.device, told.code)) == expected
+        assert told is None or told.age_s == 8.0
 
     def test_what_programs_write_there_is_not_the_kernels(self) -> None:
         assert told_by("12,100,2000000,-;NVRM: Xid (PCI:0000:3b:00): 79\n", now_s=10.0) is None
@@ -365,13 +365,13 @@ class TestKernelLog:
             path = f"/proc/self/fd/{reading}"
             for record in records:
                 os.write(writing, record.encode())
-            assert kernel_log(path, 0) == {"messages": [], "truncated": True}
+            assert kernel_log(path, 0) == KernelLog(truncated=True)
             found = kernel_log(path)
-            assert [message["code"] for message in found["messages"]] == list(range(5)) and not found["truncated"]
+            assert [message.code for message in found.messages] == list(range(5)) and not found.truncated
         finally:
             os.close(reading)
             os.close(writing)
-        assert kernel_log(str(tmp_path / "none")) == {"error": f"{tmp_path}/none: No such file or directory"}
+        assert kernel_log(str(tmp_path / "none")) == KernelLog(error=f"{tmp_path}/none: No such file or directory")
 
 
 def test_room_of_control_groups(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from chaosrun.preflight.checks.host_activity import activity
 from chaosrun.preflight.checks.host_kernel_log import kernel_log
 from chaosrun.preflight.checks.host_limits import limits
 from chaosrun.preflight.checks.host_places import places, shared_memory
-from chaosrun.preflight.checks.host_rows import graded, row
-from chaosrun.preflight.model import PROBES, Answers, Check, Facts, Finding, Level, Measure, Setting, Status
+from chaosrun.preflight.checks.host_rows import row
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
+from chaosrun.preflight.probes.host import HostFacts
+from chaosrun.preflight.probes.room import Cpus, Memory
 from chaosrun.wording import GIB, MIB, count, size
 
 LIMIT_S = 15.0
@@ -22,11 +24,7 @@ def call(setting: Setting, node: Node) -> Call:
     places = {"storage": setting.storage}
     if not setting.storage.is_relative_to(setting.root):
         places["runs"] = setting.root
-    return Call(
-        probe=f"{PROBES}.host",
-        parameters={"places": {purpose: str(path) for purpose, path in places.items()}},
-        limit_s=LIMIT_S,
-    )
+    return ask("host", LIMIT_S, places={purpose: str(path) for purpose, path in places.items()})
 
 
 LEAST_WORKER_BYTES = 256 * MIB
@@ -40,10 +38,10 @@ HALF = 0.5
 PEERS_WARN = 0.9
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
-    answered = facts.answered
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> list[Finding]:
+    answered = told.answered
     found: list[Finding] = []
-    shares = {node.name: _share(answered[node.name]["cpus"], node) for node in nodes if node.name in answered}
+    shares = {node.name: _share(answered[node.name].cpus, node) for node in nodes if node.name in answered}
     for node in nodes:
         if node.name not in answered:
             continue  # the engine says why
@@ -51,38 +49,38 @@ def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> li
         workers = max(1, workers_on(setting, node, nodes))
         world = workers if setting.job is None else setting.job.spec.workers
         found += [
-            _cpus(node, of_node["cpus"], shares[node.name], max(shares.values())),
-            _memory(node, of_node["memory"], workers),
-            _swap(node, of_node["memory"], of_node["busy"]["paged_bytes"]),
-            *places(node, of_node["places"]),
-            shared_memory(setting, node, of_node["shared_memory"], workers),
-            *limits(node, of_node["limits"], workers, world),
-            *activity(node, of_node, usable_cpus(of_node["cpus"])),
-            *kernel_log(node, of_node["kernel_log"], of_node["places"]),
+            _cpus(node, of_node.cpus, shares[node.name], max(shares.values())),
+            _memory(node, of_node.memory, workers),
+            _swap(node, of_node.memory, of_node.busy.paged_bytes),
+            *places(node, of_node.places),
+            shared_memory(setting, node, of_node.shared_memory, workers),
+            *limits(node, of_node.limits, workers, world),
+            *activity(node, of_node, usable_cpus(of_node.cpus)),
+            *kernel_log(node, of_node.kernel_log, of_node.places),
         ]
     return found
 
 
-def usable_cpus(cpus: Facts) -> float:
-    return min(cpus["usable"], cpus["cgroup"] or cpus["usable"])
+def usable_cpus(cpus: Cpus) -> float:
+    return min(cpus.usable, cpus.cgroup or cpus.usable)
 
 
-def _share(cpus: Facts, node: Node) -> float:
+def _share(cpus: Cpus, node: Node) -> float:
     """What there is of the CPUs that Ray counts on."""
     return min(1.0, usable_cpus(cpus) / node.cpus) if node.cpus else 1.0
 
 
-def _cpus(node: Node, cpus: Facts, share: float, best: float) -> Finding:
+def _cpus(node: Node, cpus: Cpus, share: float, best: float) -> Finding:
     """All ranks wait for the slowest: a node with far less of its CPUs than another one has. Where every node has as little,
     as in a container that is made to look large, the job trains, and slowly."""
     usable = usable_cpus(cpus)
-    why = "control group" if cpus["cgroup"] is not None and cpus["cgroup"] <= cpus["usable"] else "affinity"
-    limited = f" (limited by {why})" if usable < cpus["machine"] else ""
+    why = "control group" if cpus.cgroup is not None and cpus.cgroup <= cpus.usable else "affinity"
+    limited = f" (limited by {why})" if usable < cpus.machine else ""
     return row(
         node,
         "CPUs",
         Status.PASS if share >= 1 else Status.FAIL if share <= HALF * best else Status.WARN,
-        measured=f"{usable:g} of the machine's {cpus['machine']} can be used{limited}",
+        measured=f"{usable:g} of the machine's {cpus.machine} can be used{limited}",
         threshold=f"at least {node.cpus:g}, as Ray counts",
         reason="workers share CPUs, and every rank waits for the slowest",
         remedy="give the container or the service more CPUs, or start Ray there with a --num-cpus that is true",
@@ -90,10 +88,10 @@ def _cpus(node: Node, cpus: Facts, share: float, best: float) -> Finding:
     )
 
 
-def _memory(node: Node, memory: Facts, workers: int) -> Finding:
-    limit, room = memory["cgroup_limit"], memory["cgroup_room"]
-    total = memory["total"] if limit is None else min(limit, memory["total"])
-    available = memory["available"] if room is None else min(room, memory["available"])
+def _memory(node: Node, memory: Memory, workers: int) -> Finding:
+    limit, room = memory.cgroup_limit, memory.cgroup_room
+    total = memory.total if limit is None else min(limit, memory.total)
+    available = memory.available if room is None else min(room, memory.available)
     kept = (1 - RAY_KILLS_ABOVE) * total
     least, small = workers * LEAST_WORKER_BYTES + kept, workers * SMALL_WORKER_BYTES + kept
     status = graded(available, least, small)
@@ -111,16 +109,16 @@ def _memory(node: Node, memory: Facts, workers: int) -> Finding:
     )
 
 
-def _swap(node: Node, memory: Facts, paged: int) -> Finding:
-    used = memory["swap_used"]
-    bad = used > SWAP_SHARE * memory["total"] or paged > PAGING_BYTES
+def _swap(node: Node, memory: Memory, paged: int) -> Finding:
+    used = memory.swap_used
+    bad = used > SWAP_SHARE * memory.total or paged > PAGING_BYTES
     moving = f", {size(paged)} moved in a moment" if paged > PAGING_BYTES else ""
     return row(
         node,
         "swap",
         Status.WARN if bad else Status.PASS,
-        measured=f"{size(used)} used{moving}" if memory["swap_total"] else "there is none",
-        threshold=f"at most {size(SWAP_SHARE * memory['total'])} used, nothing moving",
+        measured=f"{size(used)} used{moving}" if memory.swap_total else "there is none",
+        threshold=f"at most {size(SWAP_SHARE * memory.total)} used, nothing moving",
         reason="a rank whose pages are on the disk holds up all others",
         remedy="end what uses the memory; `swapoff -a && swapon -a` brings pages back",
     )
@@ -131,6 +129,7 @@ CHECK = Check(
     about="memory, processors, disks, limits, what else runs",
     order=20,
     level=Level.QUICK,
-    judge=assess,
+    judge=judge,
     call=call,
+    facts=HostFacts,
 )

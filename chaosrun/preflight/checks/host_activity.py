@@ -6,7 +6,9 @@ from shlex import join
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.host_rows import row
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
+from chaosrun.preflight.probes.host import HostFacts
 from chaosrun.wording import count, listed, size
 
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
@@ -18,16 +20,16 @@ NAMED = 3
 HIDDEN = "/proc shows no processes of other users here (hidepid)"
 
 
-def activity(node: Node, facts: Facts, usable: float) -> Iterator[Finding]:
-    busy = facts["busy"]
+def activity(node: Node, facts: HostFacts, usable: float) -> Iterator[Finding]:
+    busy = facts.busy
     found = [
-        _load(node, busy["load"], facts["cpus"]["machine"]),
-        _others(node, busy, usable, facts["memory"]["total"]),
+        _load(node, busy.load, facts.cpus.machine),
+        _others(node, busy, usable, facts.memory.total),
     ]
-    of_all = [_waiting(node, busy["waiting"]), _zombies(node, busy["zombies"]), *_left_over(node, facts["left_over"])]
+    of_all = [_waiting(node, busy.waiting), _zombies(node, busy.zombies), *_left_over(node, facts.left_over)]
     for finding in of_all:
         # That nothing was found among a part of them shows nothing.
-        unseen = busy["hidden"] and finding.status is Status.PASS
+        unseen = busy.hidden and finding.status is Status.PASS
         found.append(row(node, finding.name, Status.SKIP, reason=HIDDEN) if unseen else finding)
     yield from found
 
@@ -45,15 +47,15 @@ def _load(node: Node, load: float, machine: int) -> Finding:
     )
 
 
-def _others(node: Node, busy: Facts, usable: float, total: int) -> Finding:
+def _others(node: Node, busy: Busy, usable: float, total: int) -> Finding:
     # Within a container other containers' processes cannot be seen, but the time that they take.
-    cores = max(busy["others"], busy["cores"] - busy["ours"], 0.0)
+    cores = max(busy.others, busy.cores - busy.ours, 0.0)
     most = max(OTHERS_SHARE * usable, LEAST_OTHERS)
-    large = [process for process in busy["large"] if process["rss"] > LARGE_SHARE * total]
-    named = [f"{process['name']} (pid {process['pid']}) {process['cores']:.1f}" for process in busy["heavy"][:NAMED]]
-    named += [f"{process['name']} (pid {process['pid']}) {size(process['rss'])}" for process in large]
+    large = [process for process in busy.large if process.rss > LARGE_SHARE * total]
+    named = [f"{process.name} (pid {process.pid}) {process.cores:.1f}" for process in busy.heavy[:NAMED]]
+    named += [f"{process.name} (pid {process.pid}) {size(process.rss)}" for process in large]
     bad = cores > most or bool(large)
-    unseen = " by processes that cannot be seen from here" if busy["others"] < cores / 2 else ""
+    unseen = " by processes that cannot be seen from here" if busy.others < cores / 2 else ""
     who = (f": {', '.join(named)}" if named else unseen) if bad else ""
     return row(
         node,
@@ -66,7 +68,7 @@ def _others(node: Node, busy: Facts, usable: float, total: int) -> Finding:
     )
 
 
-def _waiting(node: Node, waiting: Sequence[Facts]) -> Finding:
+def _waiting(node: Node, waiting: Sequence[Process]) -> Finding:
     return row(
         node,
         "processes in the kernel",
@@ -85,16 +87,16 @@ def _zombies(node: Node, count: int) -> Finding:
         Status.WARN if count >= MANY_ZOMBIES else Status.PASS,
         measured=str(count),
         threshold=f"at most {MANY_ZOMBIES - 1}",
-        reason="somebody does not collect his children; each takes a process number",
+        reason="their parent never waits for them; each takes a process number",
         remedy="restart their parent; give a container an init (`docker run --init`)",
     )
 
 
-def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
+def _left_over(node: Node, facts: LeftOver) -> Iterator[Finding]:
     name = "left over of earlier runs"
-    processes, folders, entries = facts["processes"], facts["folders"], facts["shared_memory"]
+    processes, folders, entries = facts.processes, facts.folders, facts.shared_memory
     if not (processes or folders or entries):
-        unread = facts["unreadable"]
+        unread = facts.unreadable
         others = f"; {unread} processes of other users could not be looked into" if unread else ""
         yield row(node, name, Status.PASS, measured=f"nothing{others}", threshold="nothing")
     if processes:
@@ -105,7 +107,7 @@ def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
             measured=_named(processes, dated=True),
             threshold="no process whose supervisor is gone",
             reason="it may hold memory, a GPU or a port",
-            remedy=join(["kill", "-9", *(str(process["pid"]) for process in processes)]),
+            remedy=join(["kill", "-9", *(str(process.pid) for process in processes)]),
         )
     if folders:
         yield row(
@@ -130,8 +132,8 @@ def _left_over(node: Node, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _named(processes: Sequence[Facts], *, dated: bool = False) -> str:
-    told = [f"{process['name']} (pid {process['pid']}{_since(process['created_s']) if dated else ''})" for process in processes]
+def _named(processes: Sequence[Process], *, dated: bool = False) -> str:
+    told = [f"{process.name} (pid {process.pid}{_since(process.created_s) if dated else ''})" for process in processes]
     return listed(told, NAMED)
 
 

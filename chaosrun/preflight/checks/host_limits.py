@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.host_rows import graded, row
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.checks.host_rows import row
+from chaosrun.preflight.model import Finding, Status, graded
+from chaosrun.preflight.probes.room import Limits
 from chaosrun.wording import MIB, count, size
 
 FILES_OF_A_WORKER = 256
@@ -18,8 +19,8 @@ THREADS_OF_A_WORKER = 32
 SMALL_LOCKED_BYTES = 64 * MIB
 
 
-def limits(node: Node, facts: Facts, workers: int, world: int) -> Iterator[Finding]:
-    yield _open_files(node, facts["open_files"], world)
+def limits(node: Node, facts: Limits, workers: int, world: int) -> Iterator[Finding]:
+    yield _open_files(node, facts.open_files, world)
     yield _processes(node, facts, workers)
     yield _locked_memory(node, facts)
 
@@ -40,13 +41,13 @@ def _open_files(node: Node, limit: int | None, world: int) -> Finding:
     )
 
 
-def _processes(node: Node, facts: Facts, workers: int) -> Finding:
-    of_user = None if facts["processes"] is None else facts["processes"] - facts["threads_of_user"]
-    room = min((room for room in (of_user, facts["cgroup_room"]) if room is not None), default=None)
+def _processes(node: Node, facts: Limits, workers: int) -> Finding:
+    of_user = None if facts.processes is None else facts.processes - facts.threads_of_user
+    room = min((room for room in (of_user, facts.cgroup_room) if room is not None), default=None)
     least = workers * THREADS_OF_A_WORKER
     small = 2 * least
     status = graded(room, least, small)
-    limit = " (control group)" if room == facts["cgroup_room"] else f" (of {facts['processes']})"
+    limit = " (control group)" if room == facts.cgroup_room else f" (of {facts.processes})"
     return row(
         node,
         "processes and threads",
@@ -58,18 +59,18 @@ def _processes(node: Node, facts: Facts, workers: int) -> Finding:
     )
 
 
-def _locked_memory(node: Node, facts: Facts) -> Finding:
+def _locked_memory(node: Node, facts: Limits) -> Finding:
     name = "locked memory"
-    if not facts["infiniband"] or not node.gpus:
+    if not facts.infiniband or not node.gpus:
         why = "no InfiniBand or RoCE here for GPUs to talk over" if node.gpus else "no GPU: it matters to those on InfiniBand"
         return row(node, name, Status.SKIP, reason=why)
-    limit = facts["locked_memory"]
+    limit = facts.locked_memory
     return row(
         node,
         name,
         graded(limit, 0, SMALL_LOCKED_BYTES),
         measured="no limit" if limit is None else size(limit),
         threshold=f"at least {size(SMALL_LOCKED_BYTES)}, better no limit",
-        reason=f"NCCL cannot register its buffers with {', '.join(facts['infiniband'])}",
+        reason=f"NCCL cannot register its buffers with {', '.join(facts.infiniband)}",
         remedy="raise it where Ray is started: `ulimit -l unlimited`, LimitMEMLOCK=infinity, --ulimit memlock=-1",
     )

@@ -1,12 +1,13 @@
 """Is there room on the disks, and in /dev/shm? Pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.host_rows import graded, row
-from chaosrun.preflight.model import Facts, Finding, Setting, Status
+from chaosrun.preflight.checks.host_rows import row
+from chaosrun.preflight.model import Finding, Setting, Status, graded
+from chaosrun.preflight.probes.room import Place, SharedMemory
 from chaosrun.wording import GIB, MIB, size
 
 ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
@@ -28,25 +29,25 @@ BATCH_WARN_BYTES = 32 * MIB
 LOADER_ARGUMENT = re.compile(r"--?[\w-]*workers(?:=(\d+))?")
 
 
-def places(node: Node, facts: Facts) -> Iterator[Finding]:
+def places(node: Node, facts: Mapping[str, Place]) -> Iterator[Finding]:
     for purpose, place in facts.items():
         name = f"room for {purpose}"
-        if "error" in place:
-            reason, remedy = place["error"], "look at the mount, or choose another directory"
-            yield row(node, name, Status.ERROR, device=place["path"], reason=reason, remedy=remedy)
-        elif place["read_only"] or not place["writable"]:
-            why = "is mounted read-only" if place["read_only"] else "may not be written to by this user"
+        if place.error:
+            reason, remedy = place.error, "look at the mount, or choose another directory"
+            yield row(node, name, Status.ERROR, device=place.path, reason=reason, remedy=remedy)
+        elif place.read_only or not place.writable:
+            why = "is mounted read-only" if place.read_only else "may not be written to by this user"
             remedy = (
                 "remount it, or look at the kernel's messages for why it was"
-                if place["read_only"]
+                if place.read_only
                 else "give this user write permission"
             )
             yield row(
                 node,
                 name,
                 Status.FAIL,
-                device=place["path"],
-                measured=f"{place['there']} {why}",
+                device=place.path,
+                measured=f"{place.there} {why}",
                 threshold="can be written to",
                 remedy=f"{remedy}; or choose another directory",
             )
@@ -54,30 +55,30 @@ def places(node: Node, facts: Facts) -> Iterator[Finding]:
             yield from _room(node, name, purpose, place)
 
 
-def _room(node: Node, name: str, purpose: str, place: Facts) -> Iterator[Finding]:
+def _room(node: Node, name: str, purpose: str, place: Place) -> Iterator[Finding]:
     least, small = ROOM.get(purpose, ROOM_ELSEWHERE)
-    free = place["free"]
+    free = place.free
     status = graded(free, least, small)
     yield row(
         node,
         name,
         status,
-        device=place["path"],
-        measured=f"{size(free)} of {size(place['total'])} free",
+        device=place.path,
+        measured=f"{size(free)} of {size(place.total)} free",
         threshold=f"at least {size(least if status is Status.FAIL else small)}",
-        remedy=_make_room(purpose, place["there"]),
+        remedy=_make_room(purpose, place.there),
     )
-    status = graded(place["inodes_free"], *INODES)
+    status = graded(place.inodes_free, *INODES)
     # Only where they are short: some file systems count none, and elsewhere bytes run out first.
-    if place["inodes"] and status is not Status.PASS:
+    if place.inodes and status is not Status.PASS:
         yield row(
             node,
             f"{name}, files",
             status,
-            device=place["path"],
-            measured=f"{place['inodes_free']} of {place['inodes']} inodes free",
+            device=place.path,
+            measured=f"{place.inodes_free} of {place.inodes} inodes free",
             threshold=f"at least {INODES[0] if status is Status.FAIL else INODES[1]}",
-            remedy=f"remove files below {place['there']}; `df -i` shows which file system is full of them",
+            remedy=f"remove files below {place.there}; `df -i` shows which file system is full of them",
         )
 
 
@@ -87,17 +88,17 @@ def _make_room(purpose: str, there: str) -> str:
     return f"make room below {there}, or set TMPDIR, and Ray's --temp-dir, to a larger disk"
 
 
-def shared_memory(setting: Setting, node: Node, shm: Facts, workers: int) -> Finding:
+def shared_memory(setting: Setting, node: Node, shm: SharedMemory, workers: int) -> Finding:
     """Batches in flight are what fills it: every loader worker of every rank keeps some there."""
     loaders = _loader_workers(setting, node)
     used = bool(loaders) or node.gpus > 1
-    if "error" in shm:
+    if shm.error:
         return row(
             node,
             "/dev/shm",
             Status.FAIL if used else Status.WARN,
             device="/dev/shm",
-            measured=shm["error"],
+            measured=shm.error,
             threshold="a directory in memory",
             reason="loader workers and locks between processes need it",
             remedy="mount a tmpfs at /dev/shm",
@@ -106,14 +107,14 @@ def shared_memory(setting: Setting, node: Node, shm: Facts, workers: int) -> Fin
     batches = workers * (loaders or 0) * BATCHES_AHEAD
     # Docker's own size is too little; a job that is known to put nothing there needs nothing there.
     small = max(SHM_WARN_BYTES + 1, batches * BATCH_WARN_BYTES) if may_use else SHM_FAIL_BYTES
-    status = graded(shm["free"], SHM_FAIL_BYTES if may_use else 0, small)
+    status = graded(shm.free, SHM_FAIL_BYTES if may_use else 0, small)
     need = f" for {batches} batches that loader workers keep ready" if batches else ""
     return row(
         node,
         "/dev/shm",
         status,
         device="/dev/shm",
-        measured=f"{size(shm['free'])} of {size(shm['total'])} free",
+        measured=f"{size(shm.free)} of {size(shm.total)} free",
         threshold=f"at least {size(SHM_FAIL_BYTES)}" if status is Status.FAIL else f"more than {size(small - 1)}{need}",
         reason="a DataLoader with workers, or NCCL, dies of a bus error where it is full",
         remedy="start the container with a larger --shm-size (Kubernetes: an emptyDir of medium Memory), or remove what "

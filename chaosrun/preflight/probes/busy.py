@@ -48,6 +48,48 @@ class Seen:
     kernel: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    pid: int
+    name: str
+    """Without its arguments, which may hold secrets; of a Python program its name."""
+    rss: int
+    cores: float = 0.0
+    created_s: float = 0.0
+    """Where that is of interest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    load: float
+    cores: float
+    """In use by anyone."""
+    ours: float
+    """By this preflight and by Ray itself."""
+    others: float
+    heavy: tuple[Process, ...]
+    """The first of the others."""
+    large: tuple[Process, ...]
+    zombies: int
+    waiting: tuple[Process, ...]
+    """Who waited both times without a way to interrupt it."""
+    hidden: bool
+    """Whether other users' processes cannot be seen at all."""
+    paged_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOver:
+    """Of earlier runs on this machine, whose supervisors are gone."""
+
+    processes: tuple[Process, ...]
+    folders: tuple[str, ...]
+    shared_memory: dict[str, int]
+    """Bytes, by name."""
+    unreadable: int
+    """How many of other users' processes could not be looked into for it."""
+
+
 def _look() -> dict[int, Seen]:
     found: dict[int, Seen] = {}
     for pid in pids():
@@ -74,10 +116,7 @@ def _others_hidden() -> bool:
         return True
 
 
-def busy() -> dict[str, Any]:
-    """{load, cores, ours, others, heavy, large, zombies, waiting, hidden, paged_bytes}: `cores` in use by anyone, `ours` by
-    this preflight and by Ray itself, `heavy` and `large` the first of the others by name, `waiting` who was so both
-    times without a way to interrupt it, `hidden` whether other users' processes cannot be seen at all."""
+def busy() -> Busy:
     began, first = time.monotonic(), _look()
     before, paged = psutil.cpu_times(), _paged()
     time.sleep(APART_S)
@@ -93,22 +132,22 @@ def busy() -> dict[str, Any]:
     foreign = [pid for pid, seen in second.items() if pid not in own and not seen.kernel]
     heaviest = sorted(foreign, key=lambda pid: used[pid], reverse=True)[:NAMED]
     largest = sorted(foreign, key=lambda pid: second[pid].rss, reverse=True)[:NAMED]
-    return {
-        "load": os.getloadavg()[0],
-        "cores": _busy_seconds(after, before) / seconds,
-        "ours": sum(used[pid] for pid in own),
-        "others": sum(used[pid] for pid in foreign),
-        "heavy": [{**_described(pid, second[pid]), "cores": used[pid]} for pid in heaviest if used[pid] >= LEAST_CORES],
-        "large": [_described(pid, second[pid]) for pid in largest],
-        "zombies": sum(seen.state == "Z" for seen in second.values()),
-        "waiting": [
+    return Busy(
+        load=os.getloadavg()[0],
+        cores=_busy_seconds(after, before) / seconds,
+        ours=sum(used[pid] for pid in own),
+        others=sum(used[pid] for pid in foreign),
+        heavy=tuple(_described(pid, second[pid], cores=used[pid]) for pid in heaviest if used[pid] >= LEAST_CORES),
+        large=tuple(_described(pid, second[pid]) for pid in largest),
+        zombies=sum(seen.state == "Z" for seen in second.values()),
+        waiting=tuple(
             _described(pid, seen)
             for pid, seen in second.items()
             if seen.state == "D" and not seen.kernel and pid in first and first[pid].state == "D"
-        ],
-        "hidden": _others_hidden(),
-        "paged_bytes": _paged() - paged,
-    }
+        ),
+        hidden=_others_hidden(),
+        paged_bytes=_paged() - paged,
+    )
 
 
 def _own(seen: Mapping[int, Seen]) -> set[int]:
@@ -144,11 +183,10 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _described(pid: int, seen: Seen) -> dict[str, Any]:
-    """Without its arguments, which may hold secrets; of a Python program its name."""
+def _described(pid: int, seen: Seen, **more: float) -> Process:
     words = [os.path.basename(word) for word in _command(pid).decode(errors="replace").split("\0")]
     script = next((word for word in words[1:3] if word.endswith(".py")), "")
-    return {"pid": pid, "name": " ".join(filter(None, (_name(pid), script))), "rss": seen.rss}
+    return Process(pid=pid, name=" ".join(filter(None, (_name(pid), script))), rss=seen.rss, **more)
 
 
 def _busy_seconds(after: Any, before: Any) -> float:
@@ -166,9 +204,7 @@ def _paged() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("pswpin ", "pswpout "))) * PAGE_BYTES
 
 
-def left_over() -> dict[str, Any]:
-    """{processes, folders, shared_memory, unreadable}: of earlier runs on this machine, whose supervisors are gone; how
-    many of other users' processes could not be looked into for it."""
+def left_over() -> LeftOver:
     now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S
     seen, marked, folders_in_use = _look(), set[int](), set[str]()
     unreadable = 0
@@ -190,12 +226,12 @@ def left_over() -> dict[str, Any]:
         and (now_ticks - process.start_ticks) / TICKS_PER_S > ENDING_S
         and ((pid in marked and _forsaken(pid, seen, marked)) or (_adopted(process) and RAY_FOLDER.search(_command(pid))))
     ]
-    return {
-        "processes": [{**_described(pid, seen[pid]), "created_s": _created_s(seen[pid], now_ticks)} for pid in sorted(left)],
-        "folders": [str(path) for path in _ray_folders() if path.name not in folders_in_use],
-        "shared_memory": _unused_shared_memory(),
-        "unreadable": unreadable,
-    }
+    return LeftOver(
+        processes=tuple(_described(pid, seen[pid], created_s=_created_s(seen[pid], now_ticks)) for pid in sorted(left)),
+        folders=tuple(str(path) for path in _ray_folders() if path.name not in folders_in_use),
+        shared_memory=_unused_shared_memory(),
+        unreadable=unreadable,
+    )
 
 
 def _forsaken(pid: int, seen: Mapping[int, Seen], marked: set[int]) -> bool:

@@ -6,7 +6,7 @@ Source of the record format: the kernel's Documentation/ABI/testing/dev-kmsg; of
 import os
 import re
 import time
-from typing import Any
+from dataclasses import dataclass
 
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
@@ -25,14 +25,32 @@ OUT_OF_MEMORY = re.compile(r"out of memory: Killed process \d+ \((?P<name>[^)]*)
 HARDWARE = re.compile(r"\[Hardware Error\]|EDAC .*\bUE\b|Uncorrected hardware memory error", re.IGNORECASE)
 
 
-def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> dict[str, Any]:
-    """{messages: [{kind, age_s, device, code, text}], truncated: whether there was no time for the newest}, or {error}."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    kind: str
+    """gpu, disk, out of memory, hardware."""
+    device: str
+    code: int | None
+    """An Xid."""
+    age_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLog:
+    messages: tuple[Message, ...] = ()
+    truncated: bool = False
+    """Whether there was no time for the newest."""
+    error: str = ""
+
+
+def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelLog:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        return {"error": f"{path}: {error.strerror}"}
+        return KernelLog(error=f"{path}: {error.strerror}")
     now_s, deadline = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic() + longest_s
-    found: list[dict[str, Any]] = []
+    found: list[Message] = []
     truncated = True
     try:
         while time.monotonic() < deadline:
@@ -43,32 +61,36 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> dict[st
                 break
             except BrokenPipeError:
                 continue  # overwritten meanwhile
-            if message := told_by(record.decode(errors="replace"), now_s):
-                found.append(message)
+            if told := told_by(record.decode(errors="replace"), now_s):
+                found.append(told)
     except OSError as error:
-        return {"error": f"{path}: {error.strerror}"}
+        return KernelLog(error=f"{path}: {error.strerror}")
     finally:
         os.close(descriptor)
-    by_kind: dict[str, list[dict[str, Any]]] = {}
+    by_kind: dict[str, list[Message]] = {}
     for message in found:
-        by_kind.setdefault(message["kind"], []).append(message)
-    return {"messages": [message for messages in by_kind.values() for message in messages[-MOST:]], "truncated": truncated}
+        by_kind.setdefault(message.kind, []).append(message)
+    kept = tuple(message for messages in by_kind.values() for message in messages[-MOST:])
+    return KernelLog(messages=kept, truncated=truncated)
 
 
-def told_by(record: str, now_s: float) -> dict[str, Any] | None:
+def told_by(record: str, now_s: float) -> Message | None:
     """A record of /dev/kmsg, "priority,number,microseconds since boot,…;text"; None when it is about nothing of ours."""
     about, _, text = record.partition(";")
     text = text.partition("\n")[0]
     if int(about.split(",")[0]) >> 3:
         return None  # a program wrote it there, not the kernel
     age_s = max(0.0, now_s - int(about.split(",")[2]) / 1e6)
-    told = {"age_s": age_s, "text": text[:200]}
+
+    def message(kind: str, device: str, code: int | None = None) -> Message:
+        return Message(kind=kind, device=device, code=code, age_s=age_s, text=text[:200])
+
     if match := XID.search(text):
-        return {"kind": "gpu", "device": match["device"], "code": int(match["code"]), **told}
+        return message("gpu", match["device"], int(match["code"]))
     if match := DISK.search(text):
-        return {"kind": "disk", "device": next(filter(None, match.groups()), ""), "code": None, **told}
+        return message("disk", next(filter(None, match.groups()), ""))
     if match := OUT_OF_MEMORY.search(text):
-        return {"kind": "out of memory", "device": match["name"], "code": None, **told}
+        return message("out of memory", match["name"])
     if HARDWARE.search(text):
-        return {"kind": "hardware", "device": "", "code": None, **told}
+        return message("hardware", "")
     return None

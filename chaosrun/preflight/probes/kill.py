@@ -3,10 +3,6 @@
 The worker does what makes real ones hard to end: it has a child, which has a child that left its process group, all of them
 ignore SIGTERM, hold the worker's listening socket open and map its shared memory; where there are GPUs it holds memory on each.
 It is killed the way the fork server kills: its process group, then whatever falls to this subreaper, by pid and start time.
-
-Parameters: limit_s for each thing to be gone, gpus. Facts: killed_s, alive [{what, pid, state}], port, unreached (why nobody
-could connect to it before), port_s or port_error and held_by, shared_memory (a path), shared_memory_left, devices {"cuda:0":
-{before, held, after, seconds}} in MiB or device_error.
 """
 
 import json
@@ -18,11 +14,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.forked import Say, forked
 from chaosrun.preflight.probes.per_device import gpu_devices, visible_gpus
 from chaosrun.processes import (
@@ -46,8 +42,44 @@ OUTLIVES_S = 100
 POLL_S = 0.005
 
 
-def probe(**parameters: Any) -> Facts:
-    limit_s, gpus = parameters["limit_s"], parameters["gpus"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    what: str
+    """worker, child or grandchild"""
+    pid: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """MiB in use on one device: before the worker took some, while it held it, and when it was looked at last."""
+
+    before: int
+    held: int
+    after: int
+    seconds: float | None
+    """Until it was free again; None: not within the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillFacts:
+    alive: list[Alive]
+    killed_s: float
+    port: int
+    unreached: str
+    """Why nobody could connect to the port while the worker listened there."""
+    port_s: float | None
+    port_error: str
+    held_by: str | None
+    shared_memory: str
+    """A path."""
+    shared_memory_left: bool
+    devices: dict[str, DeviceMemory]
+    device_error: str
+
+
+def probe(*, limit_s: float, gpus: int) -> KillFacts:
+    """`limit_s` for each thing to be gone."""
     become_subreaper()
     memory_before = device_memory(gpus)
     worker, about = _start(gpus)
@@ -64,19 +96,21 @@ def probe(**parameters: Any) -> Facts:
         alive = _kill(worker, family, limit_s)
         killed_s = time.monotonic() - began
     port_s, port_error = _again(lambda: _listen(about["port"]), limit_s)
-    return {
-        "alive": [
-            {"what": name, "pid": one.pid, "state": state_of(one) or "?"} for name, one in family.items() if one in alive
-        ],
-        "killed_s": killed_s,
-        "port": about["port"],
-        "unreached": unreached,
-        "port_s": port_s,
-        "port_error": port_error,
-        "held_by": _holder(about["port"]) if port_error else None,
-        **_shared_memory(about["shared_memory"]),
-        **_devices(memory_before, held, about["device_error"], gpus, limit_s),
-    }
+    shared_memory, left = _shared_memory(about["shared_memory"])
+    devices, device_error = _devices(memory_before, held, about["device_error"], gpus, limit_s)
+    return KillFacts(
+        alive=[Alive(what=name, pid=one.pid, state=state_of(one) or "?") for name, one in family.items() if one in alive],
+        killed_s=killed_s,
+        port=about["port"],
+        unreached=unreached,
+        port_s=port_s,
+        port_error=port_error,
+        held_by=_holder(about["port"]) if port_error else None,
+        shared_memory=shared_memory,
+        shared_memory_left=left,
+        devices=devices,
+        device_error=device_error,
+    )
 
 
 # The worker
@@ -200,13 +234,14 @@ def _holder(port: int) -> str | None:
     return None
 
 
-def _shared_memory(name: str) -> dict[str, Any]:
+def _shared_memory(name: str) -> tuple[str, bool]:
+    """Its path, and whether it is left."""
     path = SHARED_MEMORY / name
     # Everything else there is somebody else's.
     remove_shared_memory_leftovers(shared_memory_entries() - {name})
     left = path.exists()
     path.unlink(missing_ok=True)
-    return {"shared_memory": str(path), "shared_memory_left": left}
+    return str(path), left
 
 
 def device_memory(gpus: int) -> dict[str, int] | None:
@@ -230,14 +265,14 @@ def device_memory(gpus: int) -> dict[str, int] | None:
 
 def _devices(
     before: Mapping[str, int] | None, held: Mapping[str, int] | None, error: str, gpus: int, limit_s: float
-) -> dict[str, Any]:
+) -> tuple[dict[str, DeviceMemory], str]:
     if not gpus or error or before is None or held is None:
         why = error or ("nvidia-smi does not say how much memory is used" if gpus else "")
-        return {"devices": {}, "device_error": why}
+        return {}, why
     # What another process gave back meanwhile hides what was taken.
     taken = {index: used for index, used in held.items() if used - before.get(index, 0) >= DEVICE_MIB // 2}
     began = time.monotonic()
-    found: dict[str, Any] = {}
+    found: dict[str, DeviceMemory] = {}
     while len(found) < len(taken):
         now, elapsed_s = device_memory(gpus) or {}, time.monotonic() - began
         for index in taken.keys() - found.keys():
@@ -245,5 +280,5 @@ def _devices(
             free = after <= before.get(index, 0) + BACK_MIB
             if free or elapsed_s > limit_s:
                 seconds = elapsed_s if free else None
-                found[index] = {"before": before.get(index, 0), "held": taken[index], "after": after, "seconds": seconds}
-    return {"devices": {index: found[index] for index in taken}, "device_error": ""}
+                found[index] = DeviceMemory(before=before.get(index, 0), held=taken[index], after=after, seconds=seconds)
+    return {index: found[index] for index in taken}, ""

@@ -4,8 +4,8 @@ import os
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -22,23 +22,82 @@ RAYS_FILES = "Ray's files"
 OF_RAYLET = {"temp_dir": RAYS_FILES, "fallback_directory": "Ray's spill"}
 
 
-def cpus() -> dict[str, Any]:
-    return {"machine": os.cpu_count() or 1, "usable": len(os.sched_getaffinity(0)), "cgroup": cpu_limit()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpus:
+    machine: int
+    usable: int
+    """That this process may run on."""
+    cgroup: float | None
 
 
-def memory() -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """In bytes."""
+
+    total: int
+    available: int
+    cgroup_limit: int | None
+    cgroup_room: int | None
+    swap_total: int
+    swap_used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The file system that a directory is on, or will be once it is made."""
+
+    path: str
+    error: str = ""
+    """Why nothing else is known."""
+    there: str = ""
+    """The nearest folder that is there already."""
+    total: int = 0
+    free: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    read_only: bool = False
+    writable: bool = False
+    block_devices: tuple[str, ...] = ()
+    """As the kernel's messages call it: the partition, and the disk that it is on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    total: int = 0
+    free: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Soft limits, as every process below this one has them; None: none."""
+
+    open_files: int | None
+    processes: int | None
+    threads_of_user: int
+    cgroup_room: int | None
+    locked_memory: int | None
+    infiniband: tuple[str, ...]
+    """Names of its devices."""
+
+
+def cpus() -> Cpus:
+    return Cpus(machine=os.cpu_count() or 1, usable=len(os.sched_getaffinity(0)), cgroup=cpu_limit())
+
+
+def memory() -> Memory:
     found, swap = psutil.virtual_memory(), psutil.swap_memory()
-    return {
-        "total": found.total,
-        "available": found.available,
-        "cgroup_limit": memory_limit(),
-        "cgroup_room": memory_room(),
-        "swap_total": swap.total,
-        "swap_used": swap.used,
-    }
+    return Memory(
+        total=found.total,
+        available=found.available,
+        cgroup_limit=memory_limit(),
+        cgroup_room=memory_room(),
+        swap_total=swap.total,
+        swap_used=swap.used,
+    )
 
 
-def places(asked: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def places(asked: Mapping[str, str]) -> dict[str, Place]:
     """By purpose: those that were asked for, temporary files, and what Ray uses."""
     return {
         purpose: _place(Path(path)) for purpose, path in {**asked, "temporary files": temporary_files(), **_of_ray()}.items()
@@ -61,59 +120,55 @@ def _is_inside(path: str, found: Mapping[str, str]) -> bool:
     return RAYS_FILES in found and Path(path).is_relative_to(found[RAYS_FILES])
 
 
-def _place(path: Path) -> dict[str, Any]:
-    """The file system that a directory is on, or will be once it is made."""
+def _place(path: Path) -> Place:
     try:
         there = nearest_folder(path)
         seen, number = os.statvfs(there), there.stat().st_dev
     except OSError as error:
-        return {"path": str(path), "error": f"{error.filename}: {error.strerror}"}
-    return {
-        "path": str(path),
-        "there": str(there),
-        "total": seen.f_blocks * seen.f_frsize,
+        return Place(path=str(path), error=f"{error.filename}: {error.strerror}")
+    return Place(
+        path=str(path),
+        there=str(there),
+        total=seen.f_blocks * seen.f_frsize,
         # What is kept for root is not for training.
-        "free": seen.f_bavail * seen.f_frsize,
-        "inodes": seen.f_files,
-        "inodes_free": seen.f_favail,
-        "read_only": bool(seen.f_flag & os.ST_RDONLY),
-        "writable": os.access(there, os.W_OK | os.X_OK),
-        "block_devices": _block_devices(number),
-    }
+        free=seen.f_bavail * seen.f_frsize,
+        inodes=seen.f_files,
+        inodes_free=seen.f_favail,
+        read_only=bool(seen.f_flag & os.ST_RDONLY),
+        writable=os.access(there, os.W_OK | os.X_OK),
+        block_devices=_block_devices(number),
+    )
 
 
-def _block_devices(number: int) -> list[str]:
-    """As the kernel's messages call it: the partition, and the disk that it is on."""
+def _block_devices(number: int) -> tuple[str, ...]:
     try:
         device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
     except OSError:
-        return []  # of a network, or of memory
-    return [device.name, *([device.parent.name] if (device / "partition").exists() else [])]
+        return ()  # of a network, or of memory
+    return (device.name, device.parent.name) if (device / "partition").exists() else (device.name,)
 
 
-def shared_memory() -> dict[str, Any]:
+def shared_memory() -> SharedMemory:
     try:
         seen = os.statvfs(SHARED_MEMORY)
     except OSError as error:
-        return {"error": error.strerror}
-    return {"total": seen.f_blocks * seen.f_frsize, "free": seen.f_bavail * seen.f_frsize}
+        return SharedMemory(error=error.strerror or str(error))
+    return SharedMemory(total=seen.f_blocks * seen.f_frsize, free=seen.f_bavail * seen.f_frsize)
 
 
-def limits() -> dict[str, Any]:
-    """Soft limits, as every process below this one has them; null: none."""
-
+def limits() -> Limits:
     def soft(which: int) -> int | None:
         found = resource.getrlimit(which)[0]
         return None if found == resource.RLIM_INFINITY else found
 
-    return {
-        "open_files": soft(resource.RLIMIT_NOFILE),
-        "processes": None if os.geteuid() == 0 else soft(resource.RLIMIT_NPROC),  # root's are not counted
-        "threads_of_user": _threads_of_this_user(),
-        "cgroup_room": process_room(),
-        "locked_memory": None if _may_lock_memory() else soft(resource.RLIMIT_MEMLOCK),
-        "infiniband": sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else [],
-    }
+    return Limits(
+        open_files=soft(resource.RLIMIT_NOFILE),
+        processes=None if os.geteuid() == 0 else soft(resource.RLIMIT_NPROC),  # root's are not counted
+        threads_of_user=_threads_of_this_user(),
+        cgroup_room=process_room(),
+        locked_memory=None if _may_lock_memory() else soft(resource.RLIMIT_MEMLOCK),
+        infiniband=tuple(sorted(path.name for path in INFINIBAND.iterdir())) if INFINIBAND.is_dir() else (),
+    )
 
 
 def _threads_of_this_user() -> int:
