@@ -30,7 +30,7 @@ def run(layer: str | None = None, *, setting: Setting = SETTING, patience_s: flo
     asked = call(setting, node("n"))
     environment = os.environ | variables | ({"PYTHONPATH": str(FAULTY / layer)} if layer else {})
     answer = subprocess.run(
-        [sys.executable, "-m", "chaosrun.preflight.probe", asked.probe],
+        [sys.executable, "-m", "chaosrun.cluster.probe_process", asked.probe],
         input=json.dumps({**asked.parameters, "patience_s": patience_s}),
         env=environment,
         capture_output=True,

@@ -12,7 +12,7 @@ from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import _cpu
-from chaosrun.preflight.probes.fingerprinted_training import little_training, other_cores, repeated
+from chaosrun.preflight.probes.fingerprinted_training import Difference, other_cores, repeated, train
 from chaosrun.preflight.probes.products import check_memory, check_products
 from tests.preflight_answers import judged
 
@@ -24,7 +24,7 @@ GPU = {"model": "H100", "capability": "9.0", "units": 132, "torch": "2.9.0", "cu
 
 
 def trained(threads: int = 1, at: str | None = None, differs: str | None = None, word: str = "x") -> dict[str, Any]:
-    """What `little_training.repeated` says; from the operation `at` on it computed something else than others."""
+    """What `repeated` says; from the operation `at` on it computed something else than others."""
     names = list(OPERATIONS)
     changed = names[names.index(at) :] if at else []
     return {
@@ -191,9 +191,9 @@ def test_a_device_that_hangs_fails_and_does_not_vote() -> None:
 def test_a_deep_preflight_trains_for_a_share_of_its_time() -> None:
     node = Node(name="n", node_id="n", address="", hostname="n", cpus=2, gpus=0)
     deep = call(Setting(level=Level.DEEP, root=Path("/r"), storage=Path("/r"), seconds=400), node)
-    assert deep.parameters["compute"]["training"] == {"repeats": 3, "seconds": 100, "cores": True}
+    assert deep.parameters["work"]["training"] == {"repeats": 3, "seconds": 100, "cores": True}
     assert deep.limit_s > 100
-    assert call(SETTING, node).parameters["compute"]["training"] == {"repeats": 3, "seconds": 0, "cores": False}
+    assert call(SETTING, node).parameters["work"]["training"] == {"repeats": 3, "seconds": 0, "cores": False}
 
 
 @pytest.fixture
@@ -231,16 +231,16 @@ def silent(phase: str) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_a_sound_training_repeats_itself_and_covers_every_operation() -> None:
     run = repeated(CPU, threads=1, repeats=3, seconds=0, say=silent)
-    assert run["differs"] is None and run["differing"] == 0 and run["repeats"] == 3
-    assert run["operations"] == little_training(CPU, silent)
-    first = [name.removeprefix("1 ") for name in run["operations"] if name.startswith("1 ")]
+    assert run.differs is None and run.differing == 0 and run.repeats == 3
+    assert run.operations == train(CPU, silent)
+    first = [name.removeprefix("1 ") for name in run.operations if name.startswith("1 ")]
     assert first == [
         *("convolution", "layer norm", "matmul", "matmul of scores", "softmax", "matmul of values", "sum", "matmul at the end"),
         *("gradient of matmul at the end", "gradient of matmul", "gradient of layer norm", "gradient of convolution", "AdamW"),
     ]
     # Every operation computes something of its own, in both steps.
-    assert len({*run["operations"].values()}) == 2 * len(first)
-    assert other_cores(run["operations"], [min(os.sched_getaffinity(0))], silent) == {}
+    assert len({*run.operations.values()}) == 2 * len(first)
+    assert other_cores(run.operations, [min(os.sched_getaffinity(0))], silent) == {}
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -260,18 +260,18 @@ def test_one_flipped_bit_is_found_in_its_operation(
 ) -> None:
     flips(name, call)
     run = repeated(CPU, threads=1, repeats=3, seconds=0, say=silent)
-    assert run["differs"] == {"repeat": 2, "operation": operation}
-    assert run["differing"] == 1
+    assert run.differs == Difference(repeat=2, operation=operation)
+    assert run.differing == 1
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("call", "dtype"), [(1, "float32"), (2, "float64"), (3, "bfloat16")])
 def test_one_flipped_bit_makes_a_product_wrong(flips: Callable[[str, int], None], call: int, dtype: str) -> None:
-    assert [entry["wrong"] for entry in check_products(CPU, silent)] == [0, 0, 0]
+    assert [entry.wrong for entry in check_products(CPU, silent)] == [0, 0, 0]
     flips("matmul", call)
-    wrong = [entry for entry in check_products(CPU, silent) if entry["wrong"]]
-    assert [(entry["dtype"], entry["wrong"]) for entry in wrong] == [(dtype, 1)]
-    assert "instead of" in wrong[0]["first"] and "row 247, column 247" in wrong[0]["first"]
+    wrong = [entry for entry in check_products(CPU, silent) if entry.wrong]
+    assert [(entry.dtype, entry.wrong) for entry in wrong] == [(dtype, 1)]
+    assert "instead of" in wrong[0].first and "row 247, column 247" in wrong[0].first
 
 
 def test_memory_that_forgets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """What drivers say, read and judged: reports as healthy and as broken GPUs give them."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ def answer(
 ) -> Facts:
     driver = {"there": there, "silent": silent, "error": error, "driver": None, "cuda": None, "gpus": []}
     if there and not error:
-        driver |= parse(report(*gpus))
+        driver = asdict(parse(report(*gpus)))
     return {"visible": visible, "driver": driver, "computed": {"cuda:0": made} if made else {}}
 
 

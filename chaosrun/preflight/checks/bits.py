@@ -14,9 +14,12 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.devices import LIMIT_S, PATIENCE_S
 from chaosrun.preflight.checks.devices_computing import gpus_for_work, of_unused, product, remedy_for, unfinished
-from chaosrun.preflight.model import PROBES, Answers, Check, Facts, Finding, Level, Rows, Setting, Status
+from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Rows, Setting, Status
 from chaosrun.preflight.placement import may_take_gpus
-from chaosrun.preflight.probes.fingerprinted_training import first_difference
+from chaosrun.preflight.probes.bits import BitsFacts
+from chaosrun.preflight.probes.compute import ComputeFacts
+from chaosrun.preflight.probes.fingerprinted_training import Training, first_difference
+from chaosrun.preflight.probes.per_device import Computed
 from chaosrun.wording import count, listed
 
 ROWS = Rows(check="bits")
@@ -39,7 +42,7 @@ def call(setting: Setting, node: Node) -> Call:
         parameters={
             "gpus": node.gpus if may_take_gpus(setting) else 0,
             "patience_s": PATIENCE_S[setting.level],
-            "compute": {"threads": setting.job.spec.threads if setting.job else THREADS, "training": training},
+            "work": {"threads": setting.job.spec.threads if setting.job else THREADS, "training": training},
         },
         limit_s=LIMIT_S[setting.level] + seconds,
         env=setting.job.spec.env if setting.job else {},
@@ -69,43 +72,43 @@ class Bits:
         return self.node, self.device
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[BitsFacts]) -> list[Finding]:
     found: list[Finding] = []
     sound: list[Bits] = []
     for node in nodes:
-        answer = facts.answered.get(node.name)
-        for device, computed in (answer["computed"] if answer else {}).items():
+        answer = told.answered.get(node.name)
+        for device, computed in (answer.computed if answer else {}).items():
             rows = list(_alone(node.name, device, computed))
             if device != "cpu" and device not in gpus_for_work(setting, nodes, node):
                 found += of_unused("bits", node.name, device, rows)
                 continue
             found += rows
-            if (facts_of := computed["facts"]) is not None and not any(run["differs"] for run in facts_of["training"]):
-                sound += [_bits(node.name, device, facts_of["kind"], run) for run in facts_of["training"]]
+            if (facts_of := computed.facts) is not None and not any(run.differs for run in facts_of.training):
+                sound += [_bits(node.name, device, facts_of.kind, run) for run in facts_of.training]
     return [*found, *_peers(sound), *_kinds(sound)]
 
 
-def _alone(node: str, device: str, computed: Facts) -> Iterator[Finding]:
+def _alone(node: str, device: str, computed: Computed) -> Iterator[Finding]:
     """What one device says of itself."""
-    if (facts := computed["facts"]) is None:
+    if (facts := computed.facts) is None:
         yield unfinished("bits", node, device, computed)
         return
     yield from product("bits", node, device, facts)
     yield from _repeats(node, device, facts)
     yield from _cores(node, device, facts)
-    if not any(run["differs"] for run in facts["training"]):
+    if not any(run.differs for run in facts.training):
         yield from _threads(node, device, facts)
 
 
-def _bits(node: str, device: str, kind: Facts, run: Facts) -> Bits:
+def _bits(node: str, device: str, kind: Mapping[str, Any], run: Training) -> Bits:
     return Bits(
         node=node,
         device=device,
         kind=kind,
-        threads=run["threads"],
-        operations=run["operations"],
-        like=json.dumps({**kind, "threads": run["threads"]}, sort_keys=True),
-        whole="".join(run["operations"].values()),
+        threads=run.threads,
+        operations=run.operations,
+        like=json.dumps({**kind, "threads": run.threads}, sort_keys=True),
+        whole="".join(run.operations.values()),
     )
 
 
@@ -113,38 +116,39 @@ def _row(who: tuple[str, str], name: str, status: Status, **words: Any) -> Findi
     return ROWS.row(status, name=name, node=who[0], device=who[1], **words)
 
 
-def _repeats(node: str, device: str, facts: Facts) -> Iterator[Finding]:
+def _repeats(node: str, device: str, facts: ComputeFacts) -> Iterator[Finding]:
     """A device against itself."""
     name = "repeats"
-    bad = [run for run in facts["training"] if run["differs"]]
+    bad = [run for run in facts.training if run.differs]
     if not bad:
-        counts = ", ".join(f"{run['repeats']} equal{_with(device, run['threads'])}" for run in facts["training"])
+        counts = ", ".join(f"{run.repeats} equal{_with(device, run.threads)}" for run in facts.training)
         yield _row((node, device), name, Status.PASS, measured=counts, threshold="the same bits each time")
         return
     run = bad[0]
-    differs = run["differs"]
+    differs = run.differs
+    assert differs is not None
     # With one thread a device has nothing left to choose; with several, only if it is not the threads.
-    alone = all(run["threads"] > 1 for run in bad) and len(bad) < len(facts["training"])
+    alone = all(run.threads > 1 for run in bad) and len(bad) < len(facts.training)
     reason = "this device does not repeat itself: what it trains cannot be trusted"
     if alone:
-        reason = f"with one thread it repeats itself, with {run['threads']} it does not"
+        reason = f"with one thread it repeats itself, with {run.threads} it does not"
     yield _row(
         (node, device),
         name,
         Status.FAIL,
-        measured=f"{run['differing']} of {run['repeats']} differ{_with(device, run['threads'])}, "
-        f"first in {_step(differs['operation'])} of repeat {differs['repeat']}",
+        measured=f"{run.differing} of {run.repeats} differ{_with(device, run.threads)}, "
+        f"first in {_step(differs.operation)} of repeat {differs.repeat}",
         threshold="the same bits each time",
         reason=reason,
-        remedy=remedy_for(device, facts["kind"]) + ("; until then set per_worker.cpu to 1" if alone else ""),
+        remedy=remedy_for(device, facts.kind) + ("; until then set per_worker.cpu to 1" if alone else ""),
     )
 
 
-def _cores(node: str, device: str, facts: Facts) -> Iterator[Finding]:
+def _cores(node: str, device: str, facts: ComputeFacts) -> Iterator[Finding]:
     """The cores of a CPU against each other."""
-    if "cores" not in facts:
+    if facts.cores is None:
         return
-    differing, tried = facts["cores"]["differing"], facts["cores"]["tried"]
+    differing, tried = facts.cores.differing, facts.cores.tried
     if not differing:
         yield _row((node, device), "cores", Status.PASS, measured=f"{tried} equal", threshold="the same bits on each core")
         return
@@ -156,20 +160,20 @@ def _cores(node: str, device: str, facts: Facts) -> Iterator[Finding]:
         measured=listed(shown, 4),
         threshold="the same bits on each core",
         reason="a core that computes something else spoils what it trains without an error",
-        remedy=remedy_for(device, facts["kind"]),
+        remedy=remedy_for(device, facts.kind),
     )
 
 
-def _threads(node: str, device: str, facts: Facts) -> Iterator[Finding]:
+def _threads(node: str, device: str, facts: ComputeFacts) -> Iterator[Finding]:
     """One thread against several: other bits are no fault, if every node has the same number."""
-    if device != "cpu" or len(facts["training"]) < 2:
+    if device != "cpu" or len(facts.training) < 2:
         return
-    one, several = facts["training"]
-    operation = first_difference(one["operations"], several["operations"])
-    measured = f"{several['threads']} compute the same bits as one"
+    one, several = facts.training
+    operation = first_difference(one.operations, several.operations)
+    measured = f"{several.threads} compute the same bits as one"
     reason = ""
     if operation:
-        measured = f"{several['threads']} compute other bits than one, from {_step(operation)} on"
+        measured = f"{several.threads} compute other bits than one, from {_step(operation)} on"
         reason = "no fault, but a restart needs the same number: chaosrun takes it from per_worker.cpu"
     yield _row((node, device), "threads", Status.PASS, measured=measured, reason=reason)
 
@@ -313,6 +317,7 @@ CHECK = Check(
     about="the same bits on every device, each time",
     order=40,
     level=Level.QUICK,
-    judge=assess,
+    judge=judge,
     call=call,
+    facts=BitsFacts,
 )

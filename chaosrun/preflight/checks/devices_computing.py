@@ -1,12 +1,14 @@
 """Which devices a job could get, and what came of computing on one: rows that the checks "devices" and "bits" share. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.model import Facts, Finding, Measure, Rows, Setting, Status
+from chaosrun.preflight.model import Finding, Measure, Rows, Setting, Status
 from chaosrun.preflight.placement import gpus_per_worker
+from chaosrun.preflight.probes.compute import ComputeFacts
+from chaosrun.preflight.probes.per_device import Computed
 from chaosrun.preflight.probes.processor import FEWER_THREADS
 
 ROWS = Rows(check="devices")
@@ -28,12 +30,12 @@ def of_unused(check: str, node: str, device: str | None, rows: Sequence[Finding]
     return told or [Rows(check=check).skip(UNUSED, name="GPUs", node=node, device=device)]
 
 
-def unfinished(check: str, node: str, device: str, computed: Facts, holders: str = "") -> Finding:
+def unfinished(check: str, node: str, device: str, computed: Computed, holders: str = "") -> Finding:
     """A device that gave no answer: broken, unless its process never came to it, or something else ended it, or holds its
     memory (`holders` by name, where they are known)."""
-    ended, phase, error = computed["ended"], computed["phase"], computed["error"]
+    ended, phase, error = computed.ended, computed.phase, computed.error
     row: dict[str, Any] = {"check": check, "name": "product", "node": node, "device": device}
-    if not computed["touched"]:
+    if not computed.touched:
         remedy = "see whether torch can be imported on that node, and how busy it is"
         return ROWS.error(f"{error} (in: {phase})", remedy, **row)
     if ended == "died" and "SIGKILL" in error:
@@ -50,39 +52,39 @@ def unfinished(check: str, node: str, device: str, computed: Facts, holders: str
     return ROWS.fail(f"{how} in: {phase}", "finishes", remedy_for(device), reason=error, **row)
 
 
-def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Finding]:
+def product(check: str, node: str, device: str, facts: ComputeFacts) -> Iterator[Finding]:
     """Memory, products and their speed, of a device on which they were tried."""
-    if "products" not in facts:
+    if not facts.products or facts.memory is None:
         return
-    wrong = [entry for entry in facts["products"] if entry["wrong"]]
-    types = ", ".join(entry["dtype"] for entry in facts["products"])
+    wrong = [entry for entry in facts.products if entry.wrong]
+    types = ", ".join(entry.dtype for entry in facts.products)
     row: dict[str, Any] = {"check": check, "node": node, "device": device}
-    if facts["memory"]["wrong"]:
+    if facts.memory.wrong:
         yield ROWS.fail(
-            f"{facts['memory']['wrong']} of {facts['memory']['bytes']} bytes read back wrong",
+            f"{facts.memory.wrong} of {facts.memory.bytes} bytes read back wrong",
             "as they were written",
-            remedy_for(device, facts["kind"]),
+            remedy_for(device, facts.kind),
             name="memory",
             **row,
         )
     if wrong:
-        worst = max(wrong, key=lambda entry: entry["wrong"])
+        worst = max(wrong, key=lambda entry: entry.wrong)
         yield ROWS.fail(
-            f"{worst['wrong']} of {worst['entries']} entries wrong in {', '.join(entry['dtype'] for entry in wrong)}",
+            f"{worst.wrong} of {worst.entries} entries wrong in {', '.join(entry.dtype for entry in wrong)}",
             "exact: integers that have one right answer",
-            remedy_for(device, facts["kind"]),
+            remedy_for(device, facts.kind),
             name="product",
-            reason=f"{worst['dtype']}: {worst['first']}",
+            reason=f"{worst.dtype}: {worst.first}",
             **row,
         )
         return
     gpu = device != "cpu"
     yield ROWS.passed(f"exact in {types}", "exact", name="product", **row)
     yield ROWS.passed(
-        f"{facts['gflops']:.3g} GFLOP/s",
-        name=f"speed of {facts['kind']['model']}" if gpu else "speed",
+        f"{facts.gflops:.3g} GFLOP/s",
+        name=f"speed of {facts.kind['model']}" if gpu else "speed",
         measure=Measure(
-            number=facts["gflops"],
+            number=facts.gflops,
             unit="GFLOP/s",
             better="higher",
             warn=0.7 if gpu else 0.2,
@@ -92,7 +94,7 @@ def product(check: str, node: str, device: str, facts: Facts) -> Iterator[Findin
     )
 
 
-def remedy_for(device: str, kind: Facts | None = None) -> str:
+def remedy_for(device: str, kind: Mapping[str, Any] | None = None) -> str:
     """`kind`: what is known of the device; what its environment does to it is tried first."""
     if device == "cpu":
         test = "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"

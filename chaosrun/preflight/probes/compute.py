@@ -4,10 +4,12 @@ What it is at goes out line by line before it is begun: when the process hangs o
 """
 
 import os
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chaosrun.preflight.model import Facts
+from chaosrun.preflight.probes.fingerprinted_training import Training
 from chaosrun.preflight.probes.processor import FEWER_THREADS, processor
+from chaosrun.preflight.probes.products import Product
 
 CPU_BYTES = 16 << 20
 GPU_SHARE = 0.75
@@ -17,47 +19,73 @@ SETTINGS = (*KERNELS, *FEWER_THREADS)
 """Environment variables that make a CPU compute other bits."""
 
 
-def probe(**parameters: Any) -> Facts:
-    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `threads`; `products`: whether
-    memory and products are tried; `training`: None or {"repeats", "seconds", "cores": whether on each core}."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTried:
+    bytes: int
+    wrong: int
+    """Of them, how many were not read back as they had been written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    tried: int
+    differing: dict[str, str]
+    """The first operation that differs, by core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFacts:
+    kind: dict[str, Any] = field(default_factory=dict)
+    """What the bits of this device depend on, apart from the number of threads."""
+    memory: MemoryTried | None = None
+    products: tuple[Product, ...] = ()
+    gflops: float = 0.0
+    training: tuple[Training, ...] = ()
+    cores: Cores | None = None
+
+
+def probe(
+    *, device: str, progress: int, threads: int, products: bool, training: dict[str, Any] | None, visible: str = ""
+) -> ComputeFacts:
+    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `products`: whether memory and products
+    are tried; `training`: None or {"repeats", "seconds", "cores": whether on each core}."""
 
     def say(phase: str) -> None:
-        os.write(parameters["progress"], f"{phase}\n".encode())
+        os.write(progress, f"{phase}\n".encode())
 
     say("import of torch")
     import torch
 
-    from chaosrun.preflight.probes import fingerprinted_training as little_training
-    from chaosrun.preflight.probes import products
+    from chaosrun.preflight.probes import fingerprinted_training
+    from chaosrun.preflight.probes import products as tried
 
-    threads, training = parameters["threads"], parameters["training"]
-    device = torch.device(parameters["device"])
+    which = torch.device(device)
     torch.set_num_threads(threads)
-    if device.type == "cuda":
+    if device == "cuda":
         from chaosrun.protocol.determinism import pin
 
         # The CPU's kernels need none of it, and it loads the compiler.
         pin(seed=0, deterministic="strict", threads=threads)
     say("first use")
-    facts: dict[str, Any] = {"kind": _cpu(torch) if device.type == "cpu" else _gpu(torch, device)}
-    if parameters["products"]:
+    facts = ComputeFacts(kind=_cpu(torch) if device == "cpu" else _gpu(torch, which))
+    if products:
         say("allocation")
-        size = CPU_BYTES if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE)
-        facts["memory"] = {"bytes": size, "wrong": products.check_memory(device, size)}
-        facts["products"] = products.check_products(device, say)
+        size = CPU_BYTES if device == "cpu" else int(torch.cuda.mem_get_info(which)[0] * GPU_SHARE)
+        memory = MemoryTried(bytes=size, wrong=tried.check_memory(which, size))
+        exact = tuple(tried.check_products(which, say))
         say("speed of a product")
-        facts["gflops"] = products.product_gflops(device)
+        facts = replace(facts, memory=memory, products=exact, gflops=tried.product_gflops(which))
     if training:
-        counts = sorted({1, threads}) if device.type == "cpu" else [threads]
-        share_s = training["seconds"] / len(counts)
-        facts["training"] = [
-            little_training.repeated(device, threads=count, repeats=training["repeats"], seconds=share_s, say=say)
-            for count in counts
-        ]
-        if device.type == "cpu" and training["cores"]:
+        counts = sorted({1, threads}) if device == "cpu" else [threads]
+        seconds, repeats = training["seconds"] / len(counts), training["repeats"]
+        rounds = tuple(
+            fingerprinted_training.repeated(which, threads=count, repeats=repeats, seconds=seconds, say=say) for count in counts
+        )
+        facts = replace(facts, training=rounds)
+        if device == "cpu" and training["cores"]:
             cores = sorted(os.sched_getaffinity(0))
-            differing = little_training.other_cores(facts["training"][0]["operations"], cores, say)
-            facts["cores"] = {"tried": len(cores), "differing": differing}
+            differing = fingerprinted_training.other_cores(rounds[0].operations, cores, say)
+            facts = replace(facts, cores=Cores(tried=len(cores), differing=differing))
     return facts
 
 

@@ -8,6 +8,7 @@ fingerprint differs is the one that computes something else: its input was still
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +23,27 @@ Say = Callable[[str], None]
 Operation = Callable[[str, "Callable[[], Tensor]"], "Tensor"]
 
 
-def little_training(device: "torch.device", say: Say) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    repeat: int
+    operation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The training again and again, with one number of threads."""
+
+    threads: int
+    repeats: int
+    operations: dict[str, str]
+    """Fingerprints of the first."""
+    differs: Difference | None
+    """The first that differed."""
+    differing: int
+    """How many did."""
+
+
+def train(device: "torch.device", say: Say) -> dict[str, str]:
     """Fingerprints of its operations, 16 hex digits each, in the order they are computed: "1 matmul" is of the first step."""
     import torch
 
@@ -95,27 +116,23 @@ def _adamw(torch: Any, leaves: "list[Tensor]") -> "Callable[[Sequence[Tensor]], 
     return update
 
 
-def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> dict[str, Any]:
-    """The training again and again, `repeats` times and for at least `seconds`, with so many threads of the CPU.
-
-    {"threads", "repeats", "operations": of the first, "differs": None or {"repeat", "operation"} of the first that differed,
-    "differing": how many did}.
-    """
+def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> Training:
+    """`repeats` times and for at least `seconds`, with so many threads of the CPU."""
     import torch
 
     torch.set_num_threads(threads)
     # Libraries choose their kernels in the first call, and not always the same (pytorch#188792): it does not count.
-    little_training(device, lambda name: say(f"{name} (first call)"))
+    train(device, lambda name: say(f"{name} (first call)"))
     until = time.monotonic() + seconds
-    first = little_training(device, say)
+    first = train(device, say)
     count, differing, differs = 1, 0, None
     while count < repeats or time.monotonic() < until:
         count += 1
-        again = little_training(device, lambda name, count=count: say(f"{name} (repeat {count})"))
+        again = train(device, lambda name, count=count: say(f"{name} (repeat {count})"))
         if operation := first_difference(first, again):
             differing += 1
-            differs = differs or {"repeat": count, "operation": operation}
-    return {"threads": threads, "repeats": count, "operations": first, "differs": differs, "differing": differing}
+            differs = differs or Difference(repeat=count, operation=operation)
+    return Training(threads=threads, repeats=count, operations=first, differs=differs, differing=differing)
 
 
 def other_cores(operations: dict[str, str], cores: Sequence[int], say: Say) -> dict[str, str]:
@@ -128,7 +145,7 @@ def other_cores(operations: dict[str, str], cores: Sequence[int], say: Say) -> d
     try:
         for core in cores:
             os.sched_setaffinity(0, {core})
-            again = little_training(torch.device("cpu"), lambda name, core=core: say(f"{name} on core {core}"))
+            again = train(torch.device("cpu"), lambda name, core=core: say(f"{name} on core {core}"))
             if operation := first_difference(operations, again):
                 differing[str(core)] = operation
     finally:

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
+
+from chaosrun.preflight.probes.compute import ComputeFacts
 
 BEFORE_THE_DEVICE = ("start", "import of torch")
 """Phases in which no device has been touched yet."""
@@ -17,6 +20,20 @@ START_PATIENCE_S = 40.0
 HIDING = {"", "-1", "NoDevFiles"}
 DEAD_WITHIN_S = 2.0
 """A killed process that is still there after this waits inside the kernel, as behind a GPU that no longer answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """What came of computing on one device."""
+
+    ended: str
+    """done, raised, died, hung"""
+    phase: str
+    """The last one that was announced."""
+    touched: bool
+    """Whether it came to the device."""
+    error: str
+    facts: ComputeFacts | None
 
 
 def visible_gpus() -> list[str] | None:
@@ -34,18 +51,17 @@ def gpu_devices(count: int, visible: list[str] | None, uuids: list[str]) -> dict
     return {f"cuda:{index}": token for index, token in enumerate(tokens[:count])}
 
 
-def compute(orders: Mapping[str, Mapping[str, Any]], patience_s: float) -> dict[str, dict[str, Any]]:
+def compute(orders: Mapping[str, Mapping[str, Any]], patience_s: float) -> dict[str, Computed]:
     """Run the probe `compute` on every device at the same time; one phase of it may take `patience_s`.
 
-    `orders` by the device's name: "visible", what CUDA_VISIBLE_DEVICES is there, and the probe's parameters. Each answer is
-    {"ended": "done" | "raised" | "died" | "hung", "phase", "touched": whether it came to the device, "error", "facts"}.
+    `orders` by the device's name: "visible", what CUDA_VISIBLE_DEVICES is there, and the probe's parameters.
     """
     with ThreadPoolExecutor(max_workers=max(1, len(orders))) as pool:
         running = {name: pool.submit(_compute, name, order, patience_s) for name, order in orders.items()}
         return {name: answer.result() for name, answer in running.items()}
 
 
-def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> dict[str, Any]:
+def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> Computed:
     reading, writing = os.pipe()
     parameters = json.dumps({**order, "device": name.partition(":")[0], "progress": writing})
     # Files, not pipes: its words need no reader. In memory: the disk may be full.
@@ -118,6 +134,8 @@ def how_it_ended(status: int, words: str) -> str:
     return f"{how}: {said[-1][:200]}" if said else how
 
 
-def _answer(ended: str, phase: str, error: str, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _answer(ended: str, phase: str, error: str, facts: Mapping[str, Any] | None = None) -> Computed:
     touched = phase not in BEFORE_THE_DEVICE
-    return {"ended": ended, "phase": phase, "touched": touched, "error": error, "facts": facts}
+    # Its parts stay as they are: this process only passes them on.
+    told = None if facts is None else ComputeFacts(**facts)
+    return Computed(ended=ended, phase=phase, touched=touched, error=error, facts=told)

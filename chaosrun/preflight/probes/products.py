@@ -7,6 +7,7 @@ product has one right answer.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,15 @@ INNER = 8 * PERIOD
 """Length of every sum: below 256, up to which bfloat16 holds all integers."""
 BLOCK_BYTES = 1 << 30
 PATTERN = 0x5AA5C33C_0FF01E87
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    dtype: str
+    entries: int
+    wrong: int
+    first: str
+    """Where and what the first wrong one is."""
 
 
 def check_memory(device: "torch.device", size_bytes: int) -> int:
@@ -31,8 +41,8 @@ def check_memory(device: "torch.device", size_bytes: int) -> int:
     return sum(8 * int((block != PATTERN).sum()) for block in blocks)
 
 
-def check_products(device: "torch.device", say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One entry a type: {"dtype", "entries", "wrong", "first"}; `first` says where and what."""
+def check_products(device: "torch.device", say: Callable[[str], None]) -> list[Product]:
+    """One a type."""
     import torch
 
     gpu = device.type == "cuda"
@@ -50,7 +60,7 @@ def check_products(device: "torch.device", say: Callable[[str], None]) -> list[d
         if len(wrong):
             row, column = wrong[0].tolist()
             first = f"{product[row, column].item()!r} instead of {int(expected[row, column])} in row {row}, column {column}"
-        results.append({"dtype": name, "entries": product.numel(), "wrong": len(wrong), "first": first})
+        results.append(Product(dtype=name, entries=product.numel(), wrong=len(wrong), first=first))
     return results
 
 
