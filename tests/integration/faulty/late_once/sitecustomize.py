@@ -4,6 +4,6 @@ import os
 import sys
 import time
 
-if sys.orig_argv[1:] == ["-m", "chaosrun.cluster.probe_process", "chaosrun.preflight.probes.mesh"] and not os.path.exists(os.environ["LATE_ONCE"]):
+if sys.orig_argv[-1:] == ["chaosrun.preflight.probes.mesh"] and not os.path.exists(os.environ["LATE_ONCE"]):
     open(os.environ["LATE_ONCE"], "w").close()
     time.sleep(5.5)
