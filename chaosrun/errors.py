@@ -19,12 +19,15 @@ __all__ = [
     "ChaosrunError",
     "InterruptedRunError",
     "InvalidCheckpointError",
+    "LeftApartError",
     "MisuseError",
     "RecoveryError",
+    "RegisteredStateError",
     "ResourcesError",
     "RestoreMismatchError",
     "RunTimeoutError",
     "SpecError",
+    "UnsafeCheckpointError",
     "UsageError",
     "UserScriptError",
 ]
@@ -68,10 +71,22 @@ class InvalidCheckpointError(RecoveryError):
     """A checkpoint directory that does not hold what its manifest promises."""
 
 
+class UnsafeCheckpointError(InvalidCheckpointError):
+    """A checkpoint that holds more than tensors and plain values."""
+
+
+class LeftApartError(RecoveryError):
+    """Ranks that were told to leave did not leave after the same step."""
+
+
 class RestoreMismatchError(RecoveryError):
     """State digests after a restore differ from those taken at the save: the job did not come back exactly."""
 
     exit_code = 3
+
+
+class RegisteredStateError(RestoreMismatchError):
+    """The state that differs is of an object that the script registered."""
 
 
 class ResourcesError(ChaosrunError):

@@ -204,8 +204,8 @@ def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
     kind = verdict.divergence.kind if verdict.divergence else None
     if expected.kind is not None and kind != expected.kind:
         yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"
-    if expected.cause is not None and expected.cause not in verdict.cause:
-        yield f"the cause does not say {expected.cause!r}: {verdict.cause}"
+    if expected.cause is not None and not verdict.says(expected.cause):
+        yield f"the cause is not {expected.cause!r}: {verdict.cause} ({verdict.code})"
     if expected.exit_code is not None and verdict.exit_code != expected.exit_code:
         yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
 

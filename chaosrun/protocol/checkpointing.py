@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
-from chaosrun.errors import MisuseError, RestoreMismatchError
+from chaosrun.errors import MisuseError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.position import Position
@@ -208,7 +208,8 @@ def _compare(component: str, expected: dict[str, str], live: dict[str, str], nam
     differing = [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
     # What was saved and is gone says more than the empty container that stands in its place.
     first = next((key for key in differing if key in expected), differing[0])
-    raise RestoreMismatchError(
+    kind = RegisteredStateError if component == "registered" else RestoreMismatchError
+    raise kind(
         f"rank {rank}: {component} is not what checkpoint {name} holds: {first!r} "
         f"was {expected.get(first, 'absent')} when saved and is {live.get(first, 'absent')} after the restore",
         hint="something between the save and the first batch changed it, or it was never restored",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from chaosrun.errors import InvalidCheckpointError, MisuseError
+from chaosrun.errors import InvalidCheckpointError, MisuseError, UnsafeCheckpointError
 from chaosrun.wording import listed
 
 PICKLED = frozenset({".bin", ".pkl", ".pt", ".pth"})
@@ -56,7 +56,7 @@ def refuse_code(directory: Path) -> None:
             # Not what torch.save writes: loading it would unpickle it in an older way.
             raise InvalidCheckpointError(f"{path}: not a file of tensors and plain values ({error})", hint=_HINT) from error
         if found:
-            raise InvalidCheckpointError(
+            raise UnsafeCheckpointError(
                 f"{path}: holds more than tensors and plain values: {listed(sorted(found))}", hint=_HINT
             )
 
@@ -66,7 +66,7 @@ def load_values(path: Path, *, map_location: Any) -> Any:
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InvalidCheckpointError(f"{path}: holds more than tensors and plain values ({error})", hint=_HINT) from error
+        raise UnsafeCheckpointError(f"{path}: holds more than tensors and plain values ({error})", hint=_HINT) from error
 
 
 def unpicklable(payload: bytes) -> list[str]:

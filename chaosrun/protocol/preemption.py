@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from chaosrun.errors import RecoveryError
+from chaosrun.errors import LeftApartError
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.order import WorkerOrder
 
@@ -77,7 +77,7 @@ class Preemption:
         if self._leaving is None:
             return False
         if step > self._leaving["step"]:
-            raise RecoveryError(
+            raise LeftApartError(
                 f"rank {self._order.rank} had done step {step} when rank {self._leaving['rank']}, told to leave, announced the "
                 f"end of step {self._leaving['step']}",
                 hint="ranks that do not reduce gradients at every step cannot leave together",

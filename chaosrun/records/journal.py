@@ -18,9 +18,9 @@ Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
                       found (of a note or hang: what was seen, else null)
 - hang.declared       attempt, first (the rank that stopped first), silent_s, patience_s, message, ranks [{rank, pid, step and
                       stage (records.heartbeat), silent_s, state (letter in /proc), wchan, stack}], before anything is killed
-- death.unplanned     attempt, rank, reason, step, error {type, message, traceback} or null
+- death.unplanned     attempt, rank, code (EndCode or null), reason, step, error {type, message, traceback} or null
 - attempt.stopped     attempt, reason, killed [ranks]         (every process of the attempt is gone)
-- leg.finished        outcome, message, hint, final_step
+- leg.finished        outcome, code (EndCode or null), message, hint, final_step
 
 `outcome` is one of OUTCOMES.
 """
@@ -41,6 +41,20 @@ Outcome = Literal[
     "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
 ]
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
+EndCode = Literal[
+    "failed_inside_chaosrun",
+    "out_of_memory",
+    "killed",
+    "told_to_leave",
+    "left_apart",
+    "node_lost",
+    "unkillable",
+    "hung",
+    "unsafe_checkpoint",
+    "checkpoint_damaged",
+    "registered_state_changed_on_load",
+]
+"""What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
 """How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
 

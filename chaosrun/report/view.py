@@ -4,7 +4,6 @@
 that is damaged is named among the `damage`, and what hangs on it is left out.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,15 +169,12 @@ class RunView:
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     from chaosrun.report.answers import differed, killed, tried
-    from chaosrun.verify.blame import blame
 
     damage: list[str] = []
     facts = _read(lambda: read_facts(run), damage) or RunFacts()
     spec, plan = _read(lambda: _spec(run), damage), _read(lambda: _plan(run), damage)
     legs = {leg: read_progress(leg, run.leg(leg)) for leg in ("reference", "chaos")}
-    whose = blame(verdict)
     repeat = repeat_command(run, facts)
-    headline, place = _parts_of(verdict.cause)
     return RunView(
         run=run,
         verdict=verdict,
@@ -188,22 +184,22 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         plan=plan,
         damage=tuple(dict.fromkeys(damage)),
         why=OUTCOME_WORDS.get(verdict.outcome) if verdict.status == "INCONCLUSIVE" and verdict.outcome else None,
-        headline=headline,
-        place=place,
-        blame=whose,
+        headline=verdict.headline,
+        place=verdict.place,
+        blame=verdict.blame,
         tried=tried(facts, spec, plan),
         killed=killed(verdict, facts, legs["chaos"]),
         differed=differed(verdict),
         faults_title=_faults_title(verdict.faults, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts_title=_attempts_title(verdict),
-        attempts=tuple(_attempt_row(attempt, {fault.id for fault in verdict.faults}) for attempt in verdict.attempts),
+        attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
         checks_title=_checks_title(verdict.checks),
         checks=tuple(sorted(verdict.checks, key=lambda check: list(CHECK_WORDS).index(check.status))),
         divergence=() if verdict.divergence is None else tuple(divergence_rows(verdict.divergence, verdict.hint)),
         deaths=tuple(_deaths(legs.values())[:MOST_DEATHS]),
         repeat=repeat,
-        commands=next_commands(verdict, run, repeat, whose.whose),
+        commands=next_commands(verdict, run, repeat, verdict.blame.whose),
     )
 
 
@@ -253,9 +249,8 @@ def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:
     )
 
 
-def _attempt_row(attempt: "AttemptSummary", faults: set[str]) -> AttemptRow:
-    # The one place that reads a summary's words again, until they come as values.
-    named = [name for name in re.findall(r"(?:^|, )([^ ,()]+) \(", attempt.ended_by) if name in faults]
+def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
+    named = attempt.faults
     whole = attempt.ended_by.replace("_", " ")
     return AttemptRow(
         number=attempt.attempt,
@@ -266,12 +261,6 @@ def _attempt_row(attempt: "AttemptSummary", faults: set[str]) -> AttemptRow:
         lost=str(attempt.lost_steps or "-"),
         recovery="-" if attempt.recovery_s is None else span(attempt.recovery_s),
     )
-
-
-def _parts_of(cause: str) -> tuple[str, str | None]:
-    """What it is, and where it was first seen. The one place that reads a cause's words again, until they come as values."""
-    headline, bracket, place = cause.partition(" (first difference")
-    return (headline, f"first difference{place[:-1]}") if bracket and place.endswith(")") else (cause, None)
 
 
 def _faults_title(faults: "Sequence[FaultOutcome]", facts: RunFacts) -> str:

@@ -60,7 +60,9 @@ def _verdict_alone(value: Any) -> Any:
 class Expectation(Section):
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE"] = Field(description="the verdict the drill must end with")
     kind: Text | None = Field(default=None, description="what must differ first, such as data order")
-    cause: Text | None = Field(default=None, description="words that the verdict's cause must contain")
+    cause: Text | None = Field(
+        default=None, description="the verdict's cause: its code (docs/causes.md), or words that its sentence must contain"
+    )
     exit_code: Count | None = Field(default=None, description="the exit code that the drill must have")
 
 

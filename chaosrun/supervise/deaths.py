@@ -1,5 +1,6 @@
 """How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,10 +8,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chaosrun.checkpoint.storage import is_full
-from chaosrun.errors import MisuseError, ResourcesError, RestoreMismatchError, UserScriptError
+from chaosrun.errors import (
+    InvalidCheckpointError,
+    LeftApartError,
+    MisuseError,
+    RegisteredStateError,
+    ResourcesError,
+    RestoreMismatchError,
+    UnsafeCheckpointError,
+    UserScriptError,
+)
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.faults.seen import signal_name
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
+from chaosrun.records.journal import EndCode, Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import read_json
@@ -112,6 +123,7 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
                 error=("signal", name),
             )
         return Failure(
+            code="killed",
             message=f"rank {rank} was killed by {name} at step {step}, and no fault was planned for it",
             hint=f"the kernel (out of memory?), the cluster or a person did it; see {log}",
             rank=rank,
@@ -119,7 +131,7 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
         )
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
-        return Failure(message=message, hint=f"see {log}", rank=rank, step=step, of_node=True)
+        return Failure(code="node_lost", message=message, hint=f"see {log}", rank=rank, step=step, of_node=True)
     if exit_code == ResourcesError.exit_code and is_full(leg.path):
         message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
         hint = "free some space there, or put the run elsewhere with --root"
@@ -138,6 +150,7 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
 def _of_notice(end: dict[str, Any]) -> Failure:
     """The same for every rank: they leave together."""
     return Failure(
+        code="told_to_leave",
         message=f"rank {end['told']} was told to leave (SIGTERM), and no fault was planned for it: "
         f"all ranks took a checkpoint after step {end['step']} and left",
         hint="the cluster or a person took its place away",
@@ -147,9 +160,32 @@ def _of_notice(end: dict[str, Any]) -> Failure:
     )
 
 
+def _code_of(error: Mapping[str, Any], outcome: Outcome) -> EndCode | None:
+    """What is known beside the outcome: by the type of the error; of the script's own, by what torch and the system say."""
+    match outcome:
+        case "inexact_restore":
+            return "registered_state_changed_on_load" if error["type"] == RegisteredStateError.__name__ else None
+        case "user_error" if error.get("ours") is True:
+            return "failed_inside_chaosrun"
+        case "user_error":
+            memory = error["type"] in ("OutOfMemoryError", "MemoryError") or _SHORT_OF.search(error["message"])
+            return "out_of_memory" if memory else None
+        case _:
+            return _OF_TYPES.get(error["type"])
+
+
+_OF_TYPES: Mapping[str, EndCode] = {
+    UnsafeCheckpointError.__name__: "unsafe_checkpoint",
+    InvalidCheckpointError.__name__: "checkpoint_damaged",
+    LeftApartError.__name__: "left_apart",
+}
+_SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
+
+
 def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
     error, step = end["error"], end["step"]
     of_reducer = reducer_error(error["message"])
+    outcome: Outcome
     if error["exit_code"] == RestoreMismatchError.exit_code:
         outcome, message = "inexact_restore", error["message"]
     elif error["exit_code"] == ResourcesError.exit_code:
@@ -160,6 +196,7 @@ def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
         raised = f" raised {error['type']}{inside} at step {step}" if error["type"] not in OWN_TYPES else ""
         message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error['message']}"
     return Failure(
+        code=_code_of(error, outcome),
         message=message,
         hint=of_reducer.hint if of_reducer else error["hint"] or f"the traceback is in {log}",
         outcome=outcome,

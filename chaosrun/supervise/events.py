@@ -6,7 +6,7 @@ Values only; `supervise.lifecycle` decides, `supervise.supervisor` carries out.
 from dataclasses import dataclass
 from typing import Literal
 
-from chaosrun.records.journal import Outcome
+from chaosrun.records.journal import EndCode, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +14,8 @@ class Failure:
     """Why an attempt ended without a planned fault. The same kind of error at the same step is the script's own doing."""
 
     message: str
+    code: EndCode | None = None
+    """None: nothing is known that the outcome does not say."""
     hint: str | None = None
     outcome: Outcome = "recovery_failed"
     """What the leg ends as if this is not worth another attempt."""
@@ -207,6 +209,7 @@ class Finish:
     outcome: Outcome
     message: str
     hint: str | None = None
+    code: EndCode | None = None
 
 
 Action = AcquirePlaces | Audit | SetAside | Rest | Start | Stop | Finish

@@ -109,7 +109,9 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
             return _end(state, Finish(outcome="resources", message=event.message, hint=event.hint))
         case Unstoppable():
             hint = "a process in uninterruptible sleep: look at its storage or GPU driver, then `chaosrun resume`"
-            return _finish(state, state.ending or Finish(outcome="recovery_failed", message=event.message, hint=hint))
+            return _finish(
+                state, state.ending or Finish(outcome="recovery_failed", code="unkillable", message=event.message, hint=hint)
+            )
         case Audited():
             assert state.phase == "auditing"
             return _start(state, event)
@@ -128,14 +130,19 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
                 state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
                 return _stop(state, f"planned fault {event.fault}")
             hint = "the ranks' stacks are in their logs (chaosrun logs); recovery.hang_timeout sets the patience"
-            return _fail(state, Failure(message=event.message, hint=hint, rank=event.rank, step=event.step, reach=event.reach))
+            return _fail(
+                state,
+                Failure(code="hung", message=event.message, hint=hint, rank=event.rank, step=event.step, reach=event.reach),
+            )
         case AgentLost():
             state = replace(state, agent_lost=True)
             if event.fault is not None and state.phase in ("starting", "running", "stopping"):
                 # Ranks on other nodes may have been seen to die of it before.
                 state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
                 return _stop(state, f"planned fault {event.fault}")
-            lost = Failure(message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True)
+            lost = Failure(
+                code="node_lost", message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True
+            )
             if state.phase == "stopping" and state.planned is None and state.failure is not None:
                 # What its peers raised when they lost it came here first.
                 return replace(state, failure=lost), ()
@@ -241,12 +248,13 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         state = replace(state, died_from=(*state.died_from, state.attempt))
     spent = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE
     if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
-        return _finish(state, Finish(outcome="user_error", message=failure.message, hint=failure.hint or REPEATED))
+        ending = replace(_ended_by(failure), outcome="user_error", hint=failure.hint or REPEATED)
+        return _finish(state, ending)
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure))
         said = f"{failure.message} (after {state.restarts} unplanned restarts without progress)"
-        return _finish(state, Finish(outcome="recovery_failed", message=said, hint=failure.hint))
+        return _finish(state, replace(_ended_by(failure), outcome="recovery_failed", message=said))
     return _restart(state, failure, from_older=spent)
 
 
@@ -273,7 +281,7 @@ def _again(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
 
 
 def _ended_by(failure: Failure) -> Finish:
-    return Finish(outcome=failure.outcome, message=failure.message, hint=failure.hint)
+    return Finish(outcome=failure.outcome, code=failure.code, message=failure.message, hint=failure.hint)
 
 
 def _finish(state: LegState, finish: Finish) -> tuple[LegState, tuple[Action, ...]]:

@@ -213,7 +213,13 @@ class Supervisor:
             end = read_end(self._leg, self._attempt, failure.rank)
             error = end["error"] if end else None
         self._record(
-            "death.unplanned", attempt=self._attempt, rank=failure.rank, reason=failure.message, step=failure.step, error=error
+            "death.unplanned",
+            attempt=self._attempt,
+            rank=failure.rank,
+            code=failure.code,
+            reason=failure.message,
+            step=failure.step,
+            error=error,
         )
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
@@ -384,7 +390,12 @@ class Supervisor:
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
         self._record(
-            "leg.finished", outcome=result.outcome, message=result.message, hint=result.hint, final_step=result.final_step
+            "leg.finished",
+            outcome=result.outcome,
+            code=action.code,
+            message=result.message,
+            hint=result.hint,
+            final_step=result.final_step,
         )
         return result
 

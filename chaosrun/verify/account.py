@@ -3,7 +3,6 @@
 Pure; judges nothing.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,9 +11,6 @@ from chaosrun.faults.seen import Seen
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
-
-UNPLANNED = "unplanned death"
-"""How the end of an attempt begins that nobody had planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +45,15 @@ class AttemptSummary:
     """First and last step that any rank recorded in it; None when it recorded none."""
     last_step: int | None
     ended_by: str
+    """In words: faults, an unplanned death, or how the leg ended."""
     lost_steps: int
     """Steps done or restored that the next attempt did not go on from."""
     recovery_s: float | None
     """From the death or hang that ended the attempt before to the first step of this one; see `verify.recovery_times`."""
     ranks: int
     """Ranks that began to train."""
+    faults: tuple[str, ...] = ()
+    """Ids of the planned faults that ended it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,6 +87,7 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
     recovery_s = {recovery.attempt: recovery.total_s for recovery in recoveries_of(chaos)}
     summaries: list[AttemptSummary] = []
     for number, attempt in enumerate(chaos.attempts):
+        faults = _faults_that_ended(attempt, plan, chaos)
         after = chaos.attempts[number + 1] if number + 1 < len(chaos.attempts) else None
         steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
         reached = max(steps, default=attempt.resume_step)
@@ -98,26 +98,29 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
                 resumed_step=attempt.resume_step,
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
-                ended_by=_ended_by(attempt, plan, chaos, last=after is None),
+                ended_by=", ".join(faults.values()) or _ended_by(attempt, chaos, last=after is None),
                 lost_steps=max(0, reached - after.resume_step) if after else 0,
                 recovery_s=recovery_s.get(attempt.number),
                 ranks=sum(trace.start is not None for trace in attempt.traces.values()),
+                faults=tuple(faults),
             )
         )
     return tuple(summaries)
 
 
-def _ended_by(attempt: Attempt, plan: FaultPlan, chaos: LegHistory, *, last: bool) -> str:
-    words: Mapping[str, str] = {fault.id: fault.describe() for fault in plan.faults}
+def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:
+    """By id, what each did. Of what a fault did to a process that went on there is a note, and nothing else."""
+    known = {fault.id: fault.describe() for fault in plan.faults}
     observed = (record for record in chaos.events("fault.observed") if record["attempt"] == attempt.number)
-    # Of what a fault did to a process that went on there is a note.
-    faults = [record["fault"] for record in observed if record["how"] != "note"]
-    if faults:
-        return ", ".join(f"{fault} ({words.get(fault, 'not in the plan')})" for fault in faults)
+    ended = (record["fault"] for record in observed if record["how"] != "note")
+    return {fault: f"{fault} ({known.get(fault, 'not in the plan')})" for fault in ended}
+
+
+def _ended_by(attempt: Attempt, chaos: LegHistory, *, last: bool) -> str:
     if attempt.unplanned:
         death = attempt.unplanned[0]
         whose = "" if death["rank"] is None else f" of rank {death['rank']}"
-        return f"{UNPLANNED}{whose}: {death['reason']}"
+        return f"unplanned death{whose}: {death['reason']}"
     if last and chaos.outcome is not None:
         return chaos.outcome
     if attempt.stopped is None and chaos.events("supervisor.resumed"):

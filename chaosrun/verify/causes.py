@@ -1,36 +1,28 @@
-"""What a difference between the legs is called, and what it suggests to do about it. Pure: words for what `divergence` finds.
+"""Which cause a difference between the legs has, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
-A cause is said in a few words, the same for the same mistake, so that it can be looked up; the hint holds the particulars.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.loading import sample_finding, unrepeatable
 from chaosrun.verify.recovery import layout_at, wrong_position
-from chaosrun.verify.restored import StateDifference, reference_state, restored_difference, saved_before
+from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
 
-WHOLE = {
+_WHOLE = {
     "model": "weights",
     "buffers": "buffers",
-    "optimizer": "optimizer state",
-    "scheduler": "LR scheduler",
-    "registered": "registered state",
-    "rng": "RNG",
+    "optimizer": "optimizer_state",
+    "scheduler": "lr_scheduler",
+    "registered": "registered_state",
+    "rng": "rng",
 }
-"""What a component is called."""
-
-
-class Cause(NamedTuple):
-    cause: str
-    hint: str
+"""The part of a checkpoint that a component is, see `code_differences.PARTS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +63,7 @@ def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
         case "ids" | "batch":
             return _data(field, moment, first)
         case "position":
-            return Cause("position not restored", "the samples are right, their count is not: epoch or batches done went wrong")
+            return Cause.of("position_not_restored")
         case "rng":
             return _rng(moment, first)
         case "loss":
@@ -89,144 +81,91 @@ def of_position(moment: Moment, start: StartRecord) -> Cause | None:
     ordered, step = moment.attempt.resume, start.position.step
     whole = reference_parameters(moment.drill, start.rank, step) == start.param
     if start.restored != ordered or (step != moment.attempt.resume_step and whole):
-        restored = start.restored if start.restored != ordered else f"the state of step {step}" if step else "nothing"
-        return Cause(
-            "another checkpoint restored",
-            f"rank {start.rank} restored {restored or 'nothing'}, ordered was {ordered}, the newest that had been committed",
-        )
+        restored = start.restored if start.restored != ordered else f"the state of step {step}" if step else None
+        return Cause.of("checkpoint_not_newest", rank=start.rank, restored=restored or "nothing", ordered=ordered)
     if step != moment.attempt.resume_step:
         problem = f"went on from step {step} after restoring {ordered}"
     else:
         problem = wrong_position(start.position, start.rank, moment.drill)
     if problem is None:
         return None
-    return Cause(
-        "position not restored",
-        f"rank {start.rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved",
-    )
+    return Cause.of("position_not_restored", because="start", rank=start.rank, problem=problem)
 
 
 def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
     """Parameters that are wrong before the first step of an attempt."""
     drill = moment.drill
     if not moment.restored:
-        return Cause("initial weights", "the job began with other weights: they depend on something besides the seed")
+        return Cause.of("initial_weights")
     if seen == reference_parameters(drill, rank, 0):
-        return Cause("weights not restored", "the weights are the initial ones: the checkpoint was not loaded")
+        return Cause.of("weights_not_restored", because="initial")
     for step in range(1, drill.reference_lineage.final_step + 1):
         if seen == reference_parameters(drill, rank, step):
-            return Cause("weights of another step", f"the weights are those after step {step}: another checkpoint was loaded")
-    return Cause("weights not restored", "the weights are not those saved: the checkpoint was loaded in part, or changed")
+            return Cause.of("weights_of_another_step", because="start", step=step)
+    return Cause.of("weights_not_restored", because="partly")
 
 
 def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
     """A restore that left one component as it should not be."""
-    what, hint = _component(found)
-    cause = f"{what} not restored"
+    about = {"rank": found.rank, "name": found.names[0], "streams": found.names, "scope": _scope(moment, found)}
     place = found.held_by(moment.drill)
     if place is not None and place != (found.rank, found.step):
         rank, step = place
-        cause = f"{WHOLE[found.component]} of another {'rank' if step == found.step else 'step'}"
-        whose = f"what rank {rank} holds" if step == found.step else f"what it held after step {step}"
-        hint = f"rank {found.rank} restored {whose}: another file was loaded"
-        if step == found.step and found.component in ("optimizer", "scheduler"):
-            hint = f"rank {found.rank} restored {whose}, saved for all: ranks held different ones (reduce what they follow)"
-    elif found.permuted:
-        cause = f"{what} under other names"
-        hint = "the values are all there, under each other's names: parameters or objects changed their order (hazard O5)"
-    elif found.component == "rng" and _restored_rng(moment, found.rank) in _fresh(moment, found.rank):
-        hint = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
-    return Cause(cause, "; ".join([hint, *_scope(moment, found)]))
+        which = "rank" if step == found.step else "step"
+        return Cause.of(f"{_WHOLE[found.component]}_of_another_{which}", **about, other=rank, step=step)
+    if found.permuted:
+        return Cause.of(f"{_part(found)}_renamed", **about)
+    fresh = found.component == "rng" and _restored_rng(moment, found.rank) in _fresh(moment, found.rank)
+    return Cause.of(f"{_part(found)}_not_restored", because="freshly_seeded" if fresh else None, **about)
 
 
 def of_saved_state(moment: Moment, found: StateDifference) -> Cause:
     """A checkpoint that holds other state than the reference's, although every step up to it agrees."""
-    what = _component(found).cause
     if found.component == "rng":
         return _drifted(found.names)
-    hint = (
-        f"the steps up to {found.step} agree, this does not: it follows something that no checkpoint holds, or was changed "
-        "outside of the training steps"
-    )
-    return Cause(f"{what} drifted", "; ".join([hint, *_scope(moment, found)]))
+    return Cause.of(f"{_part(found)}_drifted", step=found.step, scope=_scope(moment, found))
 
 
-def _component(found: StateDifference) -> Cause:
-    """What the values that differ belong to, and what is known to go wrong with it."""
-    name = found.names[0]
-    match found.component:
-        case "model":
-            return Cause("weights", "the weights are not those saved")
-        case "buffers":
-            return Cause(
-                "buffers",
-                f"{name} is not as it was saved: BatchNorm statistics and other buffers belong to each rank (hazard C7), and "
-                "the loss may never show them",
-            )
-        case "optimizer" if name.startswith("scaler/"):
-            return Cause("GradScaler", "the loss scale, or its count of steps without overflow, is not as it was saved")
-        case "optimizer" if found.only_rates:
-            return Cause("learning rate", f"{name} was overwritten after the optimizer's state had been loaded")
-        case "optimizer" if all("/param_groups/" in other for other in found.names):
-            return Cause(
-                "optimizer settings", f"{name} was overwritten after the optimizer's state had been loaded (hazard O4)"
-            )
-        case "optimizer":
-            return Cause(
-                "optimizer state", f"{name} is not as it was saved: the optimizer's moments or its step count are lost"
-            )
-        case "scheduler":
-            return Cause("LR scheduler", f"{name} is not as it was saved: prepare the scheduler, or pass it to run.register")
-        case "registered":
-            return Cause(
-                "registered state", f"{name} is not as it was saved: load_state_dict left it out, or ran on some ranks only"
-            )
-        case _:
-            return Cause("RNG", f"not where it stood when the checkpoint was saved: {_streams(found.names)}")
+def _part(found: StateDifference) -> str:
+    """What the values that differ belong to."""
+    if found.component != "optimizer":
+        return _WHOLE[found.component]
+    if is_scaler(found.names[0]):
+        return "grad_scaler"
+    if found.only_rates:
+        return "learning_rate"
+    return "optimizer_settings" if all(map(is_setting, found.names)) else "optimizer_state"
 
 
-def _scope(moment: Moment, found: StateDifference) -> Iterator[str]:
-    if len(found.ranks) < len(moment.drill.ranks):
-        others = ", ".join(str(rank) for rank in moment.drill.ranks if rank not in found.ranks)
-        yield f"rank {others} is as it should be" if "," not in others else f"ranks {others} are as they should be"
+def _scope(moment: Moment, found: StateDifference) -> str:
+    """Which ranks are as they should be, and what else is not: the end of a hint."""
+    parts: list[str] = []
+    right = [str(rank) for rank in moment.drill.ranks if rank not in found.ranks]
+    if right:
+        are = f"rank {right[0]} is" if len(right) == 1 else f"ranks {', '.join(right)} are"
+        parts.append(f"; {are} as {'it' if len(right) == 1 else 'they'} should be")
     if found.also:
-        yield f"wrong, too: {', '.join(found.also)}"
+        parts.append(f"; wrong, too: {', '.join(found.also)}")
+    return "".join(parts)
 
 
 def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     record = moment.records[first.rank]
     expected = moment.drill.reference_lineage.at(first.rank, moment.step)
     if expected and _one_begins_the_other(expected, record):
-        return Cause(
-            "accumulation window",
-            f"the step took {len(record.batch)} micro-batches instead of {len(expected.batch)}: the place within the window "
-            "was not restored, or the window's length changed",
-        )
+        return Cause.of("accumulation_window", seen=len(record.batch), expected=len(expected.batch))
     if field == "batch" and record.knows_ids:
-        return Cause(
-            "batch contents",
-            f"the same samples came with other contents: {_unlike_before(moment)}",
-        )
-    found = displacement(moment.drill, record, first.micro_batch or 0)
-    return Cause(found.cause, found.hint)
+        return _contents(moment)
+    return displacement(moment.drill, record, first.micro_batch or 0)
 
 
-def _unlike_before(moment: Moment) -> str:
+def _contents(moment: Moment) -> Cause:
     """Why a sample of the same id holds something else: as the probe saw it, else what is likely."""
     finding = sample_finding(moment.drill)
     if seen := unrepeatable(finding):
-        return seen
-    if finding is not None and finding.items in ("independent", "draws"):
-        return (
-            "they do not depend on the global random streams (the probe looked), so the dataset follows something that a "
-            "restart loses: a cache of what was augmented in an earlier epoch, a generator or a counter of its own, the order "
-            "of a set or a directory (sort it); or only some samples draw (draw from chaosrun.sample_rng(index))"
-        )
-    return (
-        "augmentation or a loader worker draws from a random stream that is not restored (draw from chaosrun.sample_rng(index) "
-        "in __getitem__), a cache holds what was augmented before, or the dataset lists its samples in another order (sort "
-        "what comes from a set or a directory)"
-    )
+        return Cause.of("batch_contents", because="unrepeatable", probe=seen)
+    independent = finding is not None and finding.items in ("independent", "draws")
+    return Cause.of("batch_contents", because="independent" if independent else None)
 
 
 def _one_begins_the_other(expected: StepRecord, seen: StepRecord) -> bool:
@@ -248,21 +187,15 @@ def _restored_rng(moment: Moment, rank: int) -> str | None:
 
 def _rng(moment: Moment, first: Mismatch) -> Cause:
     if moment.restored and first.seen in _fresh(moment, first.rank):
-        return Cause(
-            "RNG not restored", "the random streams stand where they stood before step 1: freshly seeded instead of restored"
-        )
+        return Cause.of("rng_not_restored", because="freshly_seeded", scope="")
     if moment.first_after_restore and not moment.restored_right:
-        return Cause("RNG not restored", "the random streams do not stand where they stood when the checkpoint was saved")
+        return Cause.of("rng_not_restored", because="elsewhere")
     return _drifted(_streams_apart(moment, first.rank))
 
 
 def _drifted(names: list[str]) -> Cause:
-    which = f" ({_streams(names)})" if names else ""
-    return Cause(
-        "RNG drifted",
-        f"something drew random numbers on one side only{which}: evaluation, logging, an iterator seeded from the global "
-        "stream",
-    )
+    which = f" (the random stream{'s' if len(names) > 1 else ''} of {', '.join(names)})" if names else ""
+    return Cause.of("rng_drifted", because="drawn", which=which, streams=names)
 
 
 def _streams_apart(moment: Moment, rank: int) -> list[str]:
@@ -275,35 +208,10 @@ def _streams_apart(moment: Moment, rank: int) -> list[str]:
     return []
 
 
-def _streams(names: list[str]) -> str:
-    return f"the random stream{'s' if len(names) > 1 else ''} of {', '.join(names)}"
-
-
 def _loss(moment: Moment) -> Cause:
-    if moment.restored_right and _drew_otherwise(moment):
-        return Cause(
-            "forward pass",
-            "everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
-            "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
-            "another mode (model.train() was not called)",
-        )
     if moment.restored_right:
-        return Cause(
-            "forward pass",
-            "everything was restored as it was saved, same data and RNG, another loss: the model is in another mode "
-            "(model.train() was not called), its weights or buffers were changed after the restore, something that no "
-            "checkpoint holds takes part (pass it to run.register), or a kernel is not deterministic",
-        )
-    if moment.restored:
-        return Cause(
-            "forward pass",
-            "same data, weights and RNG, another loss: state beside the parameters was not restored (BatchNorm statistics, "
-            "something to pass to run.register), or a kernel is not deterministic",
-        )
-    return Cause(
-        "forward pass",
-        "same data, weights and RNG, another loss: a kernel is not deterministic, or the thread count differs",
-    )
+        return Cause.of("forward_pass", because="drew_before" if _drew_otherwise(moment) else "restored_right")
+    return Cause.of("forward_pass", because="restored" if moment.restored else None)
 
 
 def _drew_otherwise(moment: Moment) -> bool:
@@ -317,26 +225,15 @@ def _drew_otherwise(moment: Moment) -> bool:
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
     everywhere = len(mismatches) == len(moment.records) and len({str(mismatch.seen) for mismatch in mismatches}) == 1
     if len(moment.records) > 1 and everywhere and _layout_suspect(moment):
-        return Cause(
-            "gradient reduction (bucket layout)",
-            "same data, weights and loss on every rank, another sum: gradients were reduced in another bucket layout than "
-            "in the reference (buckets not primed)",
-        )
+        return Cause.of("bucket_layout")
+    return Cause.of("gradient", because=_since_restore(moment))
+
+
+def _since_restore(moment: Moment) -> str | None:
+    """A variant of a row: whether the step is the first after a restore, a later one, or of an attempt without one."""
     if moment.first_after_restore:
-        return Cause(
-            "gradient",
-            "same data, weights and loss, another gradient right after a restore: gradients accumulated before the checkpoint "
-            "were lost (save only at the end of an accumulation window), others were left over (zero_grad), clipping follows "
-            "something that was not restored, a weight was changed after the restore, or a backward kernel is not "
-            "deterministic",
-        )
-    if moment.restored:
-        return Cause(
-            "gradient",
-            "same data, weights and loss, another gradient: clipping follows something that was not restored, or a backward "
-            "kernel is not deterministic",
-        )
-    return Cause("gradient", "same data, weights and loss, another gradient: a backward kernel is not deterministic")
+        return "first_after_restore"
+    return "restored" if moment.restored else None
 
 
 def _layout_suspect(moment: Moment) -> bool:
@@ -361,37 +258,11 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
         else "no step of the reference has this learning rate"
     )
     if moment.restored and not moment.restored_right:
-        return Cause("LR scheduler not restored", f"{where}: prepare the scheduler, or pass it to run.register")
-    return Cause(
-        "learning rate",
-        f"{where}: the schedule depends on something that is not in the job's state (a counter or a clock of the script's own: "
-        "prepare a scheduler, or pass what it counts to run.register)",
-    )
+        return Cause.of("lr_scheduler_not_restored", because="used", where=where)
+    return Cause.of("learning_rate", where=where)
 
 
 def _update(moment: Moment) -> Cause:
     if moment.first_after_restore and not moment.restored_right:
-        return Cause(
-            "optimizer state not restored",
-            "same weights, gradients and learning rate, another update: the optimizer's moments were not restored",
-        )
-    if moment.first_after_restore:
-        return Cause(
-            "optimizer update",
-            "the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
-            f"weight, was changed after the restore, or {_KEPT_BESIDE}",
-        )
-    if moment.restored:
-        return Cause(
-            "optimizer update",
-            f"same weights, gradients and learning rate, another update steps after a restore: {_KEPT_BESIDE}",
-        )
-    return Cause(
-        "optimizer update", "same weights, gradients and learning rate, another update: the optimizer is not deterministic"
-    )
-
-
-_KEPT_BESIDE = (
-    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
-    "something that no checkpoint holds (pass it to run.register)"
-)
+        return Cause.of("optimizer_state_not_restored", because="update")
+    return Cause.of("optimizer_update", because=_since_restore(moment))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
 from chaosrun.spec.model import JobSpec
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
@@ -23,21 +24,34 @@ class Check:
     """One sentence for people."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """JSON values."""
+    cause: Cause | None = None
+    """Of a check that did not pass, and was not skipped."""
+
+    @property
+    def code(self) -> str | None:
+        return self.cause and self.cause.code
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "status": self.status, "summary": self.summary, "evidence": dict(self.evidence)}
+        about = {"name": self.name, "status": self.status, "code": self.code, "summary": self.summary}
+        return {**about, "evidence": dict(self.evidence)}
 
 
 def passed(name: str, summary: str, **evidence: Any) -> Check:
     return Check(name=name, status="pass", summary=summary, evidence=evidence)
 
 
-def failed(name: str, summary: str, **evidence: Any) -> Check:
-    return Check(name=name, status="fail", summary=summary, evidence=evidence)
+def failed(name: str, code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+    """`code`: a row of the table of causes, whose sentence is filled with the evidence."""
+    return _found(name, "fail", code, because, evidence)
 
 
-def inconclusive(name: str, summary: str, **evidence: Any) -> Check:
-    return Check(name=name, status="inconclusive", summary=summary, evidence=evidence)
+def inconclusive(name: str, code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+    return _found(name, "inconclusive", code, because, evidence)
+
+
+def _found(name: str, status: Status, code: str, because: str | None, evidence: Mapping[str, Any]) -> Check:
+    cause = Cause(code, {"check": name, **evidence}, because)
+    return Check(name=name, status=status, summary=cause.sentence, evidence=evidence, cause=cause)
 
 
 def skipped(name: str, summary: str, **evidence: Any) -> Check:

@@ -84,6 +84,6 @@ def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:
     try:
         return check(drill)
     except ChaosrunError as error:
-        return inconclusive(name, f"could not be checked: {error.message}", error=type(error).__name__)
+        return inconclusive(name, "check_undecided", message=error.message, error=type(error).__name__)
     except Exception as error:  # the one place that must survive any defect of a check: it is reported, and never a PASS
-        return inconclusive(name, f"check crashed: {type(error).__name__}: {error}", crashed=True, error=type(error).__name__)
+        return inconclusive(name, "check_crashed", message=str(error), error=type(error).__name__)

@@ -17,12 +17,6 @@ from chaosrun.verify.compare import FIELDS, Field
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.replicas import Drift, drift
 
-CAUSE = "silent corruption, as injected"
-HINT = "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it"
-UNSEEN_HINT = (
-    "it may have been rounded away, or struck a value that takes no part: give it another tensor or a higher bit, or save "
-    "checkpoints more often"
-)
 FINALS = (finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_registered)
 """What may show a corruption that came after the last step."""
 
@@ -109,6 +103,7 @@ class _Sighting:
     tensor: str | None
     what: str
     check: str
+    between_ranks: bool = False
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -173,21 +168,21 @@ def silent_corruption(drill: Drill) -> Check:
     name, injected = "silent_corruption", injections(drill)
     evidence: dict[str, Any] = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
-        return inconclusive(name, "no corruption took place", **evidence)
+        return inconclusive(name, "corruption_absent", **evidence)
     first, parted = _first_sighting(drill), drift(drill.chaos)
     if first is None:
-        return inconclusive(name, f"{injected[0].what}, and nothing that is compared shows it", **evidence)
+        return inconclusive(name, "corruption_unseen", what=injected[0].what, **evidence)
     source = _source(first, drill)
     if source is None:
-        message = f"the first difference, in {first.words}, does not come from what was injected: {injected[0].what}"
-        return inconclusive(name, message, **evidence)
-    summary = f"{source.what}; first seen in {first.words}"
-    if parted is not None and "rank_agreement" not in first.check:
-        summary += f"; the replicas part at step {parted.step} (rank_agreement)"
+        return inconclusive(name, "corruption_elsewhere", where=first.words, what=injected[0].what, **evidence)
+    more = ""
+    if parted is not None and not first.between_ranks:
+        more = f"; the replicas part at step {parted.step} (rank_agreement)"
     if len(injected) > 1:
-        summary += f" ({len(injected) - 1} more injected)"
+        more += f" ({len(injected) - 1} more injected)"
     prompt = first.step <= source.clean_step + 1 and source.fault.rank in first.ranks
-    return failed(name, summary, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
+    told = {"what": source.what, "where": first.words, "more": more}
+    return failed(name, "corruption_seen", **told, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
 
 
 def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
@@ -203,7 +198,8 @@ def _first_sighting(drill: Drill) -> _Sighting | None:
     if between_legs is None or between_ranks is None:
         return between_legs or between_ranks or next(_at_the_end(drill), None)
     if between_legs.order == between_ranks.order:
-        return replace(between_legs, check=f"{between_legs.check}, {between_ranks.check}")
+        check = f"{between_legs.check}, {between_ranks.check}"
+        return replace(between_legs, check=check, between_ranks=True)
     return min(between_legs, between_ranks, key=lambda sighting: sighting.order)
 
 
@@ -232,6 +228,7 @@ def _of_ranks(found: Drift) -> _Sighting:
         tensor=found.tensor,
         what="parameters",
         check="rank_agreement",
+        between_ranks=True,
     )
 
 

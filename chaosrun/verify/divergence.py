@@ -11,8 +11,9 @@ from typing import Any, Literal
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify import causes
-from chaosrun.verify.causes import Cause, Moment
+from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, compare, compared_fields, first_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
@@ -60,13 +61,20 @@ class Divergence:
     """Ranks on which this kind differs at this step."""
     attempt: int
     kind: Kind
-    cause: str
-    """In a few words: "RNG not restored", "1 batch skipped", "gradient reduction (bucket layout)"."""
-    hint: str
+    reason: Cause
     tensor: str | None = None
     micro_batch: int | None = None
     expected: Any = None
     seen: Any = None
+
+    @property
+    def cause(self) -> str:
+        """In a few words: "RNG not restored", "1 batch skipped", "gradient reduction (bucket layout)"."""
+        return self.reason.sentence
+
+    @property
+    def hint(self) -> str:
+        return self.reason.hint or ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +83,7 @@ class Divergence:
             "ranks": list(self.ranks),
             "attempt": self.attempt,
             "kind": self.kind,
+            "code": self.reason.code,
             "cause": self.cause,
             "hint": self.hint,
             "tensor": self.tensor,
@@ -141,7 +150,6 @@ def _at_step(moment: Moment) -> Divergence | None:
             and (mismatch := compare(field, expected, record, moment.drill.chaos, verify.losses))
         ]
         if mismatches:
-            cause, hint = causes.of_field(field, moment, mismatches)
             first = mismatches[0]
             return Divergence(
                 step=moment.step,
@@ -149,8 +157,7 @@ def _at_step(moment: Moment) -> Divergence | None:
                 ranks=tuple(mismatch.rank for mismatch in mismatches),
                 attempt=moment.attempt.number,
                 kind=_KINDS[field],
-                cause=cause,
-                hint=hint,
+                reason=causes.of_field(field, moment, mismatches),
                 tensor=first.tensor,
                 micro_batch=first.micro_batch,
                 expected=first.expected,
@@ -177,8 +184,7 @@ def _position(moment: Moment) -> Divergence | None:
         ranks=tuple(found),
         attempt=moment.attempt.number,
         kind="position",
-        cause=found[rank].cause,
-        hint=found[rank].hint,
+        reason=found[rank],
         expected={"restored": moment.attempt.resume, "step": moment.attempt.resume_step},
         seen={"restored": start.restored, **asdict(start.position)},
     )
@@ -199,15 +205,13 @@ def _weights(moment: Moment) -> Divergence | None:
         return None
     rank = min(found)
     expected, start = found[rank]
-    cause, hint = causes.of_weights(moment, rank, start.param)
     return Divergence(
         step=moment.step,
         rank=rank,
         ranks=tuple(sorted(found)),
         attempt=attempt.number,
         kind="weights",
-        cause=cause,
-        hint=hint,
+        reason=causes.of_weights(moment, rank, start.param),
         tensor=_first_tensor(drill, rank, start),
         expected=expected,
         seen=start.param,
@@ -223,7 +227,7 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord) -> str | None:
     return start.tensors[index] if index is not None and index < len(start.tensors) else None
 
 
-def _of_state(moment: Moment, found: StateDifference, said: Cause) -> Divergence:
+def _of_state(moment: Moment, found: StateDifference, reason: Cause) -> Divergence:
     name = found.names[0]
     return Divergence(
         step=moment.step,
@@ -231,8 +235,7 @@ def _of_state(moment: Moment, found: StateDifference, said: Cause) -> Divergence
         ranks=found.ranks,
         attempt=moment.attempt.number,
         kind="learning rate" if found.only_rates else _COMPONENT_KINDS[found.component],
-        cause=said.cause,
-        hint=said.hint,
+        reason=reason,
         tensor=name,
         expected=found.expected.get(name),
         seen=found.seen.get(name),

@@ -15,7 +15,6 @@ from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
-from chaosrun.wording import listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
@@ -25,7 +24,7 @@ def final_weights(drill: Drill) -> Check:
     if not drill.spec.verify.weights.exact:
         return _numeric_weights(drill, drill.spec.verify.weights)
     check = _digests(drill, "final_weights", ("model", "buffers"), "tensors")
-    return inconclusive("final_weights", "the end records digest no weights") if check.status == "skip" else check
+    return _required(check, "weights")
 
 
 def final_optimizer(drill: Drill) -> Check:
@@ -42,7 +41,7 @@ def final_scheduler(drill: Drill) -> Check:
 
 def final_rng(drill: Drill) -> Check:
     check = _digests(drill, "final_rng", ("rng",), "random streams")
-    return inconclusive("final_rng", "the end records digest no random stream") if check.status == "skip" else check
+    return _required(check, "random stream")
 
 
 def final_registered(drill: Drill) -> Check:
@@ -55,17 +54,15 @@ def final_position(drill: Drill) -> Check:
     for rank in drill.ranks:
         expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
         if expected is None or seen is None:
-            return inconclusive("final_position", f"rank {rank} has no end record in both legs", rank=rank)
+            return inconclusive("final_position", "final_record_missing", rank=rank)
         last = drill.reference_lineage.final_step
         if not expected.step == expected.position.step == last:
-            return inconclusive(
-                "final_position", f"the reference ended rank {rank} at step {expected.step}, its last step is {last}"
-            )
+            return inconclusive("final_position", "final_reference_differs", rank=rank, step=expected.step, last=last)
         if expected.position != seen.position or expected.step != seen.step:
             words = [
                 f"epoch {end.position.epoch} batch {end.position.batches} step {end.position.step}" for end in (expected, seen)
             ]
-            return failed("final_position", f"rank {rank} ended at {words[1]}, the reference at {words[0]}", rank=rank)
+            return failed("final_position", "final_position_differs", rank=rank, expected=words[0], seen=words[1])
     position = drill.reference.ends[0].position
     summary = f"epoch {position.epoch}, batch {position.batches}, step {position.step} on {len(drill.ranks)} ranks"
     return passed("final_position", summary)
@@ -82,21 +79,23 @@ def final_checkpoint(drill: Drill) -> Check:
     expected, seen = manifests
     for name in ("step", "position", "world_size"):
         if getattr(expected, name) != getattr(seen, name):
-            message = f"the final checkpoint says {name} {getattr(seen, name)}, the reference's {getattr(expected, name)}"
-            return failed("final_checkpoint", message)
+            how = f"the final checkpoint says {name} {getattr(seen, name)}, the reference's {getattr(expected, name)}"
+            return failed("final_checkpoint", "final_checkpoint_differs", how=how)
     if not drill.spec.verify.weights.exact:
         return passed(
             "final_checkpoint", f"{len(seen.files)} files as the manifest promises; {TOLERANCE_GIVEN}", files=len(seen.files)
         )
     if not expected.digests or not seen.digests:
-        return inconclusive("final_checkpoint", "a final checkpoint's manifest digests nothing")
+        return inconclusive("final_checkpoint", "final_checkpoint_not_digested")
     keys = differing_keys(expected.digests, seen.digests)
     if keys:
-        return failed("final_checkpoint", f"the final checkpoints differ in {', '.join(keys)}", differing=keys)
-    weights = [name for name in expected.files if name.endswith(".safetensors")]
+        how = f"the final checkpoints differ in {', '.join(keys)}"
+        return failed("final_checkpoint", "final_checkpoint_differs", how=how, differing=keys)
+    weights = [name for name in expected.files if Path(name).suffix == ".safetensors"]
     other = [name for name in weights if name not in seen.files or seen.files[name] != expected.files[name]]
     if other:
-        return failed("final_checkpoint", f"{other[0]} of the final checkpoints differs", differing=other)
+        how = f"{other[0]} of the final checkpoints differs"
+        return failed("final_checkpoint", "final_checkpoint_differs", how=how, differing=other)
     return passed("final_checkpoint", f"{len(seen.files)} files as the manifest promises, same digests", files=len(seen.files))
 
 
@@ -107,20 +106,25 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
     name = next(iter(names)) if len(names) == 1 else None
     if name is None:
         found = sorted(map(str, names)) or "no end record"
-        return inconclusive(
-            "final_checkpoint", f"{leg.name}: the ranks name no common final checkpoint ({found})", leg=leg.name
-        )
+        return inconclusive("final_checkpoint", "final_checkpoint_not_common", leg=leg.name, found=found)
+
+    def invalid(problem: str) -> Check:
+        return report("final_checkpoint", "final_checkpoint_invalid", leg=leg.name, checkpoint=name, problem=problem)
+
     try:
         manifest = CheckpointStore(leg.layout, drill.spec.checkpoint.keep).audit(name)
     except InvalidCheckpointError as error:
-        return report("final_checkpoint", f"{leg.name}: {error.message}", leg=leg.name, checkpoint=name)
+        return invalid(error.message)
     if manifest.step != leg.ends[0].step:
-        return report("final_checkpoint", f"{leg.name}: {name} is of step {manifest.step}, the leg ended at {leg.ends[0].step}")
+        return invalid(f"{name} is of step {manifest.step}, the leg ended at {leg.ends[0].step}")
     if manifest.world_size != drill.spec.workers or not manifest.files:
-        return report(
-            "final_checkpoint", f"{leg.name}: {name} holds {len(manifest.files)} files of {manifest.world_size} ranks"
-        )
+        return invalid(f"{name} holds {len(manifest.files)} files of {manifest.world_size} ranks")
     return manifest
+
+
+def _required(check: Check, what: str) -> Check:
+    """What every job has: nothing of it in the records is no reason to skip."""
+    return inconclusive(check.name, "final_state_not_digested", what=what) if check.status == "skip" else check
 
 
 def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Check:
@@ -130,10 +134,10 @@ def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Che
     for rank in drill.ranks:
         expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
         if expected is None or seen is None:
-            return inconclusive(name, f"rank {rank} has no end record in both legs", rank=rank)
+            return inconclusive(name, "final_record_missing", rank=rank)
         for group in groups:
             if group not in expected.digests or group not in seen.digests:
-                return inconclusive(name, f"the end record of rank {rank} has no {group} digests", rank=rank)
+                return inconclusive(name, "final_digests_missing", rank=rank, group=group)
             keys = differing_keys(expected.digests[group], seen.digests[group])
             if keys:
                 return _differing(name, rank, group, keys, expected.digests[group], seen.digests[group])
@@ -143,7 +147,7 @@ def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Che
     if len(empty) == len(drill.ranks):
         return skipped(name, f"the job has no {what}")
     if empty:
-        return inconclusive(name, f"ranks {empty} digest no {what}, the others do", ranks=empty)
+        return inconclusive(name, "final_ranks_differ", ranks=empty, what=what)
     return passed(name, f"{compared} digests of {what} on {len(drill.ranks)} ranks are equal", compared=compared)
 
 
@@ -151,7 +155,7 @@ def _differing(
     name: str, rank: int, group: str, keys: list[str], expected: Mapping[str, str], seen: Mapping[str, str]
 ) -> Check:
     first = {"rank": rank, "name": keys[0], "expected": expected.get(keys[0]), "seen": seen.get(keys[0])}
-    return failed(name, f"{group}: {listed(keys, 1)} differ on rank {rank}", first=first, differing=keys)
+    return failed(name, "final_state_differs", group=group, rank=rank, first=first, differing=keys)
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
@@ -159,18 +163,19 @@ def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
     for leg in (drill.reference, drill.chaos):
         found = _audited(leg, drill)
         if isinstance(found, Check):
-            return inconclusive("final_weights", f"no final weights to compare: {found.summary}")
+            return inconclusive("final_weights", "final_weights_missing", problem=found.summary)
         directories.append(leg.layout.checkpoints / str(leg.ends[0].checkpoint))
     expected, seen = (_tensors(directory) for directory in directories)
     if not expected:
-        return inconclusive("final_weights", "the final checkpoint of the reference has no model*.safetensors to compare")
+        problem = "the final checkpoint of the reference has no model*.safetensors"
+        return inconclusive("final_weights", "final_weights_missing", problem=problem)
     if expected.keys() != seen.keys():
-        return failed("final_weights", f"the tensors' names differ: {sorted(expected.keys() ^ seen.keys())[0]}")
+        return failed("final_weights", "final_weights_renamed", tensor=sorted(expected.keys() ^ seen.keys())[0])
     worst = 0.0
     for name, tensor in expected.items():
         apart = _apart(tensor, seen[name], tolerance)
         if isinstance(apart, str):
-            return failed("final_weights", f"{name}: {apart}", tensor=name)
+            return failed("final_weights", "final_weights_differ", tensor=name, how=apart)
         worst = max(worst, apart)
     summary = f"{len(expected)} tensors within atol {tolerance.atol:g}, rtol {tolerance.rtol:g}; largest difference {worst:.3g}"
     return passed("final_weights", summary, tensors=len(expected), largest_difference=worst)

@@ -1,10 +1,9 @@
 """Which hazard of the catalogue (docs/hazards.md) most likely stands behind a difference. Pure.
 
-Two tables: by the cause that `divergence` names, and by the quantity that an inspection found first, which knows more where it
-looks deeper. A hazard is a suspicion with a reason, not a proof.
+The cause that `divergence` names has a row in the table of causes; the quantity that an inspection found first knows more where
+it looks deeper. A hazard is a suspicion with a reason, not a proof.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from chaosrun.records.inspection import Quantity
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.inspection import Finding
+from chaosrun.verify.restored import is_scaler, is_setting
 
 CATALOGUE = "docs/hazards.md"
 
@@ -50,43 +50,6 @@ HAZARDS: Mapping[str, str] = {
 }
 """Rows of the catalogue that a difference can lead to."""
 
-_BY_CAUSE: tuple[tuple[str, str], ...] = (
-    (r"sampler epoch not set", "D1"),
-    (r"sampler epoch ahead", "D19"),
-    (r"\d+ batch(es)? (skipped|repeated)", "D8"),
-    (r"data of another rank", "D7"),
-    (r"data order not restored", "D5"),
-    (r"data order", "D14"),
-    (r"batch contents", "R5"),
-    (r"accumulation window", "G2"),
-    (r"position not restored", "D13"),
-    (r"another checkpoint restored", "S6"),
-    (r"RNG of another rank", "R8"),
-    (r"RNG of another step", "S8"),
-    (r"RNG drifted", "R7"),
-    (r"RNG not restored", "R2"),
-    (r"initial weights", "R4"),
-    (r"weights of another step", "S6"),
-    (r"weights (drifted|of another rank)", "S11"),
-    (r"weights not restored", "S3"),
-    (r".+ under other names", "O5"),
-    (r"GradScaler .+", "O7"),
-    (r"buffers .+", "C7"),
-    (r"registered state .+", "O8"),
-    (r"(learning rate|optimizer settings) .+", "O4"),
-    (r"optimizer state (drifted|of another rank)", "O4"),
-    (r"LR scheduler drifted", "O9"),
-    (r"(optimizer state|LR scheduler) of another step", "S8"),
-    (r"optimizer state not restored", "O3"),
-    (r"LR scheduler .+", "O10"),
-    (r"learning rate", "O9"),
-    (r"forward pass", "K4"),
-    (r"gradient reduction \(bucket layout\)", "C1"),
-    (r"gradient", "K4"),
-    (r"optimizer update", "O6"),
-)
-"""Full matches, the first one counts."""
-
 _BY_QUANTITY: Mapping[Quantity, str] = {
     "sample ids": "D1",
     "batch": "R5",
@@ -116,8 +79,6 @@ _KIND_QUANTITIES: Mapping[str, tuple[Quantity, ...]] = {
     "gradient": ("reduced gradients",),
 }
 """Quantities that a divergence of this kind is about: its cause then says more than the quantity alone."""
-UNREPEATED = frozenset({"not shown to come from the restore"})
-"""Causes that only say that nothing can be blamed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,26 +95,21 @@ class Hazard:
         return {"row": self.row, "what": self.what, "link": self.link}
 
 
-def row_of_cause(cause: str) -> str | None:
-    """The row that a cause alone leads to; None for a cause that this table does not know."""
-    return next((row for pattern, row in _BY_CAUSE if re.fullmatch(pattern, cause)), None)
-
-
 def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> Hazard | None:
     """The likeliest hazard; None when there is nothing to go by. `after_restore`: the finding is of the first step after a
     restore. `repeats`: the job gives the same numbers twice without faults."""
     row = None
     if finding is not None:
         row = _of_finding(finding, divergence, after_restore=after_restore, repeats=repeats)
-    elif divergence is not None and divergence.cause not in UNREPEATED:
-        row = row_of_cause(divergence.cause)
+    elif divergence is not None:
+        row = divergence.reason.hazard
     return Hazard(row=row, what=HAZARDS[row]) if row else None
 
 
 def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> str:
     quantity, name = finding.quantity, finding.tensor
     same_matter = divergence is not None and quantity in _KIND_QUANTITIES.get(divergence.kind, ())
-    by_cause = row_of_cause(divergence.cause) if divergence and same_matter else None
+    by_cause = divergence.reason.hazard if divergence and same_matter else None
     match quantity:
         case "sample ids" if by_cause == "D1" and not after_restore:
             return "D3"
@@ -161,14 +117,14 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
             return "R4"
         case "rng" if by_cause == "R7" and after_restore and (name, finding.tensors) == ("torch", 1):
             return "R1"
-        case "optimizer state" if name.startswith("scaler/"):
+        case "optimizer state" if is_scaler(name):
             return "O7"
-        case "optimizer state" if "/param_groups/" in name and after_restore:
+        case "optimizer state" if is_setting(name) and after_restore:
             return "O4"
         case "optimizer state" | "parameters after" if repeats and not after_restore and by_cause in ("O6", "O9"):
             # A clock, or an optimizer that errs, would do so undisturbed, too.
             return "O8"
-        case "optimizer state" if "/param_groups/" in name:
+        case "optimizer state" if is_setting(name):
             return "O4"
         case "loss" if repeats and after_restore:
             # A kernel that errs would err without a restore, too.

@@ -13,7 +13,8 @@ from chaosrun.faults.kind import Evidence
 from chaosrun.faults.seen import Problem, Seen
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
-from chaosrun.verify.storage import storage_problem
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.storage import storage_problem, storage_shortfall
 
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 """Phases of a step that is not recorded yet."""
@@ -22,9 +23,9 @@ BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 def faults_landed(drill: Drill) -> Check:
     """Every planned fault was requested once and then seen to happen to the very process it was meant for."""
     if altered := _altered(drill):
-        return inconclusive("faults_landed", altered, planned=len(drill.plan.faults), altered=True)
+        return inconclusive("faults_landed", "plan_altered", how=altered, planned=len(drill.plan.faults))
     if not drill.plan.faults:
-        return inconclusive("faults_landed", "no fault was planned: nothing about recovery was tested", planned=0)
+        return inconclusive("faults_landed", "no_fault_planned", planned=0)
     planned = {fault.id: fault for fault in drill.plan.faults}
     injected = sum(fault.source == INJECTED for fault in drill.plan.faults)
     which = f"faults ({len(planned) - injected} planned, {injected} injected)" if injected else "planned faults"
@@ -33,22 +34,49 @@ def faults_landed(drill: Drill) -> Check:
     may_be_late = [fault.id for fault in drill.plan.faults if not fault.required and fault.source != INJECTED]
     outrun = [fault for fault in may_be_late if fault not in requested]
     if len(outrun) == len(planned):
-        message = f"none of the {len(planned)} planned faults came before the training ended: nothing about recovery was tested"
-        return inconclusive("faults_landed", message, planned=len(planned), outrun=outrun)
+        late = _late(drill)
+        about = {"planned": len(planned), "outrun": outrun, **late}
+        return inconclusive("faults_landed", "faults_too_late", because="by_steps" if late else None, **about)
     due = [fault for fault in drill.plan.faults if fault.id not in outrun]
     problems = {fault.id: problem for fault in due if (problem := fault_problem(fault, drill.chaos))}
     problems |= {fault.id: problem for fault in due if fault.group and (problem := _parted(fault, due, drill.chaos))}
     if problems:
-        first = next(iter(problems.items()))
-        return inconclusive(
-            "faults_landed",
-            f"{len(problems)} of {len(planned)} {which} cannot be shown to have happened: {first[0]}: {first[1]}",
-            planned=len(planned),
-            problems=problems,
-        )
+        fault, problem = next(iter(problems.items()))
+        because, more = _because(planned[fault], problem, drill)
+        about = {"fault": fault, "problem": problem, "which": which, "planned": len(planned), "problems": problems, **more}
+        return inconclusive("faults_landed", "fault_not_shown", because=because, failing=len(problems), **about)
     late = f", {len(outrun)} had not come when the training ended" if outrun else ""
     summary = f"{len(due)} of {len(planned)} {which} landed{late}"
     return passed("faults_landed", summary, planned=len(planned), outrun=outrun)
+
+
+def _because(fault: Fault, problem: str, drill: Drill) -> tuple[str | None, dict[str, Any]]:
+    """What is known of why a fault cannot be shown to have happened: a row of the table of causes, and what fills it."""
+    asked = next(iter(requests_of(fault, drill.chaos)), None)
+    if asked is None:
+        late = _late(drill)
+        if fault.id in late.get("late", ()):
+            return "never_due", late
+        return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
+    seen = next((record for record in drill.chaos.events("fault.observed") if record["fault"] == fault.id), None)
+    if seen is not None and (found := storage_shortfall(fault, seen, drill.chaos)) and found.problem == problem:
+        return found.code, {}
+    attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked["attempt"]), None)
+    struck = any(
+        entry["attempt"] == asked["attempt"] and entry["how"] != "note" for entry in drill.chaos.events("fault.observed")
+    )
+    if attempt is not None and attempt.unplanned and not struck:
+        death = Cause(attempt.unplanned[0].get("code") or "recovery_failed").blame
+        if death.whose == "machine":
+            return "other_death", {"death": death.reason}
+    return None, {}
+
+
+def _late(drill: Drill) -> dict[str, Any]:
+    """Faults planned for steps after the training's end, and that end; nothing when there are none."""
+    end = drill.chaos_lineage.final_step
+    late = [fault.id for fault in drill.plan.faults if fault.at_step is not None and fault.at_step > end]
+    return {"late": late, "end": end} if late else {}
 
 
 def _altered(drill: Drill) -> str | None:

@@ -5,19 +5,12 @@ from dataclasses import dataclass
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 
 WINDOW = 16
 """Micro-batches followed to tell one occurrence of a batch from another."""
 NEAR = 8
 """A shift across an epoch's end by at most this many batches is called a shift, a longer one another epoch's order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Displacement:
-    """What the data's displacement is called, and what it suggests."""
-
-    cause: str
-    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +22,7 @@ class _Entry:
     key: tuple[object, ...]
 
 
-def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Displacement:
+def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Cause:
     """Explain micro-batch `micro_batch` of the chaos leg's record `first`, which is not the reference's."""
     trace = drill.chaos.trace(first.attempt, first.rank)
     following = [record for record in trace.steps if record.step >= first.step] if trace else [first]
@@ -38,7 +31,7 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Displacem
     ledger = _entries(_reference_steps(drill, first.rank), by_ids)
     here = sum(len(record.batch) for record in _reference_steps(drill, first.rank) if record.step < first.step) + micro_batch
     if not seen or here >= len(ledger):
-        return Displacement(cause="data order", hint="the resumed leg saw more batches in this step than the reference")
+        return Cause.of("more_batches")
     place = _best(ledger, seen, here)
     if place is not None:
         return _name(ledger[here], ledger[place], place - here)
@@ -46,35 +39,19 @@ def displacement(drill: Drill, first: StepRecord, micro_batch: int) -> Displacem
         other = _entries(_reference_steps(drill, rank), by_ids)
         place = _best(other, seen, here) if rank != first.rank else None
         if place is not None:
-            return Displacement(
-                cause="data of another rank",
-                hint=f"the batch seen is rank {rank}'s of step {other[place].step}: the ranks' shares of the data changed",
-            )
-    return Displacement(
-        cause="data order not restored",
-        hint="the reference never saw this batch: the shuffle follows a seed or a state that was not restored "
-        "(use a seedable sampler with an explicit data_seed)",
-    )
+            return Cause.of("data_of_another_rank", other=rank, step=other[place].step)
+    return Cause.of("data_order_not_restored")
 
 
-def _name(expected: _Entry, found: _Entry, shift: int) -> Displacement:
+def _name(expected: _Entry, found: _Entry, shift: int) -> Cause:
     same_epoch = expected.epoch == found.epoch
     if not same_epoch and (expected.index == found.index or abs(shift) > NEAR):
         where = "at the same place" if expected.index == found.index else f"from its batch {found.index} on"
-        ahead = found.epoch > expected.epoch
-        return Displacement(
-            cause="sampler epoch ahead" if ahead else "sampler epoch not set",
-            hint=f"the samples are those of epoch {found.epoch} {where}, expected was epoch {expected.epoch}: "
-            + ("epochs were counted twice" if ahead else "the sampler's epoch was not set (call set_epoch in every epoch)"),
-        )
-    count = abs(found.index - expected.index) if same_epoch else abs(shift)
-    batches = f"{count} batch{'es' if count != 1 else ''}"
-    word = "skipped" if shift > 0 else "repeated"
-    return Displacement(
-        cause=f"{batches} {word}",
-        hint=f"the samples seen are those expected at step {found.step}, batch {found.index} of epoch {found.epoch}: "
-        f"{batches} {word}, the count of batches to skip on resume is off by {count if shift > 0 else -count}",
-    )
+        code = "sampler_epoch_ahead" if found.epoch > expected.epoch else "sampler_epoch_not_set"
+        return Cause.of(code, epoch=found.epoch, where=where, expected=expected.epoch)
+    batches = abs(found.index - expected.index) if same_epoch else abs(shift)
+    code = "batches_skipped" if shift > 0 else "batches_repeated"
+    return Cause.of(code, batches=batches, step=found.step, index=found.index, epoch=found.epoch)
 
 
 def _best(ledger: Sequence[_Entry], seen: Sequence[tuple[object, ...]], here: int) -> int | None:

@@ -19,7 +19,7 @@ def records(drill: Drill) -> Check:
     problems = [f"{leg.name}: {problem}" for leg in (drill.reference, drill.chaos) for problem in leg.problems]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return inconclusive("records", f"the records are damaged: {problems[0]}{more}", problems=problems)
+        return inconclusive("records", "records_damaged", first=problems[0], more=more, problems=problems)
     traces = sum(len(attempt.traces) for leg in (drill.reference, drill.chaos) for attempt in leg.attempts)
     return passed("records", f"{traces} traces and 2 journals read in full", traces=traces)
 
@@ -28,27 +28,28 @@ def completed(drill: Drill) -> Check:
     """Both legs ran to the same end, on every rank."""
     for leg in (drill.reference, drill.chaos):
         if leg.finished is None:
-            return inconclusive("completed", f"the {leg.name} leg has not finished", leg=leg.name)
+            return inconclusive("completed", "leg_unfinished", leg=leg.name)
         if leg.outcome == "inexact_restore" and leg is drill.chaos:
-            return failed("completed", f"the restored state is not the saved one: {leg.finished['message']}", leg=leg.name)
+            return failed("completed", "inexact_restore", leg=leg.name, message=leg.finished["message"])
         if leg.outcome != "completed":
-            message = f"the {leg.name} leg ended with {leg.outcome}: {leg.finished['message']}"
-            return inconclusive("completed", message, leg=leg.name, outcome=leg.outcome)
+            about = {"outcome": leg.outcome, "message": leg.finished["message"]}
+            return inconclusive("completed", "leg_not_completed", leg=leg.name, **about)
         missing = [rank for rank in drill.ranks if rank not in leg.ends]
         if missing:
-            return inconclusive(
-                "completed", f"the {leg.name} leg has no end record of {_ranks(missing)}", leg=leg.name, ranks=missing
-            )
+            return inconclusive("completed", "end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing)
     expected = {drill.reference.ends[rank].step for rank in drill.ranks}
     if len(expected) != 1 or 0 in expected:
-        return inconclusive("completed", f"the reference leg ended at steps {sorted(expected)}", steps=sorted(expected))
+        return inconclusive("completed", "reference_ends_differ", steps=sorted(expected))
     step = expected.pop()
     seen = {rank: drill.chaos.ends[rank].step for rank in drill.ranks}
     other = [rank for rank in drill.ranks if seen[rank] != step]
     if other:
         return failed(
             "completed",
-            f"the {drill.chaos.name} leg ended at step {seen[other[0]]} on rank {other[0]}, the reference at step {step}",
+            "ended_at_another_step",
+            leg=drill.chaos.name,
+            rank=other[0],
+            step=seen[other[0]],
             expected=step,
             seen=[seen[rank] for rank in drill.ranks],
         )
@@ -60,17 +61,16 @@ def reference(drill: Drill) -> Check:
     leg, chain = drill.reference, drill.reference_lineage
     faults = [record["fault"] for record in leg.events("fault.requested")]
     if faults:
-        return inconclusive("reference", f"a fault struck the reference leg: {', '.join(faults)}", faults=faults)
+        return inconclusive("reference", "fault_in_reference", faults=faults)
     if not chain.final_step:
-        return inconclusive("reference", "the reference leg recorded no step")
+        return inconclusive("reference", "reference_empty")
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
     if earlier or last.resume is not None or any(trace.start and trace.start.restored for trace in last.traces.values()):
-        message = "the reference leg was interrupted and started again: it is no undisturbed run"
-        return inconclusive("reference", message, attempts=len(leg.attempts))
+        return inconclusive("reference", "reference_interrupted", attempts=len(leg.attempts))
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:
-        return inconclusive("reference", f"the reference leg cannot be relied on: {problem}")
+        return inconclusive("reference", "reference_unreliable", problem=problem)
     return passed("reference", f"{chain.final_step} steps on {len(drill.ranks)} ranks, in one attempt, no fault, no restore")
 
 
@@ -103,20 +103,17 @@ def environment(drill: Drill) -> Check:
     expected, seen = drill.reference.environment, drill.chaos.environment
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
-        return inconclusive("environment", f"the environment of the {' and '.join(without)} leg was not recorded", legs=without)
+        return inconclusive("environment", "environment_not_recorded", which=" and ".join(without), legs=without)
     keys = differing_keys(expected, seen)
     if keys:
         differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
-        return inconclusive("environment", f"the legs ran in different environments: {first}", differences=differences)
+        return inconclusive("environment", "environment_differs", first=first, differences=differences)
     heard = list(_canaries(drill))
     for where, value in heard[1:]:
         if value != heard[0][1]:
-            message = (
-                f"{where} computes other bits than {heard[0][0]} from the same numbers: another processor or GPU, instruction "
-                "set or thread count"
-            )
-            return inconclusive("environment", message, canaries={place: digest for place, digest in heard})
+            canaries = {place: digest for place, digest in heard}
+            return inconclusive("environment", "bits_differ", where=where, first=heard[0][0], canaries=canaries)
     summary = f"{len(expected)} facts equal in both legs"
     if heard:
         summary += f", {len(heard)} processes compute the same bits"
@@ -138,14 +135,14 @@ def reproducible(drill: Drill) -> Check:
     in it was recorded untouched.
     """
     if not drill.chaos.attempts:
-        return inconclusive("reproducible", "the chaos leg started no attempt")
+        return inconclusive("reproducible", "no_attempt")
     first = drill.chaos.attempts[0]
     if first.resume is not None or any(trace.start and trace.start.restored for trace in first.traces.values()):
-        return inconclusive("reproducible", "the first attempt of the chaos leg went on from a checkpoint")
+        return inconclusive("reproducible", "first_attempt_restored")
     for where, expected, seen in _starts(drill, first):
         if expected != seen:
-            message = f"the job does not repeat itself: before the first step, {where} already differs from the reference"
-            return inconclusive("reproducible", message, where=where, expected=expected, seen=seen)
+            how = f"before the first step, {where} already differs from the reference"
+            return inconclusive("reproducible", "job_not_repeatable", how=how, expected=expected, seen=seen)
     compared = 0
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
@@ -155,18 +152,15 @@ def reproducible(drill: Drill) -> Check:
                 continue
             found = compare(field, expected_step, step, drill.chaos, drill.spec.verify.losses)
             if found:
-                return inconclusive(
-                    "reproducible",
-                    f"the job does not repeat itself: {field} differs at {found.place}, before the first fault",
-                    first=found.to_json(),
-                )
+                how = f"{field} differs at {found.place}, before the first fault"
+                return inconclusive("reproducible", "job_not_repeatable", how=how, first=found.to_json())
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):
             continue
         if difference := saved_difference(drill, first, step):
             where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
-            message = f"the job does not repeat itself: before the first fault, {where} already differs from the reference"
-            return inconclusive("reproducible", message, where=where, step=step, ranks=list(difference.ranks))
+            how = f"before the first fault, {where} already differs from the reference"
+            return inconclusive("reproducible", "job_not_repeatable", how=how, step=step, ranks=list(difference.ranks))
     if not compared:
         return skipped("reproducible", "no step was recorded before the first fault", steps=0)
     return passed("reproducible", f"{compared} step records before the first fault equal the reference", records=compared)

@@ -17,31 +17,35 @@ def lineage(drill: Drill) -> Check:
     """The chaos leg's lineage holds each step of the reference, on every rank, exactly once."""
     chain, final = drill.chaos_lineage, drill.reference_lineage.final_step
     if not final:
-        return inconclusive("lineage", "the reference leg recorded no step")
+        return inconclusive("lineage", "reference_empty")
     absent = [rank for rank in drill.ranks if not chain.steps.get(rank)]
     strangers = sorted(chain.steps.keys() - set(drill.ranks))
     if absent or strangers:
-        message = (
-            f"no step was recorded by ranks {absent}" if absent else f"ranks {strangers} have traces but no place in the job"
-        )
-        return inconclusive("lineage", message, absent=absent, strangers=strangers)
+        code = "ranks_without_steps" if absent else "strange_ranks"
+        return inconclusive("lineage", code, absent=absent, strangers=strangers)
     if chain.repeated:
         record = chain.repeated[0]
-        message = f"rank {record.rank} recorded step {record.step} again in attempt {record.attempt}"
-        return failed("lineage", message, repeated=len(chain.repeated))
+        return failed(
+            "lineage",
+            "step_done_twice",
+            rank=record.rank,
+            step=record.step,
+            attempt=record.attempt,
+            repeated=len(chain.repeated),
+        )
     for rank in drill.ranks:
         missing = sorted(set(range(1, final + 1)) - chain.steps[rank].keys())
         beyond = sorted(step for step in chain.steps[rank] if step > final)
         if missing or beyond:
-            what = f"lacks step {missing[0]}" if missing else f"went on to step {beyond[-1]}, the reference ended at {final}"
-            return failed("lineage", f"rank {rank} {what}", rank=rank, missing=missing, beyond=beyond)
+            code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
+            return failed("lineage", code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
     return passed("lineage", f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks", steps=final)
 
 
 def resume_points(drill: Drill) -> Check:
     """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
-        return inconclusive("resume_points", "the chaos leg started no attempt")
+        return inconclusive("resume_points", "no_attempt")
     committed: dict[str, int] = {}
     reached = 0
     restores = 0
@@ -53,12 +57,12 @@ def resume_points(drill: Drill) -> Check:
             committed.pop(name, None)
         newest = max((step for step in committed.values() if step in kept), default=0)
         if refused := _not_taken_back(drill.chaos.attempts, attempt):
-            return failed("resume_points", refused, attempt=attempt.number, unrestorable=True)
+            name, reason = refused
+            return failed("resume_points", "checkpoint_not_taken_back", attempt=attempt.number, checkpoint=name, reason=reason)
         problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
         if problem:
-            return failed(
-                "resume_points", f"attempt {attempt.number}: {problem}", attempt=attempt.number, newest_committed=newest
-            )
+            about = {"attempt": attempt.number, "problem": problem, "newest_committed": newest}
+            return failed("resume_points", "wrong_resume_point", **about)
         restores += attempt.resume is not None
         points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
         for trace in attempt.traces.values():
@@ -79,14 +83,14 @@ def _set_aside_unplanned(drill: Drill) -> list[Mapping[str, Any]]:
     return [record for record in drill.chaos.events("checkpoint.quarantined") if record["name"] not in spoiled]
 
 
-def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> str | None:
-    """A whole checkpoint that was put aside before this attempt because the script's objects would not take it back, twice: an
-    older one is as exact, and the job cannot come back from where it had been saved all the same."""
+def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
+    """Name and reason of a whole checkpoint that was put aside before this attempt because the script's objects would not take
+    it back, twice: an older one is as exact, and the job cannot come back from where it had been saved all the same."""
     for name in attempt.quarantined:
         tried = [other for other in attempts if other.number < attempt.number and other.resume == name]
         deaths = [(other, death) for other in tried for death in other.unplanned]
         if len(deaths) > 1 and all(_raised_in_restore(other, death) for other, death in deaths):
-            return f"checkpoint {name} is whole and cannot be restored: {deaths[-1][1]['reason']}"
+            return name, deaths[-1][1]["reason"]
     return None
 
 
@@ -174,7 +178,9 @@ def replay_agreement(drill: Drill) -> Check:
             if found:
                 return failed(
                     "replay_agreement",
-                    f"{field} of {found.place} is not what attempt {tail.attempt} had computed",
+                    "replay_differs",
+                    field=field,
+                    place=found.place,
                     first=found.to_json(),
                     before=tail.attempt,
                 )
@@ -199,7 +205,7 @@ def bucket_layout(drill: Drill) -> Check:
                 seen, expected = layout_at(drill.chaos, record), layout_at(drill.reference, expected_at)
                 if seen is None or expected is None:
                     leg = drill.reference.name if expected is None else drill.chaos.name
-                    return inconclusive("bucket_layout", f"{leg}: no layout was recorded for step {record.step} of rank {rank}")
+                    return inconclusive("bucket_layout", "bucket_layout_unrecorded", leg=leg, step=record.step, rank=rank)
                 compared += 1
                 under_ddp = under_ddp or seen.layout is not None
                 if seen.layout is not None and not (seen.primed and expected.primed):
@@ -208,7 +214,8 @@ def bucket_layout(drill: Drill) -> Check:
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
                     return failed(
                         "bucket_layout",
-                        f"attempt {attempt.number} reduced step {record.step} of rank {rank} in another bucket layout{why}",
+                        "bucket_layout_differs",
+                        why=why,
                         step=record.step,
                         rank=rank,
                         attempt=attempt.number,
@@ -216,12 +223,12 @@ def bucket_layout(drill: Drill) -> Check:
                         seen=seen.layout,
                     )
     if not compared:
-        return inconclusive("bucket_layout", "no bucket layout could be compared")
+        return inconclusive("bucket_layout", "bucket_layout_unseen")
     if not under_ddp:
         return skipped("bucket_layout", "no model is under DistributedDataParallel", records=compared)
     if unprimed:
-        message = f"the gradient buckets were not primed (attempt {unprimed[0]}): the first step may have used another layout"
-        return inconclusive("bucket_layout", message, attempts=sorted(set(unprimed)))
+        attempts = sorted(set(unprimed))
+        return inconclusive("bucket_layout", "buckets_not_primed", attempt=unprimed[0], attempts=attempts)
     return passed("bucket_layout", f"one layout in {len(drill.chaos.attempts) + 1} attempts of both legs", records=compared)
 
 

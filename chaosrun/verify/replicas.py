@@ -12,12 +12,6 @@ from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference
 
-DRIFT_HINT = (
-    "where DDP does not average gradients, each rank trains a model of its own: pass "
-    "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "
-    "prepare() returned and not model.module, and change weights alike on all ranks"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
@@ -57,10 +51,13 @@ def rank_agreement(drill: Drill) -> Check:
         found = drift(leg)
         if found is None:
             continue
-        blame = " (undisturbed: recovery is not to blame)" if leg is drill.reference else ""
+        undisturbed = leg is drill.reference
         return failed(
             "rank_agreement",
-            f"{leg.name}: {found.what}{blame}",
+            "replicas_drift",
+            because="undisturbed" if undisturbed else None,
+            what=found.what,
+            aside=" (undisturbed: recovery is not to blame)" if undisturbed else "",
             leg=leg.name,
             attempt=found.attempt,
             step=found.step,
@@ -75,7 +72,7 @@ def rank_agreement(drill: Drill) -> Check:
             comparisons += len(records) - 1
             starts += len(records) > 1 and isinstance(next(iter(records.values())), StartRecord)
     if not comparisons:
-        return inconclusive("rank_agreement", "no two ranks recorded the same step")
+        return inconclusive("rank_agreement", "replicas_not_compared")
     summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
     return passed("rank_agreement", summary, starts=starts, comparisons=comparisons)
 

@@ -42,7 +42,7 @@ class StateDifference:
     @property
     def only_rates(self) -> bool:
         """Nothing but learning rates in the optimizer's parameter groups."""
-        return all("/param_groups/" in name and name.endswith("/lr") for name in self.names)
+        return all(is_setting(name) and name.split("/")[-1] == "lr" for name in self.names)
 
     @property
     def permuted(self) -> bool:
@@ -59,6 +59,16 @@ class StateDifference:
             if state is not None and state.get(self.component) == self.seen:
                 return rank, step
         return None
+
+
+def is_setting(name: str) -> bool:
+    """A value of the optimizer's parameter groups, by its path in what was saved."""
+    return "param_groups" in name.split("/")[1:-1]
+
+
+def is_scaler(name: str) -> bool:
+    """A value of the GradScaler, which is saved with the optimizer."""
+    return name.split("/")[0] == "scaler"
 
 
 def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
@@ -108,8 +118,10 @@ def checkpointed_state(drill: Drill) -> Check:
                 differ = f"{listed(difference.names, 1)} {'differ' if len(difference.names) > 1 else 'differs'}"
                 return failed(
                     name,
-                    f"attempt {attempt.number} {did} another {difference.component} state at step {difference.step} on rank "
-                    f"{difference.rank}: {differ}",
+                    "saved_state_differs",
+                    did=did,
+                    rank=difference.rank,
+                    which=differ,
                     attempt=attempt.number,
                     step=difference.step,
                     ranks=list(difference.ranks),

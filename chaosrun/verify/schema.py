@@ -12,6 +12,7 @@ from chaosrun.faults.kinds import KINDS
 from chaosrun.records.journal import OUTCOMES
 from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
+from chaosrun.verify.codes import public_codes
 from chaosrun.verify.divergence import Kind
 from chaosrun.verify.verdict import EXIT_CODES, OUTCOME_EXIT_CODES, VERDICT_VERSION
 
@@ -30,6 +31,7 @@ def verdict_schema() -> dict[str, Any]:
                 "enum": sorted({*EXIT_CODES.values(), *OUTCOME_EXIT_CODES.values()}),
                 "description": "what `chaosrun submit` and `verify` exit with",
             },
+            code=_code("what the status rests on"),
             cause=_text("one sentence: what the status rests on"),
             hint=_maybe(_text("what to do about it; null where nothing can be said")),
             blame=_object(
@@ -54,6 +56,7 @@ def verdict_schema() -> dict[str, Any]:
                 _object(
                     name=_text("the check, such as data_order"),
                     status={"enum": list(get_args(Status))},
+                    code=_maybe(_code("what it found; null where it passed or was skipped")),
                     summary=_text("one sentence for people"),
                     evidence={"type": "object", "description": "what the check found, by name; differs from check to check"},
                 ),
@@ -80,6 +83,7 @@ def _divergence() -> dict[str, Any]:
         ranks=_list("ranks on which this differs at this step", _count("a rank")),
         attempt=_count("attempt of the chaos leg, from 1"),
         kind={"enum": list(get_args(Kind)), "description": "the quantity"},
+        code=_code("what it is called"),
         cause=_text("in a few words, the same for the same mistake"),
         hint=_text("the particulars, and what to do"),
         tensor=_maybe(_text("name of the parameter or saved value")),
@@ -124,6 +128,7 @@ def _attempt() -> dict[str, Any]:
             }
         ),
         ranks=_count("ranks that began to train"),
+        faults=_list("faults that ended it", _text("its id in the plan")),
     )
 
 
@@ -134,6 +139,10 @@ def _object(description: str | None = None, /, **fields: dict[str, Any]) -> dict
 
 def _list(description: str, items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items, "description": description}
+
+
+def _code(description: str) -> dict[str, Any]:
+    return {"enum": list(public_codes()), "description": f"{description}: a code of docs/causes.md"}
 
 
 def _text(description: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def data_order(drill: Drill) -> Check:
     records = _reference_records(drill)
     batches = [digest for record in records for digest in record.batch]
     if len(batches) > 1 and len(set(batches)) == 1:
-        return inconclusive("data_order", "every batch has the same bytes: a wrong order could not be seen", **check.evidence)
+        return inconclusive("data_order", "batches_all_alike", **check.evidence)
     seen = [record for by_step in drill.chaos_lineage.steps.values() for record in by_step.values()]
     if not all(record.knows_ids for record in (*records, *seen)):
         summary = f"{check.summary} (by the bytes of the batches: the loader does not tell every sample id)"
@@ -41,8 +41,7 @@ def losses(drill: Drill) -> Check:
     check = _compare(drill, "losses", ("loss",), "losses", tolerance)
     nan_since = _nan_since(drill)
     if check.status == "pass" and nan_since is not None:
-        message = f"the loss is NaN from step {nan_since} to the end: NaN would hide a difference"
-        return inconclusive("losses", message, nan_since=nan_since, **check.evidence)
+        return inconclusive("losses", "loss_nan", nan_since=nan_since, **check.evidence)
     return check
 
 
@@ -50,7 +49,7 @@ def lr(drill: Drill) -> Check:
     """The optimizer used the same learning rates."""
     check = _compare(drill, "lr", ("lr",), "learning rates")
     if check.status == "pass" and not any(record.lr for record in _reference_records(drill)):
-        return inconclusive("lr", "no learning rate was recorded: every step was skipped", **check.evidence)
+        return inconclusive("lr", "steps_all_skipped", **check.evidence)
     return check
 
 
@@ -60,9 +59,7 @@ def gradients(drill: Drill) -> Check:
         return skipped("gradients", TOLERANCE_GIVEN)
     check = _compare(drill, "gradients", ("grad",), "gradient fingerprints")
     if check.status == "pass" and _constant([record.grad for record in _reference_records(drill)], drill):
-        return inconclusive(
-            "gradients", "every step's gradients have the same fingerprint: they were not seen", **check.evidence
-        )
+        return inconclusive("gradients", "gradients_constant", **check.evidence)
     return check
 
 
@@ -75,7 +72,7 @@ def parameters(drill: Drill) -> Check:
         return problem
     check = _compare(drill, "parameters", ("param",), "parameter fingerprints")
     if check.status == "pass" and _constant([record.param for record in _reference_records(drill)], drill):
-        return inconclusive("parameters", "the parameters never changed: nothing was trained", **check.evidence)
+        return inconclusive("parameters", "parameters_constant", **check.evidence)
     return check
 
 
@@ -100,11 +97,9 @@ def _compare(drill: Drill, name: str, fields: tuple[Field, ...], what: str, tole
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"
-        return failed(
-            name, f"{what} differ in {differing} of {compared} records, first at {where}", **evidence, first=first.to_json()
-        )
+        return failed(name, "records_differ", **evidence, what=what, where=where, first=first.to_json())
     if not compared or compared < total:
-        return inconclusive(name, f"only {compared} of {total} records could be compared", **evidence)
+        return inconclusive(name, "records_lacking", **evidence)
     return passed(name, f"{what} of {compared} records are equal", **evidence)
 
 
@@ -136,16 +131,14 @@ def _wrong_names(drill: Drill) -> Check | None:
         record = drill.reference_lineage.at(rank, 1)
         trace = drill.reference.trace(record.attempt, rank) if record else None
         if trace is None or trace.start is None:
-            return inconclusive("parameters", f"the reference names no tensors on rank {rank}")
+            return inconclusive("parameters", "parameters_unnamed", rank=rank)
         for attempt in drill.chaos.attempts:
             other = attempt.traces.get(rank)
             if other and other.start and other.start.tensors != trace.start.tensors:
                 index = first_difference(trace.start.tensors, other.start.tensors) or 0
                 names = [tensors[index : index + 1] for tensors in (trace.start.tensors, other.start.tensors)]
-                message = (
-                    f"attempt {attempt.number} has other parameters, or another order, from number {index} on (rank {rank})"
-                )
-                return failed("parameters", message, rank=rank, attempt=attempt.number, expected=names[0], seen=names[1])
+                about: dict[str, Any] = {"rank": rank, "attempt": attempt.number, "index": index}
+                return failed("parameters", "parameters_renamed", **about, expected=names[0], seen=names[1])
     return None
 
 
@@ -157,11 +150,8 @@ def _wrong_restore(drill: Drill) -> Check | None:
                 continue
             expected = reference_parameters(drill, rank, trace.start.position.step)
             if expected is not None and expected != trace.start.param:
-                message = (
-                    f"attempt {attempt.number} went on from step {trace.start.position.step} with other weights on rank {rank}"
-                )
-                evidence = {"attempt": attempt.number, "rank": rank, "expected": expected, "seen": trace.start.param}
-                return failed("parameters", message, **evidence)
+                where: dict[str, Any] = {"attempt": attempt.number, "step": trace.start.position.step, "rank": rank}
+                return failed("parameters", "weights_differ_at_start", **where, expected=expected, seen=trace.start.param)
     return None
 
 

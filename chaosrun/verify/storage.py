@@ -4,7 +4,7 @@ Pure.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from chaosrun.faults.fault import Fault
 from chaosrun.records.history import Attempt, LegHistory
@@ -13,8 +13,21 @@ DAMAGES = frozenset({"truncate", "zero_tail", "flip_file_bit", "missing_file", "
 """Kinds that spoil a committed checkpoint."""
 
 
+class Shortfall(NamedTuple):
+    """Why the storage does not bear out that a fault happened."""
+
+    code: Literal["unread", "used", "committed"]
+    problem: str
+    """A sentence for people."""
+
+
 def storage_problem(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) -> str | None:
-    """Why the storage does not bear out that `fault` happened; None when it does, and for faults of other kinds."""
+    found = storage_shortfall(fault, seen, chaos)
+    return found and found.problem
+
+
+def storage_shortfall(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) -> Shortfall | None:
+    """None when the storage bears it out, and for faults of other kinds."""
     later = [attempt for attempt in chaos.attempts if attempt.number > seen["attempt"]]
     if fault.kind in DAMAGES:
         return _unmet_damage(str(seen["found"].get("checkpoint")), chaos, later)
@@ -22,22 +35,24 @@ def storage_problem(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) ->
         name = str(seen["found"].get("staged"))
         if any(name in record["names"] for record in _since(chaos, "staging.cleared", seen)):
             return None
-        return f"nobody cleared {name} away: " + ("it was not there at the next start" if later else "no attempt came after it")
+        why = "it was not there at the next start" if later else "no attempt came after it"
+        return Shortfall("unread", f"nobody cleared {name} away: {why}")
     if fault.kind == "failed_rename" and later:
         saved = [record["step"] for record in chaos.events("fault.requested") if record["fault"] == fault.id][-1]
         if later[0].resume_step >= saved:
-            return f"the checkpoint of step {saved} was committed all the same"
+            return Shortfall("committed", f"the checkpoint of step {saved} was committed all the same")
     return None
 
 
-def _unmet_damage(name: str, chaos: LegHistory, later: list[Attempt]) -> str | None:
+def _unmet_damage(name: str, chaos: LegHistory, later: list[Attempt]) -> Shortfall | None:
     if any(name in attempt.quarantined for attempt in later):
         return None
     if any(attempt.resume == name for attempt in later):
-        return f"{name} was damaged, and an attempt went on from it"
+        return Shortfall("used", f"{name} was damaged, and an attempt went on from it")
     if not later:
-        return f"{name} was damaged, but no attempt started after that, so nobody read it"
-    return f"{name} was damaged, but the attempts after that went on from newer checkpoints, so nobody read it"
+        return Shortfall("unread", f"{name} was damaged, but no attempt started after that, so nobody read it")
+    why = "the attempts after that went on from newer checkpoints, so nobody read it"
+    return Shortfall("unread", f"{name} was damaged, but {why}")
 
 
 def _since(chaos: LegHistory, event: str, seen: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -6,6 +6,8 @@ PASS: a skipped, missing, undecided or crashed one does not.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -20,14 +22,14 @@ from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import warnings
-from chaosrun.verify.blame import INEXACT_PROTOCOL, blame
+from chaosrun.verify.blame import Blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, required, run_checks
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import first_difference
-from chaosrun.verify.corruption import CAUSE, HINT, UNSEEN_HINT, explained
+from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
-from chaosrun.verify.replicas import DRIFT_HINT, drift
-from chaosrun.wording import count
+from chaosrun.verify.replicas import drift
 
 VERDICT_VERSION = 1
 
@@ -42,8 +44,17 @@ OUTCOME_EXIT_CODES: Mapping[str, int] = {
     "interrupted": 130,
 }
 """Of a leg that did not complete; its drill is INCONCLUSIVE."""
+END_CODES: Mapping[str, str] = {
+    "user_error": "script_failed",
+    "recovery_failed": "recovery_failed",
+    "inexact_restore": "state_changed_on_load",
+    "resources": "resources",
+    "timeout": "timeout",
+    "interrupted": "interrupted",
+    "fault_missed": "fault_missed",
+}
+"""Of a leg of which no more is known than its outcome."""
 IDS_SHOWN = 8
-WITHIN = "within the tolerance of"
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 """What fails only where the job came back wrongly, whatever was done to its numbers."""
 
@@ -52,8 +63,12 @@ RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 class Verdict:
     status: VerdictStatus
     exit_code: int
-    cause: str
-    """One sentence: what the status rests on."""
+    reason: Cause
+    """What the status rests on."""
+    headline: str
+    """The same in one sentence."""
+    place: str | None = None
+    """Where the first difference is, in words."""
     hint: str | None
     """What to do about it, where something can be said."""
     outcome: Outcome | None
@@ -70,18 +85,36 @@ class Verdict:
     """What is no question of exactness; see `verify.advice`."""
 
     @property
+    def code(self) -> str:
+        return self.reason.code
+
+    @property
+    def cause(self) -> str:
+        """One sentence: what the status rests on, and where."""
+        return self.headline if self.place is None else f"{self.headline} ({self.place})"
+
+    @property
+    def blame(self) -> Blame:
+        return self.reason.blame
+
+    @property
     def exact(self) -> bool:
         """A PASS in which every bit was compared: the job file may ask for less (`verify.losses`, `verify.weights`)."""
-        return self.status == "PASS" and not self.cause.startswith(WITHIN)
+        return self.code == "exact"
+
+    def says(self, cause: str) -> bool:
+        """Whether this is its cause: the code, or words of the sentence."""
+        return cause == self.code or cause in self.cause
 
     def to_json(self) -> dict[str, Any]:
         return {
             "v": VERDICT_VERSION,
             "status": self.status,
             "exit_code": self.exit_code,
+            "code": self.code,
             "cause": self.cause,
             "hint": self.hint,
-            "blame": blame(self).to_json(),
+            "blame": self.blame.to_json(),
             "outcome": self.outcome,
             "checks": [check.to_json() for check in self.checks],
             "divergence": self.divergence.to_json() if self.divergence else None,
@@ -96,8 +129,12 @@ class Verdict:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ruling:
     status: VerdictStatus
-    cause: str
+    reason: Cause
+    headline: str | None = None
+    """None: the sentence of the reason."""
+    place: str | None = None
     hint: str | None = None
+    """None: that of the reason."""
     exit_code: int | None = None
     """None: that of the status."""
 
@@ -112,14 +149,24 @@ def judge(run: RunLayout) -> Verdict:
         raise UsageError(
             f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
         ) from error
-    irreproducible = facts.get("irreproducible")
-    if not isinstance(irreproducible, str | None):
-        raise UsageError(f"{run.run_json}: irreproducible is {irreproducible!r}", hint="the run is damaged")
+    irreproducible = _irreproducible(run, facts)
     legs = [read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos")]
     return judge_drill(Drill.of(legs[0], legs[1], spec, plan), irreproducible=irreproducible)
 
 
-def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
+def _irreproducible(run: RunLayout, facts: Mapping[str, Any]) -> Cause | None:
+    """How two undisturbed runs differed, if a second one was made and they did."""
+    difference, reference = facts.get("irreproducible"), facts.get("reference")
+    if not isinstance(difference, str | None) or not isinstance(reference, Mapping | None):
+        raise UsageError(f"{run.run_json}: irreproducible is {difference!r}", hint="the run is damaged")
+    if not difference:
+        return None
+    if reference and reference.get("source") is not None:
+        return Cause.of("reference_of_another_job", run=Path(str(reference.get("mode"))).name, difference=difference)
+    return Cause.of("undisturbed_runs_differ", difference=difference)
+
+
+def judge_drill(drill: Drill, *, irreproducible: Cause | None = None) -> Verdict:
     """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill.plan, drill.chaos)
@@ -129,13 +176,13 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     drifted = _of_drift(checks)
     blameless = unfounded or drifted
     if divergence and blameless:
-        divergence = _without_blame(divergence, drill.chaos, blameless)
+        divergence = _without_blame(divergence, drill.chaos, blameless.reason)
     elif divergence and (injection := explained(divergence, drill)):
-        divergence = replace(divergence, cause=CAUSE, hint=f"{injection.what}: what the training's own steps make of it")
+        divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     corrupted = None if blameless else _of_corruption(checks, drill)
     ruling = (
         corrupted
-        or _of_outcomes(drill.reference, drill.chaos)
+        or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
         or _of_failures(checks, divergence, drill)
@@ -146,8 +193,10 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     return Verdict(
         status=ruling.status,
         exit_code=EXIT_CODES[ruling.status] if ruling.exit_code is None else ruling.exit_code,
-        cause=ruling.cause,
-        hint=ruling.hint,
+        reason=ruling.reason,
+        headline=ruling.reason.sentence if ruling.headline is None else ruling.headline,
+        place=ruling.place,
+        hint=ruling.reason.hint if ruling.hint is None else ruling.hint,
         outcome=leg.outcome,
         checks=checks,
         divergence=divergence,
@@ -159,53 +208,60 @@ def judge_drill(drill: Drill, *, irreproducible: str | None = None) -> Verdict:
     )
 
 
-def _of_outcomes(reference: LegHistory, chaos: LegHistory) -> _Ruling | None:
+def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> _Ruling | None:
     """A leg that did not complete settles the drill; a restore that chaosrun itself found inexact fails it."""
     for leg in (reference, chaos):
         if leg.outcome == "completed":
             continue
         if leg.finished is None:
-            return _Ruling(status="INCONCLUSIVE", cause=f"the {leg.name} leg has not finished")
+            damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
+            reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
+            return _Ruling(status="INCONCLUSIVE", reason=reason)
         message, hint = leg.finished["message"] or leg.outcome or "", leg.finished.get("hint")
         if leg is chaos and leg.outcome == "inexact_restore":
-            return _Ruling(status="FAIL", cause=message, hint=hint)
+            return _Ruling(status="FAIL", reason=_end_of(leg, message), hint=hint)
         exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
         if leg.outcome == "user_error" and (found := drift(leg)):
-            cause = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
-            return _Ruling(status="INCONCLUSIVE", cause=cause, hint=DRIFT_HINT, exit_code=exit_code)
-        return _Ruling(status="INCONCLUSIVE", cause=f"{leg.name} leg: {message}", hint=hint, exit_code=exit_code)
+            headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
+            reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
+            return _Ruling(status="INCONCLUSIVE", reason=reason, headline=headline, exit_code=exit_code)
+        return _Ruling(status="INCONCLUSIVE", reason=_end_of(leg, message), hint=hint, exit_code=exit_code)
     return None
 
 
-def _of_premises(checks: Sequence[Check], irreproducible: str | None) -> _Ruling | None:
+def _only_missing(*legs: LegHistory) -> bool:
+    """Nothing is wrong with the records of a run that has not come that far but that there are none yet."""
+    return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
+
+
+def _end_of(leg: LegHistory, message: str) -> Cause:
+    assert leg.finished is not None
+    code = leg.finished.get("code") or END_CODES[leg.outcome or "recovery_failed"]
+    return Cause(code, {"leg": leg.name, "message": message})
+
+
+def _of_premises(checks: Sequence[Check], irreproducible: Cause | None) -> _Ruling | None:
     if irreproducible:
-        return _Ruling(status="INCONCLUSIVE", cause=irreproducible, hint=_IRREPRODUCIBLE_HINT)
+        return _Ruling(status="INCONCLUSIVE", reason=irreproducible)
     for check in checks:
-        if check.name in PREMISES and check.status not in ("pass", "skip"):
-            hint = _IRREPRODUCIBLE_HINT if check.name == "reproducible" else None
-            return _Ruling(status="INCONCLUSIVE", cause=check.summary, hint=hint)
+        if check.name in PREMISES and check.cause is not None:
+            return _Ruling(status="INCONCLUSIVE", reason=check.cause)
     return None
 
 
-def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: _Ruling) -> Divergence:
+def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:
     """Where the legs part is worth knowing in any case; after a restore, the cause seen there would blame what may be sound."""
     restored = {attempt.number for attempt in chaos.attempts if attempt.resume is not None}
     if divergence.attempt not in restored:
         return divergence
-    hint = unfounded.hint or "from here nothing can be said about recovery"
-    return replace(divergence, cause="not shown to come from the restore", hint=hint)
-
-
-_IRREPRODUCIBLE_HINT = (
-    "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
-)
+    return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=unfounded.code))
 
 
 def _of_drift(checks: Sequence[Check]) -> _Ruling | None:
     """Replicas that part undisturbed fail the drill; a restore, which makes them one again, is not to blame for differing."""
     for check in checks:
-        if check.name == "rank_agreement" and check.status == "fail" and check.evidence["leg"] == "reference":
-            return _Ruling(status="FAIL", cause=f"replicas drifted apart: {check.summary}", hint=DRIFT_HINT)
+        if check.cause and check.status == "fail" and check.code == "replicas_drift" and check.evidence["leg"] == "reference":
+            return _Ruling(status="FAIL", reason=check.cause)
     return None
 
 
@@ -220,40 +276,40 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
         return None
     beside = next((failing[name] for name in RECOVERY_CHECKS if name in failing), None)
     if beside is not None and outcome == "completed":
-        cause = f"{beside.name}: {beside.summary}, which no corruption explains; besides, {seen.summary}"
-        return _Ruling(status="FAIL", cause=cause)
+        headline = f"{_about(beside)}, which no corruption explains; besides, {seen.summary}"
+        return _Ruling(status="FAIL", reason=_cause_of(beside), headline=headline)
     end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
-    return _Ruling(status="FAIL", cause=f"{CAUSE}: {seen.summary}{end}", hint=HINT)
+    reason = Cause.of("corruption_injected")
+    return _Ruling(status="FAIL", reason=reason, headline=f"{reason.sentence}: {seen.summary}{end}")
 
 
 def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> _Ruling | None:
     """A divergence fails the drill even if no check should have reported it."""
-    failing = [check for check in checks if check.status == "fail"]
-    if not failing and divergence is None:
-        return None
     if divergence:
         return _of_divergence(divergence, drill.spec.data.resume)
-    hint = _UNRESTORABLE_HINT if failing[0].evidence.get("unrestorable") else None
-    return _Ruling(status="FAIL", cause=f"{failing[0].name}: {failing[0].summary}", hint=hint)
+    failing = next((check for check in checks if check.status == "fail"), None)
+    return failing and _Ruling(status="FAIL", reason=_cause_of(failing), headline=_about(failing))
 
 
-_UNRESTORABLE_HINT = (
-    "the restore comes with the first batch: parameter groups, layers and objects that the loop adds later have to be there "
-    "before it in every attempt (frozen, or at a learning rate of 0)"
-)
+def _about(check: Check) -> str:
+    return f"{check.name}: {check.summary}"
+
+
+def _cause_of(check: Check) -> Cause:
+    assert check.cause is not None, f"{check.name} did not pass and says nothing"
+    return check.cause
 
 
 def _of_divergence(divergence: Divergence, protocol: DataResume) -> _Ruling:
     where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
     tensor = f", {divergence.tensor}" if divergence.tensor else ""
-    if divergence.kind != "data order":
-        return _Ruling(status="FAIL", cause=f"{divergence.cause} (first difference: {where}{tensor})", hint=divergence.hint)
-    expected, seen = _around(divergence.expected, divergence.seen), _around(divergence.seen, divergence.expected)
-    cause = f"{divergence.cause} (first difference in data order: {where}: samples {expected} expected, {seen} seen)"
-    hint = divergence.hint
-    if protocol != "seedable":  # what else there is to say of it, the divergence says
-        hint = f"set data.resume: seedable (data.resume is {protocol}, and {INEXACT_PROTOCOL})"
-    return _Ruling(status="FAIL", cause=cause, hint=hint)
+    reason, seen = divergence.reason, f": {where}{tensor}"
+    if divergence.kind == "data order":
+        ids = [_around(*pair) for pair in permutations((divergence.expected, divergence.seen))]
+        seen = f" in data order: {where}: samples {ids[0]} expected, {ids[1]} seen"
+        if protocol != "seedable":  # what else there is to say of it, the divergence says
+            reason = reason.explained("data_resume_inexact", protocol=protocol)
+    return _Ruling(status="FAIL", reason=reason, headline=divergence.cause, place=f"first difference{seen}")
 
 
 def _around(ids: Any, others: Any) -> str:
@@ -266,41 +322,22 @@ def _around(ids: Any, others: Any) -> str:
 
 
 def _of_doubts(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
-    doubtful = [check for check in checks if check.status == "inconclusive"]
+    doubtful = next((check for check in checks if check.status == "inconclusive"), None)
     if doubtful:
-        first = doubtful[0]
-        hint = _faults_hint(drill) if first.name == "faults_landed" else None
-        hint = UNSEEN_HINT if first.name == "silent_corruption" else hint
-        return _Ruling(status="INCONCLUSIVE", cause=f"{first.name}: {first.summary}", hint=hint)
-    passing = {check.name for check in checks if check.status == "pass"}
-    lacking = sorted(required(drill) - passing)
-    if lacking:
-        return _Ruling(status="INCONCLUSIVE", cause=f"not shown: {', '.join(lacking)}")
-    return None
-
-
-def _faults_hint(drill: Drill) -> str | None:
-    """How to have the faults of the plan land, where the plan is what kept them from it."""
-    end = drill.chaos_lineage.final_step
-    if not drill.plan.faults:
-        return "plan at least one: faults.schedule or faults.random in the job file"
-    late = [fault.id for fault in drill.plan.faults if fault.at_step is not None and fault.at_step > end]
-    if late:
-        return (
-            f"the training ended at step {end}, before {', '.join(late)}: plan them earlier (max_steps has `plan` check that)"
-        )
-    return None
+        return _Ruling(status="INCONCLUSIVE", reason=_cause_of(doubtful), headline=_about(doubtful))
+    lacking = sorted(required(drill) - {check.name for check in checks if check.status == "pass"})
+    return _Ruling(status="INCONCLUSIVE", reason=Cause.of("checks_missing", checks=lacking)) if lacking else None
 
 
 def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> _Ruling:
     verify = drill.spec.verify
-    equal = "bit-identical to" if verify.weights.exact and verify.losses.exact else WITHIN
-    steps, ranks = count(drill.chaos_lineage.final_step, "step"), count(drill.spec.workers, "rank")
-    cause = f"{equal} the undisturbed run: {steps} on {ranks}, {count(landed, 'fault')}"
-    if not any(attempt.resumed_from for attempt in attempts):
-        return _Ruling(
-            status="PASS",
-            cause=f"{cause}; no checkpoint was restored, every attempt began at the beginning",
-            hint="let a fault strike after the first checkpoint to test a restore",
-        )
-    return _Ruling(status="PASS", cause=cause)
+    restored = any(attempt.resumed_from for attempt in attempts)
+    reason = Cause.of(
+        "exact" if verify.weights.exact and verify.losses.exact else "within_tolerance",
+        because=None if restored else "never_restored",
+        steps=drill.chaos_lineage.final_step,
+        ranks=drill.spec.workers,
+        faults=landed,
+        more="" if restored else "; no checkpoint was restored, every attempt began at the beginning",
+    )
+    return _Ruling(status="PASS", reason=reason)

@@ -149,7 +149,7 @@ class TestErrors:
         assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UsageError"
 
 
-VERDICT = replace(PASSED, status="FAIL", exit_code=3, cause="RNG not restored", lost_steps=2)
+VERDICT = replace(PASSED, status="FAIL", exit_code=3, headline="RNG not restored", lost_steps=2)
 
 
 class TestCommands:

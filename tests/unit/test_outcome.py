@@ -1,11 +1,10 @@
 """What a red test says of its drill."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from verdicts import PASSED
+from verdicts import PASSED, script_failed
 
 from chaosrun.integrations.testing.outcome import TRACEBACK_LINES, DrillFailed, Outcome
 from chaosrun.records.journal import Journal
@@ -16,8 +15,7 @@ TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 7,
 
 
 def verdict(**more: Any) -> Verdict:
-    cause = "chaos leg: rank 1 raised ValueError at step 7: boom"
-    return replace(PASSED, **{"status": "INCONCLUSIVE", "exit_code": 4, "cause": cause, "outcome": "user_error", **more})
+    return script_failed(PASSED, "chaos leg: rank 1 raised ValueError at step 7: boom", **more)
 
 
 def account(run: RunLayout) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verdicts import saying
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
@@ -182,8 +183,8 @@ def test_markup_in_a_runs_words_stays_text(run: RunLayout) -> None:
     )
     divergence = judge(write_run(run.path / "other", bugs=Bugs(skip_off=1))).divergence
     assert divergence is not None
-    divergence = replace(divergence, tensor=MARKUP, cause=MARKUP, expected=[MARKUP], seen={MARKUP: 1})
-    verdict = replace(verdict, divergence=divergence, cause=MARKUP, hint=MARKUP, warnings=(MARKUP,))
+    divergence = replace(divergence, tensor=MARKUP, reason=saying(MARKUP), expected=[MARKUP], seen={MARKUP: 1})
+    verdict = replace(verdict, divergence=divergence, headline=MARKUP, hint=MARKUP, warnings=(MARKUP,))
     text = render_html(read_view(run, verdict))
     page = Text(text)
     clean = page_of(write_run(run.path / "another"))

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 from legs import Bugs, copy_run, die_raising, edit_journal, only, put, write_run
+from verdicts import check_that, script_failed
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.junit import Case, drill_suite, render_junit, suite_of, to_xml, xml_text
 from chaosrun.report.view import read_view
-from chaosrun.verify.check import failed, inconclusive, passed, skipped
+from chaosrun.verify.check import passed, skipped
 from chaosrun.verify.verdict import Verdict, judge
 
 Judged = tuple[RunLayout, Verdict]
@@ -189,8 +190,13 @@ def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
 
 def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
     run, verdict = lost
-    checks = (inconclusive("losses", "only 3 of 9"), failed("lr", "differs"), skipped("x", "nothing"), passed("y", "fine"))
-    broken = replace(verdict, outcome="user_error", cause="chaos leg: rank 1 raised ValueError", checks=checks)
+    checks = (
+        check_that("losses", "inconclusive", "only 3 of 9"),
+        check_that("lr", "fail", "differs"),
+        skipped("x", "nothing"),
+        passed("y", "fine"),
+    )
+    broken = script_failed(verdict, headline="chaos leg: rank 1 raised ValueError", checks=checks)
     (suite,) = read([drill_suite("toy", read_view(run, broken))])
     found = outcomes(suite)
     assert [found[f"chaosrun.toy.checks/{name}"] for name in ("losses", "lr", "x", "y")] == ["skip", "fail", "skip", "pass"]
@@ -200,7 +206,7 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
 def test_the_traceback_of_a_script_that_failed(exact: Judged, tmp_path: Path) -> None:
     run = copy_run(exact[0], tmp_path)
     die_raising(run, "Traceback:\nValueError: boom")
-    (suite,) = read([drill_suite("toy", read_view(run, replace(exact[1], status="INCONCLUSIVE", outcome="user_error")))])
+    (suite,) = read([drill_suite("toy", read_view(run, script_failed(exact[1])))])
     assert "Traceback:\nValueError: boom\n" in (next(iter(suite)).result[0].text or "")
 
 
@@ -250,10 +256,10 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
     nasty = replace(
         verdict,
         status="FAIL",
-        cause=EVERYTHING,
+        headline=EVERYTHING,
         hint=EVERYTHING,
         warnings=(EVERYTHING,),
-        checks=(failed("lr", EVERYTHING, what=EVERYTHING),),
+        checks=(check_that("lr", "fail", EVERYTHING, what=EVERYTHING),),
         faults=(replace(verdict.faults[0], description=EVERYTHING, evidence=EVERYTHING),),
     )
     (suite,) = read([drill_suite(EVERYTHING, read_view(run, nasty))])
@@ -264,7 +270,9 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
 
 def test_evidence_is_cut_where_it_is_long(exact: Judged) -> None:
     run, verdict = exact
-    (suite,) = read([drill_suite("toy", read_view(run, replace(verdict, checks=(failed("lr", "differs", all=["x"] * 9000),))))])
+    (suite,) = read(
+        [drill_suite("toy", read_view(run, replace(verdict, checks=(check_that("lr", "fail", "differs", all=["x"] * 9000),))))]
+    )
     text = next(case for case in suite if case.name == "lr").result[0].text or ""
     assert len(text) < 5000
     assert "verdict.json" in text

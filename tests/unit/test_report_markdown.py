@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from legs import Bugs, copy_run, die_raising, write_run
 from markdown_it import MarkdownIt
+from verdicts import check_that, script_failed
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.markdown import MOST_BYTES, render_markdown
 from chaosrun.report.view import read_view
-from chaosrun.verify.check import failed
 from chaosrun.verify.verdict import Verdict, judge
 
 NASTY = "a | b `c` *d* _e_ <script>alert(1)</script> [f](http://x) \\ ~g~ $h$ &amp; ![i](j)\n\n# k\x1b[31m\x00"
@@ -112,10 +112,10 @@ def test_markup_in_a_run_is_text(differing: tuple[RunLayout, Verdict]) -> None:
     assert verdict.divergence is not None
     nasty = replace(
         verdict,
-        cause=NASTY,
+        headline=NASTY,
         hint=NASTY,
         warnings=(NASTY,),
-        checks=(failed("x|y", NASTY),),
+        checks=(check_that("x|y", "fail", NASTY),),
         faults=(replace(verdict.faults[0], description=NASTY, evidence=NASTY),),
         divergence=replace(verdict.divergence, tensor=NASTY, expected=[NASTY], seen={"|": NASTY}),
     )
@@ -135,7 +135,7 @@ def test_markup_in_a_run_is_text(differing: tuple[RunLayout, Verdict]) -> None:
 def test_no_web_page_makes_a_link_or_a_mention_of_what_a_run_wrote(passed: tuple[RunLayout, Verdict]) -> None:
     run, verdict = passed
     said = "@octocat @_x a@b.org #12 !34 https://x.org ftp://x HTTP://x www.x.org"
-    page = Page(render_markdown(read_view(run, replace(verdict, cause=said, warnings=(said,)))))
+    page = Page(render_markdown(read_view(run, replace(verdict, headline=said, warnings=(said,)))))
     assert page.words(page.tokens[4]) == said
     # Mentions and links are looked for in what a page shows, after its Markdown was read.
     shown = " ".join(child.content for token in page.tokens for child in token.children or ())
@@ -148,7 +148,7 @@ def test_no_web_page_makes_a_link_or_a_mention_of_what_a_run_wrote(passed: tuple
 )
 def test_a_cause_is_a_paragraph(passed: tuple[RunLayout, Verdict], cause: str) -> None:
     run, verdict = passed
-    page = Page(render_markdown(read_view(run, replace(verdict, cause=cause))))
+    page = Page(render_markdown(read_view(run, replace(verdict, headline=cause))))
     assert [token.type for token in page.tokens[3:6]] == ["paragraph_open", "inline", "paragraph_close"]
     assert page.words(page.tokens[4]) == cause
 
@@ -168,7 +168,7 @@ def test_it_stays_short_and_whole(differing: tuple[RunLayout, Verdict]) -> None:
     run, verdict = differing
     many = replace(
         verdict,
-        checks=tuple(failed(f"check-{number}", "x" * 10_000) for number in range(500)),
+        checks=tuple(check_that(f"check-{number}", "fail", "x" * 10_000) for number in range(500)),
         faults=verdict.faults * 300,
         attempts=verdict.attempts * 300,
         warnings=("w" * 10_000,) * 100,
@@ -185,9 +185,7 @@ def test_it_stays_short_and_whole(differing: tuple[RunLayout, Verdict]) -> None:
 
 def test_a_run_that_did_not_complete_shows_no_checks(passed: tuple[RunLayout, Verdict]) -> None:
     run, verdict = passed
-    text = render_markdown(
-        read_view(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="chaos leg: rank 1 raised"))
-    )
+    text = render_markdown(read_view(run, script_failed(verdict)))
     assert text.startswith("## ⚠️ INCONCLUSIVE (the script failed): toy")
     assert "### Checks" not in text
     assert "yours (the script)" in text
@@ -197,9 +195,7 @@ def test_a_script_that_failed_shows_its_traceback(passed: tuple[RunLayout, Verdi
     run, verdict = copy_run(passed[0], tmp_path), passed[1]
     raised = "Traceback (most recent call last):\n" + "  line\n" * 99 + "\x1b[1mValueError: ``` boom\x1b[0m"
     die_raising(run, raised)
-    page = Page(
-        render_markdown(read_view(run, replace(verdict, status="INCONCLUSIVE", outcome="user_error", cause="rank 1 raised")))
-    )
+    page = Page(render_markdown(read_view(run, script_failed(verdict, headline="rank 1 raised"))))
     assert page.headings()[1] == "Traceback of rank 1, attempt 4"
     told = page.fences()[1].splitlines()
     assert (len(told), told[-1]) == (40, "ValueError: ``` boom")

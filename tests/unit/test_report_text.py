@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import verdicts
+from verdicts import check_that, saying, script_failed
 
 from chaosrun.api import RunSummary
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -19,8 +20,8 @@ from chaosrun.report.text import job_sentence, render_plan, render_runs, render_
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import Check, failed, inconclusive, passed, skipped
-from chaosrun.verify.corruption import CAUSE
+from chaosrun.verify.check import Check, passed, skipped
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -59,6 +60,7 @@ FIRST = AttemptSummary(
     lost_steps=7,
     recovery_s=None,
     ranks=3,
+    faults=("F1",),
 )
 SECOND = AttemptSummary(
     attempt=2,
@@ -78,7 +80,7 @@ CHECKS: tuple[Check, ...] = (
 )
 PASSED = replace(
     verdicts.PASSED,
-    cause="bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault",
+    headline="bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault",
     checks=CHECKS,
     faults=(LANDED,),
     attempts=(FIRST, SECOND),
@@ -91,8 +93,7 @@ DIVERGENCE = Divergence(
     ranks=(0, 1, 2),
     attempt=2,
     kind="learning rate",
-    cause="LR scheduler not restored",
-    hint="the optimizer used the learning rate of step 1: the scheduler's state was not restored",
+    reason=Cause.of("lr_scheduler_not_restored", because="used", where="the optimizer used the learning rate of step 1"),
     tensor="blocks.0.attn.qkv.weight",
     expected=((0.001).hex(),),
     seen=((0.0001).hex(),),
@@ -101,9 +102,15 @@ FAILED = replace(
     PASSED,
     status="FAIL",
     exit_code=3,
-    cause="LR scheduler not restored (first difference: step 11, rank 0, attempt 2)",
+    reason=DIVERGENCE.reason,
+    headline="LR scheduler not restored",
+    place="first difference: step 11, rank 0, attempt 2",
     hint="pass the scheduler to run.register",
-    checks=(*CHECKS, failed("lr", "learning rate of step 11 differs"), inconclusive("rng", "check crashed: KeyError: 1")),
+    checks=(
+        *CHECKS,
+        check_that("lr", "fail", "learning rate of step 11 differs"),
+        check_that("rng", "inconclusive", "check crashed: KeyError: 1"),
+    ),
     divergence=DIVERGENCE,
 )
 
@@ -147,9 +154,9 @@ def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
     evil = "\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m"
     faults = (replace(LANDED, description=evil, evidence=evil), replace(MISSING, problem=evil))
     attempts = (replace(FIRST, ended_by=evil), SECOND)
-    divergence = replace(DIVERGENCE, tensor=evil, cause=evil, hint=evil, expected=evil)
-    checks = (failed("lr", evil),)
-    bad = replace(FAILED, cause=evil, hint=evil, faults=faults, attempts=attempts, divergence=divergence, checks=checks)
+    divergence = replace(DIVERGENCE, tensor=evil, reason=saying(evil), expected=evil)
+    checks = (check_that("lr", "fail", evil),)
+    bad = replace(FAILED, headline=evil, hint=evil, faults=faults, attempts=attempts, divergence=divergence, checks=checks)
     for width in (40, 120):
         page = rendered(render_text(read_view(run, bad)), width=width, colour=True)
         assert "\x07" not in page and "red" in page
@@ -219,7 +226,8 @@ def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
     ],
 )
 def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: Outcome | None, end: str) -> None:
-    account = text(replace(PASSED, status="INCONCLUSIVE", exit_code=6, outcome=outcome, cause="the leg has not finished"), run)
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, outcome=outcome, headline="the leg has not finished")
+    account = text(verdict, run)
     assert account.endswith(end) and ("look  " in account) == (outcome is None)
 
 
@@ -229,7 +237,7 @@ def test_a_hint_is_given_once(run: RunLayout) -> None:
 
 
 def test_fault_that_cannot_be_shown(run: RunLayout) -> None:
-    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, cause="faults_landed: …", faults=(LANDED, MISSING))
+    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, headline="faults_landed: …", faults=(LANDED, MISSING))
     account = text(verdict, run, width=120)
     assert "Faults: 1 of 2 landed" in account
     assert "NOT SHOWN: it never fired" in account
@@ -273,7 +281,7 @@ def test_colour_only_when_asked(run: RunLayout) -> None:
 
 
 def test_markup_in_names_is_text(run: RunLayout) -> None:
-    verdict = replace(PASSED, cause="[bold]args[/bold] :smile: [1, 2]")
+    verdict = replace(PASSED, headline="[bold]args[/bold] :smile: [1, 2]")
     assert "PASS      [bold]args[/bold] :smile: [1, 2]\n" in text(verdict, run)
 
 
@@ -294,7 +302,7 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout) -> None:
         ),
         ("leg.finished", {"outcome": "user_error", "message": "rank 1 raised ValueError", "hint": None, "final_step": 5}),
     )
-    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=4, outcome="user_error", cause="chaos leg: rank 1 raised")
+    verdict = script_failed(PASSED)
     account = text(verdict, run)
     assert "Checks" not in account
     assert "\nINCONCLUSIVE  the script failed: chaos leg: rank 1 raised\n" in account
@@ -312,28 +320,31 @@ def test_reference_that_failed_shows_its_traceback(run: RunLayout) -> None:
         ("leg.finished", {"outcome": "user_error", "message": "m", "hint": None, "final_step": 0}),
         leg="reference",
     )
-    account = text(replace(PASSED, status="INCONCLUSIVE", outcome="user_error", attempts=()), run)
+    account = text(script_failed(PASSED, attempts=()), run)
     assert "Traceback of rank 0, attempt 1\n  Traceback: X\n" in account
     assert "Faults" not in account
 
 
 @pytest.mark.parametrize(
-    ("ended_by", "shown"),
+    ("ended_by", "faults", "shown"),
     [
-        ("F1 (preemption notice (SIGTERM, 30 s of grace) to rank 0 after step 18)", "fault F1"),
-        ("F1 (SIGKILL rank 1 after step 7, 2 ranks at once), F2 (SIGKILL rank 0 after step 7)", "faults F1, F2"),
-        ("inexact_restore", "inexact restore"),
-        ("unplanned death of rank 0: raised F1 (odd)", "unplanned death of rank 0: raised F1 (odd)"),
+        ("F1 (preemption notice (SIGTERM, 30 s of grace) to rank 0 after step 18)", ("F1",), "fault F1"),
+        ("F1 (SIGKILL rank 1 after step 7), F2 (SIGKILL rank 0 after step 7)", ("F1", "F2"), "faults F1, F2"),
+        ("inexact_restore", (), "inexact restore"),
+        ("unplanned death of rank 0: raised F1 (odd)", (), "unplanned death of rank 0: raised F1 (odd)"),
     ],
 )
-def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, shown: str) -> None:
-    verdict = replace(PASSED, faults=(LANDED, MISSING), attempts=(replace(FIRST, ended_by=ended_by), SECOND))
+def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, faults: tuple[str, ...], shown: str) -> None:
+    first = replace(FIRST, ended_by=ended_by, faults=faults)
+    verdict = replace(PASSED, faults=(LANDED, MISSING), attempts=(first, SECOND))
     row = next(line for line in text(verdict, run, width=120).splitlines() if line.lstrip().startswith("1  the beginning"))
     assert row.split("1-17   ")[1].rsplit("  ", 2)[0].rstrip(" 7-") == shown
 
 
 def test_an_injected_corruption_is_not_diagnosed(run: RunLayout) -> None:
-    found = replace(FAILED, cause=f"{CAUSE}: F1 flipped bit 3", divergence=replace(DIVERGENCE, cause=CAUSE))
+    injected = Cause.of("corruption_injected")
+    divergence = replace(DIVERGENCE, reason=injected.explained("where", what="F1 flipped bit 3"))
+    found = replace(FAILED, reason=injected, headline=f"{injected.sentence}: F1 flipped bit 3", divergence=divergence)
     account = text(found, run, width=120)
     assert "blame     as planned: " in account
     assert "chaosrun diagnose" not in account

@@ -24,6 +24,7 @@ from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
 from chaosrun.spec.source import load_job
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -173,7 +174,9 @@ class TestFragment:
 DIVERGED = replace(
     PASSED,
     status="FAIL",
-    divergence=Divergence(step=8, rank=0, ranks=(0, 1), attempt=2, kind="rng", cause="RNG", hint="h", expected=1, seen=2),
+    divergence=Divergence(
+        step=8, rank=0, ranks=(0, 1), attempt=2, kind="rng", reason=Cause.of("rng_drifted", which=""), expected=1, seen=2
+    ),
 )
 ATTEMPT = AttemptSummary(
     attempt=1,

@@ -13,6 +13,7 @@ from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, su
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.suite import Expectation
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -20,20 +21,21 @@ FAILED = replace(
     PASSED,
     status="FAIL",
     exit_code=3,
-    cause="data order: sampler epoch not set (first difference: step 8)",
+    reason=Cause.of("sampler_epoch_not_set", epoch=0, where="at the same place", expected=1),
+    headline="sampler epoch not set",
+    place="first difference: step 8",
     divergence=Divergence(
         step=8,
         rank=0,
         ranks=(0, 1),
         attempt=2,
         kind="data order",
-        cause="sampler epoch not set",
-        hint="call set_epoch",
+        reason=Cause.of("sampler_epoch_not_set", epoch=0, where="at the same place", expected=1),
         expected=[5],
         seen=[1],
     ),
 )
-UNDECIDED = replace(PASSED, status="INCONCLUSIVE", exit_code=6, cause="faults_landed: 1 of 2 faults cannot be shown")
+UNDECIDED = replace(PASSED, status="INCONCLUSIVE", exit_code=6, headline="faults_landed: 1 of 2 faults cannot be shown")
 AS_SAID = Expectation(verdict="FAIL", kind="data order", cause="step 8", exit_code=3)
 
 
@@ -70,11 +72,11 @@ def test_all_as_expected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verdict", "expected", "told", "code"),
     [
-        (FAILED, Expectation(verdict="PASS"), "FAIL where PASS was expected: data order", 3),
+        (FAILED, Expectation(verdict="PASS"), "FAIL where PASS was expected: sampler epoch not set", 3),
         (PASSED, Expectation(verdict="FAIL"), "PASS where FAIL was expected", 3),
         (PASSED, Expectation(verdict="PASS", kind="rng"), "nothing differed first, expected was rng", 3),
         (FAILED, Expectation(verdict="FAIL", kind="rng"), "data order differed first, expected was rng", 3),
-        (FAILED, Expectation(verdict="FAIL", cause="RNG"), "the cause does not say 'RNG'", 3),
+        (FAILED, Expectation(verdict="FAIL", cause="RNG"), "the cause is not 'RNG'", 3),
         (FAILED, Expectation(verdict="FAIL", exit_code=4), "exit code 3, expected was 4", 3),
         (UNDECIDED, Expectation(verdict="PASS"), "INCONCLUSIVE where PASS was expected", 6),
         ("no placement", Expectation(verdict="PASS"), "no placement", 6),

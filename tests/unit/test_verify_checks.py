@@ -176,7 +176,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ),
     ("completed", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record of rank 1"),
     ("completed", trace("chaos", 4, only("end", put(step=11))), "fail", "step 11 on rank 1"),
-    ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps [0]"),
+    ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps 0"),
     ("reference", trace("reference", 1, only("step", drop), all_ranks), "inconclusive", "recorded no step"),
     ("reference", trace("reference", 1, only("step", drop, step=7)), "inconclusive", "rank 1 lacks step 7"),
     ("reference", forget_rank("reference", 2), "inconclusive", "ranks [0, 1]"),
@@ -230,10 +230,10 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("faults_landed", trace("chaos", 2, only("step", drop, step=9), (2,)), "inconclusive", "comes after step 9"),
     ("faults_landed", forget_rank("chaos", 0), "inconclusive", "F3: rank 0 left no trace of attempt 3"),
     ("lineage", trace("chaos", 2, only("step", drop, step=7)), "fail", "rank 1 lacks step 7"),
-    ("lineage", forget_rank("chaos", 2), "inconclusive", "ranks [2]"),
-    ("lineage", empty_traces("chaos"), "inconclusive", "ranks [0, 1, 2]"),
+    ("lineage", forget_rank("chaos", 2), "inconclusive", "ranks 2"),
+    ("lineage", empty_traces("chaos"), "inconclusive", "ranks 0, 1, 2"),
     ("lineage", empty_traces("reference"), "inconclusive", "no step"),
-    ("lineage", stranger, "inconclusive", "ranks [3]"),
+    ("lineage", stranger, "inconclusive", "ranks 3"),
     ("lineage", twice, "fail", "recorded step 6 again"),
     ("lineage", trace("reference", 1, only("step", drop, step=12), all_ranks), "fail", "went on to step 12"),
     ("resume_points", of_attempt(3, put(resume="step-00000004", resume_step=4)), "fail", "although step 8 had been committed"),
@@ -366,7 +366,7 @@ def test_digests_of_nothing_on_one_rank_are_inconclusive(run: RunLayout) -> None
     for leg, attempt in (("reference", 1), ("chaos", 4)):
         edit_trace(run, leg, attempt, 2, digests("optimizer", None, keep=False))
     check = checks_of(run)["final_optimizer"]
-    assert (check.status, "ranks [2]" in check.summary) == ("inconclusive", True)
+    assert (check.status, "ranks 2" in check.summary) == ("inconclusive", True)
 
 
 @pytest.mark.parametrize("group", ["scheduler", "registered", "optimizer"])

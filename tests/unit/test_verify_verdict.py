@@ -167,11 +167,12 @@ def test_random_script_is_not_blamed_on_recovery(tmp_path: Path) -> None:
 
 def test_confirmed_irreproducible(tmp_path: Path) -> None:
     bugs = Bugs(keep_optimizer=False)
-    verdict = judge(
-        write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(), irreproducible="two undisturbed runs differ at step 3")
-    )
+    verdict = judge(write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(), irreproducible="loss at step 3"))
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
-    assert verdict.cause == "two undisturbed runs differ at step 3"
+    assert (verdict.code, verdict.cause) == (
+        "undisturbed_runs_differ",
+        "two undisturbed runs of this job already differ: loss at step 3",
+    )
     # The place stays, the blame of recovery goes.
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.divergence.cause) == ("optimizer", "not shown to come from the restore")

@@ -133,6 +133,6 @@ def _surprise(verdict: "Verdict", status: str, kind: str | None, cause: str | No
         return f"{verdict.status}{expected}: {verdict.cause}"
     if kind is not None and seen != kind:
         return f"{status}, but {seen or 'nothing'} differed first where {kind} was expected: {verdict.cause}"
-    if cause is not None and cause not in verdict.cause:
+    if cause is not None and not verdict.says(cause):
         return f"{status}, but its cause does not say {cause!r}: {verdict.cause}"
     return None

@@ -167,7 +167,7 @@ def _facts(run: RunLayout, verdict: Verdict) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "cause": verdict.cause,
         "hint": verdict.hint,
-        "irreproducible": info["irreproducible"],
+        "irreproducible": info["irreproducible"] and verdict.cause,
         "divergence": verdict.divergence.to_json() if verdict.divergence else None,
         "landed": sum(fault.landed for fault in verdict.faults),
         "planned": len(verdict.faults),

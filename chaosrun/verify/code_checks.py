@@ -1,0 +1,186 @@
+"""Rows of the table of causes: what a check that did not pass has found. See `codes`.
+
+A row that blames nobody is of a failure that the first divergence explains, or whose fault the records do not tell.
+"""
+
+from collections.abc import Mapping
+
+from chaosrun.verify.blame import Row, machine, ours, plan, script
+
+UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
+_DRIFT_HINT = (
+    "where DDP does not average gradients, each rank trains a model of its own: pass "
+    "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "
+    "prepare() returned and not model.module, and change weights alike on all ranks"
+)
+_UNSEEN_HINT = (
+    "it may have been rounded away, or struck a value that takes no part: give it another tensor or a higher bit, or save "
+    "checkpoints more often"
+)
+_LATE_HINT = "the training ended at step {end}, before {late}: plan them earlier (max_steps has `plan` check that)"
+_UNRELIABLE = ours("the undisturbed run cannot be relied on", likely=True)
+_OTHER_PLACE = ours("the job was not taken up where it should have been", likely=True)
+_AFTER_THE_END = script("all steps agree and the state at the end does not: it was changed after the last step", likely=True)
+_NOT_FROM_THE_BEGINNING = ours("the first attempt did not begin at the beginning", likely=True)
+_NO_END = ours("the end of a rank was not recorded", likely=True)
+_NOT_PRIMED = ours("the gradient buckets could not be primed", likely=True)
+_UNSEEN = plan("the injected corruption shows in nothing that is compared", likely=True)
+
+_ANY: Mapping[str, Row] = {
+    "check_crashed": Row("check crashed: {error}: {message}", ours("the check {check} crashed")),
+    "check_undecided": Row("could not be checked: {message}"),
+    "records_lacking": Row("only {compared} of {of} records could be compared", ours("records are missing", likely=True)),
+    "records_differ": Row("{what} differ in {differing} of {compared} records, first at {where}"),
+    "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
+    "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
+    "reference_empty": Row("the reference leg recorded no step", _UNRELIABLE),
+}
+_PREMISES: Mapping[str, Row] = {
+    "records_damaged": Row(
+        "the records are damaged: {first}{more}",
+        machine("the run's files are damaged, by the storage or from outside", likely=True),
+    ),
+    "leg_unfinished": Row("the {leg} leg has not finished"),
+    "leg_not_completed": Row("the {leg} leg ended with {outcome}: {message}"),
+    "inexact_restore": Row("the restored state is not the saved one: {message}"),
+    "reference_ends_differ": Row("the reference leg ended at steps {steps}", _NO_END),
+    "ended_at_another_step": Row(
+        "the {leg} leg ended at step {step} on rank {rank}, the reference at step {expected}",
+        script("it ended at another step than undisturbed: what ends it is not in the job's state", likely=True),
+    ),
+    "fault_in_reference": Row("a fault struck the reference leg: {faults}", _UNRELIABLE),
+    "reference_interrupted": Row(
+        "the reference leg was interrupted and started again: it is no undisturbed run",
+        machine("the undisturbed run was interrupted too", likely=True),
+    ),
+    "reference_unreliable": Row("the reference leg cannot be relied on: {problem}", _UNRELIABLE),
+    "environment_not_recorded": Row(
+        "the environment of the {which} leg was not recorded", ours("the environment was not recorded", likely=True)
+    ),
+    "environment_differs": Row(
+        "the legs ran in different environments: {first}", machine("the two legs did not run in the same environment")
+    ),
+    "bits_differ": Row(
+        "{where} computes other bits than {first} from the same numbers: another processor or GPU, instruction set or thread "
+        "count",
+        machine("the two legs did not run in the same environment"),
+    ),
+    "first_attempt_restored": Row("the first attempt of the chaos leg went on from a checkpoint", _NOT_FROM_THE_BEGINNING),
+    "job_not_repeatable": Row(
+        "the job does not repeat itself: {how}",
+        script("it does not give the same numbers twice, without any fault"),
+        UNREPEATABLE_HINT,
+    ),
+}
+_FAULTS: Mapping[str, Row] = {
+    "plan_altered": Row("{how}", machine("the run's plan was changed after it had begun, by the storage or from outside")),
+    "no_fault_planned": Row(
+        "no fault was planned: nothing about recovery was tested",
+        plan("it has no fault"),
+        "plan at least one: faults.schedule or faults.random in the job file",
+    ),
+    "faults_too_late": Row(
+        "none of the {planned} planned faults came before the training ended: nothing about recovery was tested",
+        plan("its faults come after the training's end"),
+    ),
+    "faults_too_late.by_steps": Row("", hint=_LATE_HINT),
+    "fault_not_shown": Row(
+        "{failing} of {planned} {which} cannot be shown to have happened: {fault}: {problem}",
+        ours("{fault} cannot be shown to have happened", likely=True),
+    ),
+    "fault_not_shown.never_due": Row("", plan("the training ended before {fault} was due"), _LATE_HINT),
+    "fault_not_shown.never_due_by_time": Row("", plan("the training ended before {fault} was due", likely=True)),
+    "fault_not_shown.never_reached": Row(
+        "", plan("the training did not come to the point that {fault} waits for", likely=True)
+    ),
+    "fault_not_shown.unread": Row("", plan("nothing came after {fault} that would have met what it did")),
+    "fault_not_shown.used": Row("", ours("a checkpoint that {fault} had damaged was gone on from")),
+    "fault_not_shown.other_death": Row(
+        "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")
+    ),
+    "corruption_absent": Row("no corruption took place", _UNSEEN, _UNSEEN_HINT),
+    "corruption_unseen": Row("{what}, and nothing that is compared shows it", _UNSEEN, _UNSEEN_HINT),
+    "corruption_elsewhere": Row(
+        "the first difference, in {where}, does not come from what was injected: {what}", _UNSEEN, _UNSEEN_HINT
+    ),
+    "corruption_seen": Row("{what}; first seen in {where}{more}"),
+}
+_RECOVERY: Mapping[str, Row] = {
+    "ranks_without_steps": Row("no step was recorded by ranks {absent}"),
+    "strange_ranks": Row("ranks {strangers} have traces but no place in the job"),
+    "step_done_twice": Row("rank {rank} recorded step {step} again in attempt {attempt}", _OTHER_PLACE),
+    "step_missing": Row("rank {rank} lacks step {step}", _OTHER_PLACE),
+    "step_beyond_the_end": Row("rank {rank} went on to step {step}, the reference ended at {final}", _OTHER_PLACE),
+    "checkpoint_not_taken_back": Row(
+        "checkpoint {checkpoint} is whole and cannot be restored: {reason}",
+        script("what it prepares before the restore is not what it had when it was saved", likely=True),
+        "the restore comes with the first batch: parameter groups, layers and objects that the loop adds later have to be "
+        "there before it in every attempt (frozen, or at a learning rate of 0)",
+    ),
+    "wrong_resume_point": Row("attempt {attempt}: {problem}", _OTHER_PLACE),
+    "saved_state_differs": Row("attempt {attempt} {did} another {component} state at step {step} on rank {rank}: {which}"),
+    "replay_differs": Row(
+        "{field} of {place} is not what attempt {before} had computed",
+        script("steps done twice came out differently: something in them is not deterministic", likely=True),
+    ),
+    "bucket_layout_differs": Row(
+        "attempt {attempt} reduced step {step} of rank {rank} in another bucket layout{why}",
+        ours("gradients were reduced in another layout after a restart", likely=True),
+    ),
+    "bucket_layout_unrecorded": Row("{leg}: no layout was recorded for step {step} of rank {rank}", _NOT_PRIMED),
+    "bucket_layout_unseen": Row("no bucket layout could be compared", _NOT_PRIMED),
+    "buckets_not_primed": Row(
+        "the gradient buckets were not primed (attempt {attempt}): the first step may have used another layout", _NOT_PRIMED
+    ),
+}
+_STEPS: Mapping[str, Row] = {
+    "batches_all_alike": Row(
+        "every batch has the same bytes: a wrong order could not be seen",
+        script("all its batches are the same: no wrong order could be seen"),
+    ),
+    "loss_nan": Row(
+        "the loss is NaN from step {nan_since} to the end: NaN would hide a difference",
+        script("its losses are no numbers, with or without a fault", likely=True),
+    ),
+    "steps_all_skipped": Row(
+        "no learning rate was recorded: every step was skipped",
+        script("every step was skipped by its gradient scaler", likely=True),
+    ),
+    "gradients_constant": Row(
+        "every step's gradients have the same fingerprint: they were not seen",
+        script("its gradients tell nothing apart", likely=True),
+    ),
+    "parameters_constant": Row(
+        "the parameters never changed: nothing was trained", script("its parameters never change", likely=True)
+    ),
+    "parameters_unnamed": Row("the reference names no tensors on rank {rank}", _UNRELIABLE),
+    "parameters_renamed": Row(
+        "attempt {attempt} has other parameters, or another order, from number {index} on (rank {rank})",
+        script("it builds its parameters in another order, or others, in another attempt"),
+        "build the model alike in every attempt, whatever the order of sets, files or settings",
+    ),
+    "weights_differ_at_start": Row("attempt {attempt} went on from step {step} with other weights on rank {rank}"),
+    "replicas_drift": Row(
+        "replicas drifted apart: {leg}: {what}{aside}", script("its replicas drift apart", likely=True), _DRIFT_HINT
+    ),
+    "replicas_drift.undisturbed": Row("", script("its replicas drift apart without any fault")),
+    "replicas_not_compared": Row("no two ranks recorded the same step"),
+}
+_FINALS: Mapping[str, Row] = {
+    "final_state_not_digested": Row("the end records digest no {what}"),
+    "final_record_missing": Row("rank {rank} has no end record in both legs", _NO_END),
+    "final_digests_missing": Row("the end record of rank {rank} has no {group} digests", _NO_END),
+    "final_ranks_differ": Row("ranks {ranks} digest no {what}, the others do"),
+    "final_state_differs": Row("{group}: {differing:1} differ on rank {rank}", _AFTER_THE_END),
+    "final_reference_differs": Row("the reference ended rank {rank} at step {step}, its last step is {last}", _UNRELIABLE),
+    "final_position_differs": Row("rank {rank} ended at {seen}, the reference at {expected}", _OTHER_PLACE),
+    "final_checkpoint_differs": Row("{how}", _OTHER_PLACE),
+    "final_checkpoint_invalid": Row("{leg}: {problem}", _OTHER_PLACE),
+    "final_checkpoint_not_common": Row("{leg}: the ranks name no common final checkpoint ({found})"),
+    "final_checkpoint_not_digested": Row("a final checkpoint's manifest digests nothing"),
+    "final_weights_missing": Row("no final weights to compare: {problem}"),
+    "final_weights_renamed": Row("the tensors' names differ: {tensor}", _AFTER_THE_END),
+    "final_weights_differ": Row("{tensor}: {how}", _AFTER_THE_END),
+}
+
+CHECK_ROWS: Mapping[str, Row] = {**_ANY, **_PREMISES, **_FAULTS, **_RECOVERY, **_STEPS, **_FINALS}

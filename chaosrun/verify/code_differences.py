@@ -1,0 +1,293 @@
+"""Rows of the table of causes: what the first difference between the legs is called, and what it suggests. See `codes`."""
+
+from collections.abc import Iterator, Mapping
+
+from chaosrun.verify.blame import Blame, Row, ours, script
+
+KEPT_BESIDE = (
+    "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
+    "something that no checkpoint holds (pass it to run.register)"
+)
+FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
+
+
+def _restored(sentence: str) -> Blame:
+    """chaosrun puts it back."""
+    return ours(f"{sentence}, unless a hook of the script changes it on loading", likely=True)
+
+
+def _sampled(sentence: str) -> Blame:
+    return ours(f"{sentence} on resume, unless the script's own sampler lost its place", likely=True)
+
+
+_ORDER_OF_SCRIPT = script("the order of its samples follows a seed or a state that no checkpoint holds", likely=True)
+_OTHER_LOSS = script("the same data, weights and random numbers give it another loss", likely=True)
+_OTHER_GRADIENT = script("the same data, weights and loss give it another gradient")
+
+_DATA: Mapping[str, Row] = {
+    "sampler_epoch_not_set": Row(
+        "sampler epoch not set",
+        _sampled("sampler epoch not set"),
+        "the samples are those of epoch {epoch} {where}, expected was epoch {expected}: the sampler's epoch was not set (call "
+        "set_epoch in every epoch)",
+        "D1",
+    ),
+    "sampler_epoch_ahead": Row(
+        "sampler epoch ahead",
+        _sampled("sampler epoch ahead"),
+        "the samples are those of epoch {epoch} {where}, expected was epoch {expected}: epochs were counted twice",
+        "D19",
+    ),
+    "batches_skipped": Row(
+        "{batches:batch} skipped",
+        _sampled("{batches:batch} skipped"),
+        "the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} skipped, the "
+        "count of batches to skip on resume is off by {batches}",
+        "D8",
+    ),
+    "batches_repeated": Row(
+        "{batches:batch} repeated",
+        _sampled("{batches:batch} repeated"),
+        "the samples seen are those expected at step {step}, batch {index} of epoch {epoch}: {batches:batch} repeated, the "
+        "count of batches to skip on resume is off by -{batches}",
+        "D8",
+    ),
+    "data_of_another_rank": Row(
+        "data of another rank",
+        _sampled("data of another rank"),
+        "the batch seen is rank {other}'s of step {step}: the ranks' shares of the data changed",
+        "D7",
+    ),
+    "data_order_not_restored": Row(
+        "data order not restored",
+        _ORDER_OF_SCRIPT,
+        "the reference never saw this batch: the shuffle follows a seed or a state that was not restored (use a seedable "
+        "sampler with an explicit data_seed)",
+        "D5",
+    ),
+    "more_batches": Row(
+        "data order", _ORDER_OF_SCRIPT, "the resumed leg saw more batches in this step than the reference", "D14"
+    ),
+    "batch_contents": Row(
+        "batch contents",
+        script("the same samples came with other contents: they draw on something that is not restored"),
+        "the same samples came with other contents: augmentation or a loader worker draws from a random stream that is not "
+        "restored (draw from chaosrun.sample_rng(index) in __getitem__), a cache holds what was augmented before, or the "
+        "dataset lists its samples in another order (sort what comes from a set or a directory)",
+        "R5",
+    ),
+    "batch_contents.unrepeatable": Row("", hint="the same samples came with other contents: {probe}"),
+    "batch_contents.independent": Row(
+        "",
+        hint="the same samples came with other contents: they do not depend on the global random streams (the probe looked), "
+        "so the dataset follows something that a restart loses: a cache of what was augmented in an earlier epoch, a generator "
+        "or a counter of its own, the order of a set or a directory (sort it); or only some samples draw (draw from "
+        "chaosrun.sample_rng(index))",
+    ),
+    "accumulation_window": Row(
+        "accumulation window",
+        script("a step took another number of micro-batches than undisturbed", likely=True),
+        "the step took {seen} micro-batches instead of {expected}: the place within the window was not restored, or the "
+        "window's length changed",
+        "G2",
+    ),
+    "data_resume_inexact": Row(
+        "data.resume is {protocol}",
+        Blame(
+            whose="yours",
+            part="job file",
+            reason="it asks for a data.resume that does not resume exactly; only seedable is exact",
+        ),
+        "set data.resume: seedable (data.resume is {protocol}, and only seedable is exact)",
+    ),
+}
+_PLACE: Mapping[str, Row] = {
+    "checkpoint_not_newest": Row(
+        "another checkpoint restored",
+        ours("another checkpoint restored, unless a hook of the script changes it on loading"),
+        "rank {rank} restored {restored}, ordered was {ordered}, the newest that had been committed",
+        "S6",
+    ),
+    "position_not_restored": Row(
+        "position not restored",
+        ours("position not restored, unless a hook of the script changes it on loading"),
+        "the samples are right, their count is not: epoch or batches done went wrong",
+        "D13",
+    ),
+    "position_not_restored.start": Row(
+        "",
+        hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved",
+    ),
+}
+_STEP: Mapping[str, Row] = {
+    "initial_weights": Row(
+        "initial weights",
+        script("its initial weights depend on something besides the seed"),
+        "the job began with other weights: they depend on something besides the seed",
+        "R4",
+    ),
+    "forward_pass": Row(
+        "forward pass",
+        _OTHER_LOSS,
+        "same data, weights and RNG, another loss: a kernel is not deterministic, or the thread count differs",
+        "K4",
+    ),
+    "forward_pass.drew_before": Row(
+        "",
+        hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
+        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
+        "another mode (model.train() was not called)",
+    ),
+    "forward_pass.restored_right": Row(
+        "",
+        hint="everything was restored as it was saved, same data and RNG, another loss: the model is in another mode "
+        "(model.train() was not called), its weights or buffers were changed after the restore, something that no "
+        "checkpoint holds takes part (pass it to run.register), or a kernel is not deterministic",
+    ),
+    "forward_pass.restored": Row(
+        "",
+        hint="same data, weights and RNG, another loss: state beside the parameters was not restored (BatchNorm statistics, "
+        "something to pass to run.register), or a kernel is not deterministic",
+    ),
+    "bucket_layout": Row(
+        "gradient reduction (bucket layout)",
+        ours("gradients were reduced in another order, unless the script wraps the model anew after a restart", likely=True),
+        "same data, weights and loss on every rank, another sum: gradients were reduced in another bucket layout than in the "
+        "reference (buckets not primed)",
+        "C1",
+    ),
+    "gradient": Row(
+        "gradient",
+        _OTHER_GRADIENT,
+        "same data, weights and loss, another gradient: a backward kernel is not deterministic",
+        "K4",
+    ),
+    "gradient.first_after_restore": Row(
+        "",
+        hint="same data, weights and loss, another gradient right after a restore: gradients accumulated before the checkpoint "
+        "were lost (save only at the end of an accumulation window), others were left over (zero_grad), clipping follows "
+        "something that was not restored, a weight was changed after the restore, or a backward kernel is not deterministic",
+    ),
+    "gradient.restored": Row(
+        "",
+        hint="same data, weights and loss, another gradient: clipping follows something that was not restored, or a backward "
+        "kernel is not deterministic",
+    ),
+    "learning_rate": Row(
+        "learning rate",
+        script("its learning rate follows something that is not in the job's state"),
+        "{where}: the schedule depends on something that is not in the job's state (a counter or a clock of the script's own: "
+        "prepare a scheduler, or pass what it counts to run.register)",
+        "O9",
+    ),
+    "lr_scheduler_not_restored.used": Row("", hint="{where}: prepare the scheduler, or pass it to run.register"),
+    "optimizer_state_not_restored.update": Row(
+        "", hint="same weights, gradients and learning rate, another update: the optimizer's moments were not restored"
+    ),
+    "optimizer_update": Row(
+        "optimizer update",
+        script("the same weights and gradients give it another update"),
+        "same weights, gradients and learning rate, another update: the optimizer is not deterministic",
+        "O6",
+    ),
+    "optimizer_update.first_after_restore": Row(
+        "",
+        hint="the optimizer was restored as it was saved, same gradients and learning rate, another update: its state, or a "
+        f"weight, was changed after the restore, or {KEPT_BESIDE}",
+    ),
+    "optimizer_update.restored": Row(
+        "", hint=f"same weights, gradients and learning rate, another update steps after a restore: {KEPT_BESIDE}"
+    ),
+}
+
+PARTS: Mapping[str, str] = {
+    "weights": "weights",
+    "buffers": "buffers",
+    "grad_scaler": "GradScaler",
+    "learning_rate": "learning rate",
+    "optimizer_settings": "optimizer settings",
+    "optimizer_state": "optimizer state",
+    "lr_scheduler": "LR scheduler",
+    "registered_state": "registered state",
+    "rng": "RNG",
+}
+"""What a checkpoint holds, part by part: each may come back wrong in the same five ways."""
+_NOT_RESTORED: Mapping[str, tuple[str, str]] = {
+    "weights": ("the weights are not those saved", "S3"),
+    "buffers": (
+        "{name} is not as it was saved: BatchNorm statistics and other buffers belong to each rank (hazard C7), and the loss "
+        "may never show them",
+        "C7",
+    ),
+    "grad_scaler": ("the loss scale, or its count of steps without overflow, is not as it was saved", "O7"),
+    "learning_rate": ("{name} was overwritten after the optimizer's state had been loaded", "O4"),
+    "optimizer_settings": ("{name} was overwritten after the optimizer's state had been loaded (hazard O4)", "O4"),
+    "optimizer_state": ("{name} is not as it was saved: the optimizer's moments or its step count are lost", "O3"),
+    "lr_scheduler": ("{name} is not as it was saved: prepare the scheduler, or pass it to run.register", "O10"),
+    "registered_state": ("{name} is not as it was saved: load_state_dict left it out, or ran on some ranks only", "O8"),
+    "rng": ("not where it stood when the checkpoint was saved: the random streams of {streams}", "R2"),
+}
+_DRIFTED = {"weights": "S11", "optimizer_state": "O4", "lr_scheduler": "O9", "rng": "R7"}
+_OF_ANOTHER_RANK = {"weights": "S11", "optimizer_state": "O4", "rng": "R8"}
+_OF_ANOTHER_STEP = {"weights": "S6", "optimizer_state": "S8", "lr_scheduler": "S8", "rng": "S8"}
+"""Hazards, where they are others than that of a part that is not restored."""
+_OF_SCRIPT: Mapping[str, Blame] = {
+    "learning_rate_not_restored": script("it changes the learning rate after the optimizer's state was loaded", likely=True),
+    "optimizer_settings_not_restored": script("it changes the optimizer's settings after its state was loaded"),
+    "lr_scheduler_not_restored": script("its learning rate scheduler is neither prepared nor registered", likely=True),
+    "registered_state_not_restored": script(
+        "load_state_dict of a registered object does not bring back what its state_dict gave"
+    ),
+    "optimizer_state_of_another_rank": script("its ranks held different optimizer states, of which one is saved for all"),
+    "lr_scheduler_of_another_rank": script("its ranks held different schedules, of which one is saved for all"),
+}
+_HELD_BY_ALL = ("optimizer_state", "lr_scheduler")
+
+
+def _of_parts() -> Iterator[tuple[str, Row]]:
+    for part, words in PARTS.items():
+        lost, hazard = _NOT_RESTORED[part]
+        yield _state(f"{part}_not_restored", f"{words} not restored", f"{lost}{{scope}}", hazard)
+        drifted = script(f"{words} drifted: it follows something that no checkpoint holds")
+        told = (
+            "the steps up to {step} agree, this does not: it follows something that no checkpoint holds, or was changed "
+            "outside of the training steps{scope}"
+        )
+        yield f"{part}_drifted", Row(f"{words} drifted", drifted, told, _DRIFTED.get(part, hazard))
+        told = "rank {rank} restored what rank {other} holds: another file was loaded{scope}"
+        if part in _HELD_BY_ALL:
+            told = (
+                "rank {rank} restored what rank {other} holds, saved for all: ranks held different ones (reduce what they "
+                "follow){scope}"
+            )
+        yield _state(f"{part}_of_another_rank", f"{words} of another rank", told, _OF_ANOTHER_RANK.get(part, hazard))
+        told = "rank {rank} restored what it held after step {step}: another file was loaded{scope}"
+        yield _state(f"{part}_of_another_step", f"{words} of another step", told, _OF_ANOTHER_STEP.get(part, hazard))
+        told = (
+            "the values are all there, under each other's names: parameters or objects changed their order (hazard O5){scope}"
+        )
+        yield _state(f"{part}_renamed", f"{words} under other names", told, "O5")
+
+
+def _state(code: str, sentence: str, hint: str, hazard: str) -> tuple[str, Row]:
+    return code, Row(sentence, _OF_SCRIPT.get(code, _restored(sentence)), hint, hazard)
+
+
+_STATE_DETAILS: Mapping[str, Row] = {
+    "weights_not_restored.initial": Row("", hint="the weights are the initial ones: the checkpoint was not loaded"),
+    "weights_not_restored.partly": Row(
+        "", hint="the weights are not those saved: the checkpoint was loaded in part, or changed"
+    ),
+    "weights_of_another_step.start": Row("", hint="the weights are those after step {step}: another checkpoint was loaded"),
+    "rng_not_restored.elsewhere": Row(
+        "", hint="the random streams do not stand where they stood when the checkpoint was saved"
+    ),
+    "rng_not_restored.freshly_seeded": Row("", hint=f"{FRESHLY_SEEDED}{{scope}}"),
+    "rng_drifted.drawn": Row(
+        "",
+        hint="something drew random numbers on one side only{which}: evaluation, logging, an iterator seeded from the global "
+        "stream",
+    ),
+}
+
+DIFFERENCE_ROWS: Mapping[str, Row] = {**_DATA, **_PLACE, **_STEP, **dict(_of_parts()), **_STATE_DETAILS}

@@ -1,0 +1,74 @@
+"""Rows of the table of causes: how a leg ended that did not complete (`records.journal.EndCode`), and verdicts. See `codes`."""
+
+from collections.abc import Mapping
+
+from chaosrun.verify.blame import Blame, Row, machine, nobody, ours, plan, script, unknown
+from chaosrun.verify.code_checks import UNREPEATABLE_HINT
+
+_CHANGED = "that came back is not what was saved, unless a hook of the script changes it on loading"
+_LEG = "{leg} leg: {message}"
+
+_ENDS: Mapping[str, Row] = {
+    "not_finished": Row("the {leg} leg has not finished", nobody("the run has not come to its end")),
+    "not_finished.records_damaged": Row(
+        "", machine("the run's files are damaged, by the storage or from outside", likely=True)
+    ),
+    "interrupted": Row(_LEG, nobody("the run was interrupted")),
+    "script_failed": Row(_LEG, script("it failed, and no fault was the reason")),
+    "out_of_memory": Row(
+        _LEG,
+        script("it failed, and no fault was the reason, unless the machine gave less than it should", likely=True),
+    ),
+    "failed_inside_chaosrun": Row(_LEG, ours("code of its own failed", likely=True)),
+    "resources": Row(_LEG, machine("it could not give what the run asked for")),
+    "fault_missed": Row(_LEG, plan("its faults met in an order in which one of them could not happen any more")),
+    "timeout": Row(_LEG, unknown("the job file's `timeout` passed: it is too short, or the machine was too slow")),
+    "killed": Row(_LEG, machine("something outside the run killed its processes")),
+    "told_to_leave": Row(_LEG, machine("the cluster, or a person, took its place away")),
+    "left_apart": Row(_LEG, script("ranks that do not reduce gradients at every step cannot leave together")),
+    "node_lost": Row(_LEG, machine("a node, or its agent, was lost")),
+    "unkillable": Row(_LEG, machine("a process could not be killed")),
+    "unsafe_checkpoint": Row(_LEG, script("its checkpoints hold classes that are not allowed")),
+    "checkpoint_damaged": Row(_LEG, machine("a checkpoint was damaged, by the storage or from outside", likely=True)),
+    "hung": Row(_LEG, script("it made no progress, and no fault was the reason", likely=True)),
+    "recovery_failed": Row(_LEG, ours("recovery came to no end", likely=True)),
+    "state_changed_on_load": Row("{message}", ours(f"the state {_CHANGED}", likely=True)),
+    "registered_state_changed_on_load": Row(
+        "{message}", script("load_state_dict of a registered object does not bring back what its state_dict gave")
+    ),
+}
+_VERDICTS: Mapping[str, Row] = {
+    "exact": Row(
+        "bit-identical to the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
+        nobody("the job came back exactly"),
+    ),
+    "within_tolerance": Row(
+        "within the tolerance of the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
+        nobody("the job came back within the tolerances that its job file allows"),
+    ),
+    "never_restored": Row("no checkpoint was restored", hint="let a fault strike after the first checkpoint to test a restore"),
+    "corruption_injected": Row(
+        "silent corruption, as injected",
+        Blame(whose="planned", reason="the injected corruption was found, as a fault of this kind is meant to be"),
+        "the corruption was injected and found, as this fault means it to be; to judge recovery, run the job without it",
+    ),
+    "corruption_injected.where": Row("", hint="{what}: what the training's own steps make of it"),
+    "undisturbed_runs_differ": Row(
+        "two undisturbed runs of this job already differ: {difference}",
+        script("it does not give the same numbers twice, without any fault"),
+        UNREPEATABLE_HINT,
+    ),
+    "reference_of_another_job": Row(
+        "the reference of run {run} is not this job's, whose undisturbed run differs from it: {difference}",
+        Blame(whose="yours", part="command", reason="the reference that was named is not this job's"),
+        UNREPEATABLE_HINT,
+    ),
+    "not_of_the_restore": Row(
+        "not shown to come from the restore",
+        script("it differs from itself, with or without a restore"),
+        "from here nothing can be said about recovery",
+    ),
+    "checks_missing": Row("not shown: {checks}", ours("a check that must pass was left out", likely=True)),
+}
+
+END_ROWS: Mapping[str, Row] = {**_ENDS, **_VERDICTS}

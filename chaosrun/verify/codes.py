@@ -1,0 +1,86 @@
+"""What a verdict rests on, as codes with parameters; sentences, hints, whose fault and hazard rows come from one table.
+
+Nobody parses a sentence: who decides by a cause looks at its code. The table's rows stand in `code_differences` (what differs
+between the legs), `code_checks` (what a check found) and `code_ends` (how a leg ended, and the verdicts themselves). To add a
+cause, add a row there and name its code where it is found; docs/causes.md is generated from the rows.
+"""
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaosrun.verify.blame import Blame, Row, unknown
+from chaosrun.verify.code_checks import CHECK_ROWS
+from chaosrun.verify.code_differences import DIFFERENCE_ROWS
+from chaosrun.verify.code_ends import END_ROWS
+from chaosrun.wording import count, listed
+
+TABLE: Mapping[str, Row] = {**DIFFERENCE_ROWS, **CHECK_ROWS, **END_ROWS}
+
+
+class _Words(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, list | tuple):
+            return listed([str(each) for each in value], int(format_spec or len(value)))
+        if isinstance(value, int) and format_spec.isalpha():
+            return count(value, format_spec, "batches" if format_spec == "batch" else None)
+        return format(str(value) if value is None else value, format_spec)
+
+
+_WORDS = _Words()
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A code of the table and what its templates are filled with. `because` names a row that says more: its hint and blame
+    stand before the code's own. `<code>.<because>` is looked up first."""
+
+    code: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values."""
+    because: str | None = None
+
+    @classmethod
+    def of(cls, code: str, /, *, because: str | None = None, **params: Any) -> "Cause":
+        return cls(code, params, because)
+
+    @property
+    def sentence(self) -> str:
+        return self._filled(_row(self.code).sentence)
+
+    @property
+    def hint(self) -> str | None:
+        return next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
+
+    @property
+    def blame(self) -> Blame:
+        found = next((row.blame for row in self._rows() if row.blame is not None), None)
+        if found is None:
+            return unknown(self.sentence)
+        reason = self._filled(found.reason)
+        return Blame(whose=found.whose, likely=found.likely, part=found.part, reason=reason)
+
+    @property
+    def hazard(self) -> str | None:
+        return next((row.hazard for row in self._rows() if row.hazard is not None), None)
+
+    def explained(self, because: str, **params: Any) -> "Cause":
+        return Cause(self.code, {**self.params, **params}, because)
+
+    def _rows(self) -> list[Row]:
+        names = (f"{self.code}.{self.because}", self.because, self.code) if self.because else (self.code,)
+        return [TABLE[name] for name in names if name in TABLE]
+
+    def _filled(self, template: str) -> str:
+        return _WORDS.vformat(template, (), {"code": self.code, **self.params})
+
+
+def _row(code: str) -> Row:
+    assert code in TABLE, f"{code} is not in the table of causes"
+    return TABLE[code]
+
+
+def public_codes() -> tuple[str, ...]:
+    """The codes that a verdict may name, in the order of the table; not the rows that only say more of another."""
+    return tuple(name for name in TABLE if "." not in name)
