@@ -212,15 +212,8 @@ class Supervisor:
         if failure.rank is not None:
             end = read_end(self._leg, self._attempt, failure.rank)
             error = end["error"] if end else None
-        self._record(
-            "death.unplanned",
-            attempt=self._attempt,
-            rank=failure.rank,
-            code=failure.code,
-            reason=failure.message,
-            step=failure.step,
-            error=error,
-        )
+        told = {"code": failure.code, "reason": failure.message, "step": failure.step, "error": error}
+        self._record("death.unplanned", attempt=self._attempt, rank=failure.rank, **told)
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
         self._looked_s = now = self._clock()
@@ -389,14 +382,8 @@ class Supervisor:
         self._observations.conclude()
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
-        self._record(
-            "leg.finished",
-            outcome=result.outcome,
-            code=action.code,
-            message=result.message,
-            hint=result.hint,
-            final_step=result.final_step,
-        )
+        told = {"message": result.message, "hint": result.hint, "final_step": result.final_step}
+        self._record("leg.finished", outcome=result.outcome, code=action.code, **told)
         return result
 
     def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
