@@ -32,6 +32,7 @@ Phase = Literal[
 PHASES: tuple[str, ...] = get_args(Phase)
 CHECKPOINT_PHASES = frozenset(phase for phase in PHASES if phase.startswith("checkpoint."))
 RESTORE_PHASES = frozenset({"restore.begin", "restore.end"})
+ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 TRAINING_PHASES = frozenset({"fetch", "forward", "reduce", "optimizer", "record", "step"})
 
 Option = Literal["grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file"]

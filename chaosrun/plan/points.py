@@ -10,12 +10,10 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, RESTORE_PHASES, TRAINING_PHASES
+from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, PHASES, TRAINING_PHASES
 from chaosrun.plan.timeline import Timeline
 from chaosrun.spec.fragment import Entry
 from chaosrun.spec.model import JobSpec
-
-ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

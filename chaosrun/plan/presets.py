@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
+from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT
 from chaosrun.plan.chance import bernoulli, distinct
 from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.rules import objections, only_rank
@@ -17,7 +17,6 @@ TRIES = 30
 """Draws of one entry, until its faults can happen together with those that are there already."""
 ROUNDS = 30
 """Draws of the whole preset, until at least one fault comes."""
-ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
 
 def drawn(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Fault]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from chaosrun.faults.effects import damages, is_notice, outlives
 from chaosrun.faults.fault import INJECTED, Fault
-from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
+from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHASES
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
@@ -25,7 +25,6 @@ from chaosrun.wording import count
 RANK_ZERO_PHASES = frozenset({"checkpoint.rename.before", "checkpoint.rename.after"})
 _RANK_FILES = ("chaosrun-rank-{}.pt", "random_states_{}.pkl")
 """What each rank writes into a checkpoint itself; all else is rank 0's."""
-ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
 
 def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:

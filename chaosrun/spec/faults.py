@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from chaosrun.faults.kind import RESTORE_PHASES, Option, Phase
+from chaosrun.faults.kind import ONCE_AN_ATTEMPT, Option, Phase
 from chaosrun.faults.kinds import KINDS, FaultKind
 from chaosrun.spec.fields import (
     Count,
@@ -28,8 +28,6 @@ from chaosrun.spec.fields import (
     some,
     wrong,
 )
-
-ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 
 _OPTION_KEYS: dict[str, Option] = {
     "grace": "grace_s",
