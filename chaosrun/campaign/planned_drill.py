@@ -18,8 +18,6 @@ from chaosrun.spec.suite import Expectation, SuiteDrill
 NO_LENGTH = "give the suite, or the drill, set: {max_steps: 60}, with as many steps as the job makes"
 DRAWS = 50
 """Seeds that are tried for a drill, until its faults can all happen."""
-ALONE = frozenset({"raylet", "drain", "supervisor", "head"})
-"""Kinds that take along what other drills may be using."""
 TAKES_AGENTS = frozenset({"node", "control"})
 """Families of faults that take agents, Ray or the supervising process along: no drill follows on the same agents."""
 
@@ -60,7 +58,9 @@ class PlannedDrill:
     @property
     def needs_all(self) -> bool:
         """Nothing else may run beside it."""
-        return bool(ALONE & set(self.kinds))
+        from chaosrun.faults.kinds import KINDS
+
+        return any(KINDS[kind].takes_ray_along for kind in self.kinds)
 
     @property
     def needs_fresh(self) -> bool:

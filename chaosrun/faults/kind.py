@@ -1,5 +1,6 @@
 """What a kind of fault is: one value that says all of it. The kinds stand in their families, `faults.kinds` has them all."""
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, get_args
@@ -123,6 +124,16 @@ class Kind:
     def timed(self) -> bool:
         """It may also strike after a delay, from outside."""
         return self.outside is not None or self.last_act is not None
+
+    @property
+    def outlives_its_attempt(self) -> bool:
+        """It is seen to happen even where its process is killed with the attempt right after the fault was claimed."""
+        return not self.ends_attempt or int(signal.SIGKILL) in self.signals
+
+    @property
+    def takes_ray_along(self) -> bool:
+        """It ends what other drills may be using: a node for good, the supervising process, Ray's head."""
+        return self.ends_node or self.last_act is not None
 
     @property
     def waits(self) -> bool:

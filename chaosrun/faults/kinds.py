@@ -9,8 +9,16 @@ from chaosrun.faults.kind import Kind
 FAMILIES = (process, stalls, node, control_plane, memory, storage_damage, storage, rendezvous)
 KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in family.KINDS}
 
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    onto: tuple(kind.name for kind in KINDS.values() if kind.loss and kind.family == family)
+    for onto, family in (("ranks", "process"), ("nodes", "node"))
+}
+"""Kinds that a loss in a recorded trace may be played as, by what is lost."""
+
 if TYPE_CHECKING:
     FaultKind = str
+    LossKind = str
 else:
     FaultKind = Literal[tuple(KINDS)]
+    LossKind = Literal[LOSSES["ranks"] + LOSSES["nodes"]]
 """The name of a kind, checked where pydantic reads one."""

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Iterator
 
-from chaosrun.faults.effects import outlives
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Phase
 from chaosrun.plan.chance import distinct
@@ -78,7 +77,7 @@ def _expect_plural(entry: FaultOptions, source: str) -> None:
         raise RefusedError(
             source, f"a fault of kind {entry.kind} does not strike single ranks: name one rank, or add an entry for each"
         )
-    if not outlives(fault):
+    if not fault.facts.outlives_its_attempt:
         raise RefusedError(
             source,
             f"of several ranks at once only the first would be seen to end by a fault of kind {entry.kind}, "

@@ -7,7 +7,6 @@ waits for a fault from outside. Restarts that nobody planned are not counted on.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaosrun.faults.effects import damages, is_notice
 from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, RESTORE_PHASES
 
@@ -64,8 +63,8 @@ class _Due:
 
     def __init__(self, outlook: Outlook, pending: Sequence[Fault]) -> None:
         self._at = outlook
-        self._may_fall_back = any(damages(fault) for fault in pending)
-        self._noticed = any(is_notice(fault) for fault in pending)
+        self._may_fall_back = any(fault.facts.damages for fault in pending)
+        self._noticed = any(fault.facts.notice for fault in pending)
         self._ending = [fault for fault in pending if fault.facts.ends_attempt]
         self._ending_now = [fault for fault in self._ending if not self._waits_for_restart(fault)]
 

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from chaosrun.errors import UsageError
-from chaosrun.faults.effects import is_notice
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
 from chaosrun.plan.entries import RefusedError, at_one_moment
 from chaosrun.plan.presets import drawn
@@ -153,8 +153,8 @@ def _taken(spec: JobSpec, faults: Sequence[Fault], entry: RandomFaults) -> set[i
         step = fault.at_step or Timeline.of(spec).first_save
         taken.add(step)
         if fault.facts.ends_attempt and drawn.facts.ends_attempt:
-            taken |= {step + 1} if is_notice(fault) else set()
-            taken |= {step - 1} if is_notice(drawn) else set()
+            taken |= {step + 1} if fault.facts.notice else set()
+            taken |= {step - 1} if drawn.facts.notice else set()
     return taken
 
 
@@ -180,7 +180,7 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
         raise RefusedError(source, f"step {last} of between is never reached, max_steps is {spec.max_steps}")
     occupied = sorted(step for step in taken if first <= step <= last)
     # After a notice the job makes one step more and goes on from there: no other notice comes at that step, none at the last.
-    apart = 2 if is_notice(Fault(id="", kind=entry.kind, rank=0, source=source)) else 1
+    apart = 2 if KINDS[entry.kind].notice else 1
     last -= apart - 1 if last == spec.max_steps else 0
     if entry.count is not None:
         free = last - first + 1 - len(occupied)

@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chaosrun.faults.effects import damages, is_notice, outlives
 from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHASES
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
@@ -29,7 +29,9 @@ _RANK_FILES = ("chaosrun-rank-{}.pt", "random_states_{}.pkl")
 
 def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
     """The one rank that comes by there, or that it can be done to; None: any rank may be."""
-    if phase in RANK_ZERO_PHASES or kind in ("port_taken", "failed_rename"):
+    if (alone := KINDS[kind].only_rank) is not None:
+        return alone
+    if phase in RANK_ZERO_PHASES:
         return 0
     if phase is None or not phase.startswith("checkpoint.fsync") or target is None:
         return None
@@ -40,7 +42,7 @@ def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
     """One for each fault that can never happen, or only by chance; `faults` in the order of the plan."""
     timeline = Timeline.of(spec)
     # A notice is followed by a checkpoint of its own, where none is due.
-    noticed = [fault.at_step for fault in faults if is_notice(fault)]
+    noticed = [fault.at_step for fault in faults if fault.facts.notice]
     unusual = {step + more for step in noticed if step is not None for more in (0, 1)}
     alone = [
         Objection(fault.source, sentence)
@@ -85,11 +87,10 @@ def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterat
         yield f"it slows {fault.option('steps')} steps down, and {after or 'none'} follow{'s' * (after == 1)} step {step}"
     elif step == 1 and fault.phase == "optimizer" and fault.options.get("state") == "moment":
         yield "the optimizer holds no moment before its first step"
-    elif is_notice(fault) and not timeline.reaches(timeline.leaving((step, 0))[0]):
+    elif fault.facts.notice and not timeline.reaches(timeline.leaving((step, 0))[0]):
         yield "ranks leave after the step that follows the notice, and none may follow"
     elif (
-        damages(fault)
-        and fault.kind != "stale_staging"
+        fault.facts.damages == "checkpoint"
         and unusual == set()
         and (moment := timeline.moment(fault))
         and not timeline.newest(moment)
@@ -120,9 +121,8 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
     if timeline.workers == 1:
         if fault.phase == "reduce":
             yield "one worker alone reduces no gradients, phase reduce needs at least 2 workers"
-        if fault.kind in ("diverge", "port_taken"):
-            what = "has no replicas" if fault.kind == "diverge" else "needs no rendezvous port"
-            yield f"one worker alone {what}, a fault of kind {fault.kind} needs at least 2 workers"
+        if fault.facts.needs_peers:
+            yield f"one worker alone {fault.facts.needs_peers}, a fault of kind {fault.kind} needs at least 2 workers"
     path = fault.target or fault.options.get("file")
     if path is not None and (path.startswith("/") or ".." in path.split("/")):
         yield f"{path!r} is no path within a checkpoint"
@@ -130,7 +130,7 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
     alone = only_rank(fault.kind, fault.phase, fault.target)
     if alone not in (None, fault.rank):
         does = f"syncs {fault.target}" if fault.target else f"comes by {fault.phase}"
-        if fault.kind == "port_taken":
+        if fault.phase == "rendezvous":
             does = "has the rendezvous port"
         yield f"rank {fault.rank} never {does}, only rank {alone} does"
 
@@ -160,7 +160,7 @@ class _Strike:
 
     @property
     def ends_attempt(self) -> bool:
-        return self.fault.facts.ends_attempt and not is_notice(self.fault)
+        return self.fault.facts.ends_attempt and not self.fault.facts.notice
 
     def lasts(self) -> Moment:
         """The moment when it is over."""
@@ -201,7 +201,7 @@ def _collisions(timeline: Timeline, strikes: Sequence[_Strike]) -> Iterator[Obje
 def _collision(timeline: Timeline, first: _Strike, second: _Strike) -> Objection | None:
     """Why one of two can never happen; `first` is the one whose point comes first."""
     for notice, other in ((first, second), (second, first)):
-        if is_notice(notice.fault) and (found := _leaving_collision(timeline, notice, other, after=other is second)):
+        if notice.fault.facts.notice and (found := _leaving_collision(timeline, notice, other, after=other is second)):
             return found
     race = timeline.race(first.moment, second.moment)
     if race and first.fault.facts.evidence == "hang" and second.fault.group and first.ranks < second.ranks:
@@ -250,7 +250,12 @@ def _is_cut_short(timeline: Timeline, cut: _Strike, by: _Strike, *, after: bool,
     """Whether the attempt may end before what happened can be seen, or is over; `after`: the other's point comes later."""
     fault = cut.fault
     if fault.facts.ends_attempt:
-        return race and not is_notice(fault) and not outlives(fault) and not (fault.kind == by.fault.kind == "stop")
+        return (
+            race
+            and not fault.facts.notice
+            and not fault.facts.outlives_its_attempt
+            and not (fault.kind == by.fault.kind == "stop")
+        )
     if fault.kind == "slow":
         over = cut.lasts()
         meanwhile = by.moment < over or (by.ranks != cut.ranks and timeline.race(by.moment, over))
@@ -281,11 +286,11 @@ def _restarts(timeline: Timeline, strikes: Sequence[_Strike]) -> list[_Restart]:
         if strike.fault.attempt is not None:
             continue
         moment = strike.moment
-        if is_notice(strike.fault):
+        if strike.fault.facts.notice:
             moment = timeline.leaving(moment)
             noticed = moment[0]
         newest = max(timeline.newest(moment), noticed)
-        if damages(strike.fault) and strike.fault.kind != "stale_staging":
+        if strike.fault.facts.damages == "checkpoint":
             damaged.add(newest)
         elif strike.fault.facts.ends_attempt:
             resume = newest
@@ -312,7 +317,7 @@ def _unled(timeline: Timeline, faults: Sequence[Fault], strikes: Sequence[_Strik
             found = _unled_restore(fault, [each.resume for each in restarts], others, known=known)
         else:
             found = _unled_attempt(fault, restarts, others, known=known and not at_once)
-        if found is None and damages(fault) and known and fault.attempt is None:
+        if found is None and fault.facts.damages and known and fault.attempt is None:
             found = _unread(timeline, fault, restarts)
         if found:
             yield Objection(fault.source, found)
@@ -360,7 +365,7 @@ def _unread(timeline: Timeline, fault: Fault, restarts: Sequence[_Restart]) -> s
         return None
     later = [each for each in restarts if each.moment >= moment]
     spoiled = timeline.newest(moment)
-    if any(spoiled in each.unusable or each.moment[0] == moment[0] or fault.kind == "stale_staging" for each in later):
+    if any(spoiled in each.unusable or each.moment[0] == moment[0] or fault.facts.damages == "staging" for each in later):
         return None
     return (
         f"{fault.describe()}: nobody reads the checkpoint again before there is a newer one; "

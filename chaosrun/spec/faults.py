@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from chaosrun.faults.kind import ONCE_AN_ATTEMPT, Option, Phase
-from chaosrun.faults.kinds import KINDS, FaultKind
+from chaosrun.faults.kinds import KINDS, LOSSES, FaultKind, LossKind
 from chaosrun.spec.fields import (
     Count,
     Duration,
@@ -218,8 +218,9 @@ class ReplaySpec(Section):
     onto: Literal["ranks", "nodes"] = Field(
         default="ranks", description="what a recorded node stands for: a rank or a whole node"
     )
-    kind: Literal["kill", "preempt", "node", "raylet", "drain"] | None = Field(
-        default=None, description="what is done at a loss: kill or preempt to ranks, node, raylet or drain to nodes"
+    kind: LossKind | None = Field(
+        default=None,
+        description="what is done at a loss: " + ", ".join(f"{' or '.join(kinds)} to {lost}" for lost, kinds in LOSSES.items()),
     )
 
     @property
@@ -233,8 +234,8 @@ class ReplaySpec(Section):
         return self
 
     def _mismatches(self) -> Iterator[InitErrorDetails]:
-        if KINDS[self.strikes].family != ("process" if self.onto == "ranks" else "node"):
-            known = "kill or preempt" if self.onto == "ranks" else "node, raylet or drain"
+        if self.strikes not in LOSSES[self.onto]:
+            known = " or ".join(LOSSES[self.onto])
             yield conflict(
                 "kind", f"a fault of kind {self.strikes} is not done to {self.onto}", f"onto: {self.onto} takes {known}"
             )
