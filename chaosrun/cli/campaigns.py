@@ -67,18 +67,43 @@ def suite(
         else:
             write_out(page(render_plan(plan)))
         return 0
+    result = _run_suite(request, resume, at_once, root, address, (junit, markdown), quiet=quiet, output=output)
+    if output == "json":
+        write_json(result.to_json())
+    else:
+        write_out(page(render_suite(result)))
+    hand_out(result, junit, markdown)
+    return result.exit_code
+
+
+def _run_suite(
+    request: "SuiteRequest",
+    resume: str | None,
+    at_once: int | None,
+    root: Path | None,
+    address: str | None,
+    files: tuple[Path | None, Path | None],
+    *,
+    quiet: bool,
+    output: str,
+) -> "SuiteResult":
+    """When it is cut short, what had ended is shown, and written to `files` (JUnit, Markdown), before the error is raised."""
+    from chaosrun import api
+    from chaosrun.campaign.report.suite import render_suite
+    from chaosrun.campaign.report.suite_pages import hand_out
+
     ended: list[SuiteResult] = []
 
     def on_cut_short(so_far: "SuiteResult") -> None:
         ended.append(so_far)
         try:
-            hand_out(so_far, junit, markdown)
+            hand_out(so_far, *files)
         except UsageError as error:
             warn([error.message])
 
     try:
         with ticking(quiet=quiet) as ticker:
-            result = api.suite(
+            return api.suite(
                 request,
                 resume=resume,
                 at_once=at_once,
@@ -91,12 +116,6 @@ def suite(
         if output == "text":  # else the error is the only value
             write_out("".join(page(render_suite(so_far)) for so_far in ended))
         raise
-    if output == "json":
-        write_json(result.to_json())
-    else:
-        write_out(page(render_suite(result)))
-    hand_out(result, junit, markdown)
-    return result.exit_code
 
 
 def _request(

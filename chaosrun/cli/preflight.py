@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from chaosrun.preflight.result import Result
 
 
+PreflightFormat = Annotated[
+    Literal["text", "json", "junit", "html"],
+    Parameter(
+        name=["--output", "-o"],
+        help="text for people, json for programs and as a baseline, junit for CI systems, html: one page (on stdout).",
+    ),
+]
+
+
 def preflight(
     job: Annotated[
         Path | None, Parameter(name="JOB", help="A job file (YAML): whether the cluster is fit for that job; else for any.")
@@ -50,13 +59,7 @@ def preflight(
     address: Address = None,
     root: Root = None,
     quiet: Quiet = False,
-    output: Annotated[
-        Literal["text", "json", "junit", "html"],
-        Parameter(
-            name=["--output", "-o"],
-            help="text for people, json for programs and as a baseline, junit for CI systems, html: one page (on stdout).",
-        ),
-    ] = "text",
+    output: PreflightFormat = "text",
 ) -> int:
     """Check whether every node of the cluster is fit to train on, and to be preempted on: exit code 0 when all are, 8 when a
     check fails or could not be made."""
@@ -64,12 +67,7 @@ def preflight(
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.model import Level
 
-    if duration is not None and level != "deep":
-        raise UsageError(f"--duration {duration} goes with --level deep", hint="add --level deep, or leave it out")
-    if job is not None and "=" in job.name and not job.exists():
-        raise UsageError(f"{job} is a change to no job file", hint="name the job file first")
-    if to is not None:
-        _expect_writable(to)
+    _refuse_nonsense(job, level, duration, to)
     request = Request(
         job=job,
         overrides=overrides,
@@ -87,6 +85,17 @@ def preflight(
         result = api.preflight(request, root=root, address=address, on_event=on_event)
     _show(result, output, to, quiet=quiet, good_file=write_good_nodes)
     return result.exit_code
+
+
+def _refuse_nonsense(job: Path | None, level: str, duration: str | None, to: Path | None) -> None:
+    from chaosrun.campaign.report.suite_pages import expect_writable
+
+    if duration is not None and level != "deep":
+        raise UsageError(f"--duration {duration} goes with --level deep", hint="add --level deep, or leave it out")
+    if job is not None and "=" in job.name and not job.exists():
+        raise UsageError(f"{job} is a change to no job file", hint="name the job file first")
+    if to is not None:
+        expect_writable("--to", to)
 
 
 @contextmanager
@@ -151,9 +160,3 @@ def _write(path: Path, text: str) -> None:
         write_to(path, text.encode())
     except OSError as error:
         raise UsageError(f"--to {path} cannot be written: {error.strerror}", hint="name another file") from error
-
-
-def _expect_writable(path: Path) -> None:
-    from chaosrun.campaign.report.suite_pages import expect_writable
-
-    expect_writable("--to", path)
