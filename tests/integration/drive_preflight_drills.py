@@ -29,17 +29,17 @@ def main(root: Path, layers: list[str], folder: str) -> None:
         for layer in layers:
             env = {} if layer == "sound" else {"PYTHONPATH": str(FAULTY / layer)}
             order.append(raylets.add_node(num_cpus=2, env_vars=env).node_id)
-        crew = ProbePool.connect(raylets.address)
+        pool = ProbePool.connect(raylets.address)
         try:
-            crew.start_agents()
-            nodes = sorted(crew.nodes, key=lambda node: order.index(node.node_id))
+            pool.start_agents()
+            nodes = sorted(pool.nodes, key=lambda node: order.index(node.node_id))
             setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=RayDrills())
             assert DRILL.gather is not None
-            facts = DRILL.gather(setting, Participants(crew, frozenset(node.name for node in crew.nodes)))
+            facts = DRILL.gather(setting, Participants(pool, frozenset(node.name for node in pool.nodes)))
             facts = {**facts, "nodes": {node.name: facts["nodes"][node.name] for node in nodes}}
-            rows = DRILL.judge(setting, crew.nodes, facts)
+            rows = DRILL.judge(setting, pool.nodes, facts)
         finally:
-            crew.close()
+            pool.close()
         print(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}), flush=True)
     finally:
         raylets.shutdown()

@@ -62,12 +62,12 @@ def test_an_interrupt_leaves_nothing_behind(number: signal.Signals, tmp_path: Pa
 
 
 def test_nothing_is_begun_after_the_time_for_all_and_on_a_node_that_is_lost() -> None:
-    crew = ProbePool(Connection(kind="borrowed", address=None))
-    crew.until = time.monotonic()
-    crew.lost["b"] = "no answer"
+    pool = ProbePool(Connection(kind="borrowed", address=None))
+    pool.until = time.monotonic()
+    pool.lost["b"] = "no answer"
     told: list[tuple[str, int, str]] = []
     call = Call(probe="clock", limit_s=1.0)
-    crew.relay({"a": [call, call], "b": [call, call]}, lambda name, index, outcome: told.append((name, index, outcome.ended)))
+    pool.relay({"a": [call, call], "b": [call, call]}, lambda name, index, outcome: told.append((name, index, outcome.ended)))
     assert told == [("a", 0, "limit"), ("a", 1, "limit"), ("b", 0, "lost")]
 
 

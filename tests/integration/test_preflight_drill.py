@@ -18,7 +18,7 @@ import pytest
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.forecast import CHECK as FORECAST
 from chaosrun.preflight.drills.on_ray import JOB, RayDrills
-from chaosrun.preflight.drills.request import Terms, Wanted, wanted_on
+from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on
 from chaosrun.preflight.earlier_run import last_run, saves_of
 from chaosrun.preflight.model import Facts, Level, Setting, Status
 from chaosrun.records.layout import RunLayout
@@ -31,15 +31,15 @@ pytestmark = pytest.mark.ray
 DRIVER = "tests.integration.drive_preflight_drills"
 
 
-def here() -> Wanted:
+def here() -> DrillRequest:
     """A drill on the one node of the tests' Ray."""
     import ray
 
     (info,) = ray.nodes()
     node = Node(name="here", node_id=info["NodeID"], address="127.0.0.1", hostname="here", cpus=2.0, gpus=0)
     root = Path("/runs")
-    wish = wanted_on(Setting(level=Level.STANDARD, root=root, storage=root), node, [node])
-    assert isinstance(wish, Wanted)
+    wish = request_on(Setting(level=Level.STANDARD, root=root, storage=root), node, [node])
+    assert isinstance(wish, DrillRequest)
     return wish
 
 

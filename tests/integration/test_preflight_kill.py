@@ -20,10 +20,10 @@ printf 'GPU-aa01, 10\\nGPU-ab02, 20\\nGPU-ac03, 30\\nGPU-ad04, 40\\n'
 
 
 def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
-    crew = LocalPool({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
-    outcome = crew.probe({"a": Call(probe=f"{PROBES}.kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=300)})["a"]
+    pool = LocalPool({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
+    outcome = pool.probe({"a": Call(probe=f"{PROBES}.kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=300)})["a"]
     assert outcome.facts is not None, outcome.error
-    findings = judged(CHECK, SETTING, crew.nodes, {"a": outcome.facts})
+    findings = judged(CHECK, SETTING, pool.nodes, {"a": outcome.facts})
     return outcome.facts, {finding.name: finding for finding in findings}
 
 

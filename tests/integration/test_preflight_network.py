@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.preflight.checks import network
-from chaosrun.preflight.checks.network import assess_network
+from chaosrun.preflight.checks.network import judge_network
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import allreduce
 from tests.local_pool import FAULTY, LocalPool
@@ -22,8 +22,8 @@ def layer(name: str) -> dict[str, str]:
     return {"PYTHONPATH": str(FAULTY / name)}
 
 
-def check(crew: LocalPool) -> list[Finding]:
-    return assess_network(SETTING, crew.nodes, network.gather(SETTING, crew))
+def check(pool: LocalPool) -> list[Finding]:
+    return judge_network(SETTING, pool.nodes, network.gather(SETTING, pool))
 
 
 def failed(findings: Sequence[Finding]) -> list[tuple[str, str | None, str | None]]:
@@ -125,7 +125,7 @@ def test_who_hangs_in_a_sum_is_named_and_the_others_end(monkeypatch: pytest.Monk
 @pytest.mark.nightly
 def test_a_standard_network_check_passes_here() -> None:
     standard = Setting(level=Level.STANDARD, root=Path("/nowhere"), storage=Path("/nowhere"))
-    crew = LocalPool({"a": {}, "b": {}, "c": {}})
-    findings = assess_network(standard, crew.nodes, network.gather(standard, crew))
+    pool = LocalPool({"a": {}, "b": {}, "c": {}})
+    findings = judge_network(standard, pool.nodes, network.gather(standard, pool))
     assert {finding.status for finding in findings} <= {Status.PASS, Status.SKIP}
     assert passed(findings, "all-reduce") == passed(findings, "TCP bandwidth") == ["a", "b", "c"]

@@ -48,11 +48,11 @@ def setting_of(storage: Path, job: Job | None = None) -> Setting:
 
 
 class Asking(Answering):
-    """A crew that is asked with other parameters."""
+    """A pool that is asked with other parameters."""
 
-    def __init__(self, crew: LocalPool, **changes: Any) -> None:
-        self._crew, self._changes = crew, changes
-        self.nodes = crew.nodes
+    def __init__(self, pool: LocalPool, **changes: Any) -> None:
+        self._crew, self._changes = pool, changes
+        self.nodes = pool.nodes
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         changed = {
@@ -68,17 +68,17 @@ def job_of(workers: int = 2, **parts: Any) -> Job:
     return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
 
 
-def found_on(crew: LocalPool | Asking, setting: Setting) -> list[Finding]:
+def found_on(pool: LocalPool | Asking, setting: Setting) -> list[Finding]:
     assert STORAGE.call is not None
-    outcomes = crew.probe({node.name: STORAGE.call(setting, node) for node in crew.nodes})
+    outcomes = pool.probe({node.name: STORAGE.call(setting, node) for node in pool.nodes})
     assert not [outcome.error for outcome in outcomes.values() if outcome.error]
     answered = {name: outcome.facts for name, outcome in outcomes.items()}
-    return judged(STORAGE, setting, crew.nodes, answered)
+    return judged(STORAGE, setting, pool.nodes, answered)
 
 
-def shared_on(crew: LocalPool | Asking, setting: Setting) -> list[Finding]:
+def shared_on(pool: LocalPool | Asking, setting: Setting) -> list[Finding]:
     assert SHARED_STORAGE.gather is not None
-    return list(SHARED_STORAGE.judge(setting, crew.nodes, SHARED_STORAGE.gather(setting, crew)))
+    return list(SHARED_STORAGE.judge(setting, pool.nodes, SHARED_STORAGE.gather(setting, pool)))
 
 
 def by_name(findings: Sequence[Finding], node: str | None) -> dict[str, Finding]:
@@ -213,9 +213,9 @@ def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) ->
     def mounted(options: str) -> dict[str, str]:
         return layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path), CHAOSRUN_TEST_MOUNT=options)
 
-    crew = LocalPool({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
-    findings = found_on(Asking(crew), setting_of(tmp_path))
-    full, read_only, memory = (by_name(findings, node.name) for node in crew.nodes)
+    pool = LocalPool({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
+    findings = found_on(Asking(pool), setting_of(tmp_path))
+    full, read_only, memory = (by_name(findings, node.name) for node in pool.nodes)
     assert bad(findings)[-1] == ("read-only", "write, fsync, rename")
     no_room = [full[name].measured for node, name in bad(findings) if node == "full"]
     assert no_room and all(told.startswith(str(tmp_path)) and "No space left" in told for told in no_room)
@@ -230,23 +230,23 @@ def test_a_storage_too_slow_for_the_job(tmp_path: Path) -> None:
     job = job_of(checkpoint={"every_steps": 50}, recovery={"hang_timeout": 4.0})
     setting = replace(setting_of(tmp_path / "checkpoints", job), former=former)
     # However slow this machine is: as much is written as it takes to be sure.
-    crew = Asking(LocalPool({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
-    save = by_name(found_on(crew, setting), "slow")["a save of the job"]
+    pool = Asking(LocalPool({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
+    save = by_name(found_on(pool, setting), "slow")["a save of the job"]
     assert save.status is Status.FAIL and "of the interval of 5 s" in save.measured and "counts as hung" in save.threshold
     assert save.node == "slow" and save.device == str(tmp_path / "checkpoints")
 
 
 def test_one_stall_is_not_the_speed_of_a_storage(tmp_path: Path) -> None:
-    crew = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="once")}), kills=1)
-    speed = by_name(found_on(crew, setting_of(tmp_path)), "a")["write speed"].measure
+    pool = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="once")}), kills=1)
+    speed = by_name(found_on(pool, setting_of(tmp_path)), "a")["write speed"].measure
     # The first MiB and the stall would be less than a MiB in a second.
     assert speed is not None and speed.number > 1 << 20
 
 
 @pytest.mark.nightly
 def test_a_storage_that_is_slow_all_the_time_is_not_dead(tmp_path: Path) -> None:
-    crew = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=3.0)
-    findings = found_on(crew, setting_of(tmp_path))
+    pool = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=3.0)
+    findings = found_on(pool, setting_of(tmp_path))
     assert not bad(findings)
     assert by_name(findings, "a")["killed writer"].status is Status.PASS
 
@@ -269,8 +269,8 @@ def test_nodes_that_share_a_storage(tmp_path: Path) -> None:
 
 
 def test_what_one_node_does_and_another_sees(tmp_path: Path) -> None:
-    crew = LocalPool({"a": {}, "loose": layer("not_exclusive"), "copies": layer("copies"), "unlocked": layer("no_locks")})
-    findings = shared_on(Asking(crew, **MEET), setting_of(tmp_path))
+    pool = LocalPool({"a": {}, "loose": layer("not_exclusive"), "copies": layer("copies"), "unlocked": layer("no_locks")})
+    findings = shared_on(Asking(pool, **MEET), setting_of(tmp_path))
     names, lock = (by_name(findings, None)[f"{what} between nodes"] for what in ("exclusive create", "lock"))
     assert names.status is Status.FAIL and "by loose" in names.measured and str(tmp_path) in names.measured
     assert lock.status is Status.WARN and "unlocked could take" in lock.measured and str(tmp_path) in lock.measured
@@ -282,8 +282,8 @@ def test_what_one_node_does_and_another_sees(tmp_path: Path) -> None:
 @mounting
 def test_nodes_that_do_not_share_a_storage(tmp_path: Path) -> None:
     own = layer("of_its_own", CHAOSRUN_TEST_STORAGE=str(tmp_path))
-    crew = LocalPool({"a": {}, "b": {}, "c": own})
-    findings = shared_on(Asking(crew, meet_s=4.0), setting_of(tmp_path))
+    pool = LocalPool({"a": {}, "b": {}, "c": own})
+    findings = shared_on(Asking(pool, meet_s=4.0), setting_of(tmp_path))
     assert bad(findings) == [("c", "same storage")]
     apart = by_name(findings, "c")["same storage"]
     assert "not shared" in apart.measured and str(tmp_path) in apart.measured and "tmpfs" in apart.measured
@@ -297,12 +297,12 @@ def test_a_client_that_keeps_what_it_knows_of_a_directory(tmp_path: Path) -> Non
         return layer("late", CHAOSRUN_TEST_KEPT=what, **comes)
 
     after_a = {"CHAOSRUN_TEST_AFTER": str(tmp_path)}
-    crew = LocalPool({"a": late("entries"), "b": late("entries", **after_a)})
-    entries = shared_on(Asking(crew, **MEET), setting_of(tmp_path))
+    pool = LocalPool({"a": late("entries"), "b": late("entries", **after_a)})
+    entries = shared_on(Asking(pool, **MEET), setting_of(tmp_path))
     assert {row.status for row in entries} == {Status.PASS}
     # Nothing helps against this one for a while: a is not seen, and that is not held against anybody.
-    crew = LocalPool({"a": late("names"), "b": late("names", **after_a)})
-    names = shared_on(Asking(crew, meet_s=4.0, wait_s=1.0, ring_s=0.1), setting_of(tmp_path))
+    pool = LocalPool({"a": late("names"), "b": late("names", **after_a)})
+    names = shared_on(Asking(pool, meet_s=4.0, wait_s=1.0, ring_s=0.1), setting_of(tmp_path))
     assert not bad(names)
     assert by_name(names, "a")["same storage"].status is Status.WARN
     assert not left_in(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.cluster import CHECK as CLUSTER
-from chaosrun.preflight.checks.cluster import assess, gather
+from chaosrun.preflight.checks.cluster import gather
 from chaosrun.preflight.majority import majority
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.software import _dotted
@@ -71,7 +71,7 @@ def judge(
             facts[last] = value
     setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job)
     facts = {"answered": answered, "unanswered": {}, "clocks": clocks or dict.fromkeys(names, (-0.01, 0.01))}
-    return list(assess(setting, nodes or [node(name) for name in names], facts))
+    return list(CLUSTER.judge(setting, nodes or [node(name) for name in names], facts))
 
 
 def bad(found: Sequence[Finding]) -> set[tuple[str, str | None, Status]]:
@@ -299,7 +299,7 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
     """One with another accelerate, one whose clock is a minute ahead, two that are good."""
     its = job(tmp_path)
     (tmp_path / "train.py").write_text("import torch\nimport no_such_package\n")
-    crew = LocalPool(
+    pool = LocalPool(
         {
             "good": {},
             "fine": {},
@@ -308,9 +308,9 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
         }
     )
     setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path, job=its)
-    found = CLUSTER.judge(setting, crew.nodes, gather(setting, crew))
+    found = CLUSTER.judge(setting, pool.nodes, gather(setting, pool))
     failed = {(row.name, row.node) for row in found if row.status is Status.FAIL}
-    missing = {("script's imports", name.name) for name in crew.nodes}
+    missing = {("script's imports", name.name) for name in pool.nodes}
     assert failed - missing == {("accelerate version", "other"), ("clock", "skewed")}
     assert missing <= failed
     (version,) = (row for row in found if row.name == "accelerate version")

@@ -11,7 +11,7 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S
 from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
-from chaosrun.preflight.drills.request import Terms, Wanted, wanted_on, wanted_over
+from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on, request_over
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import Job, load_job
 from tests.preflight_answers import Answering
@@ -40,20 +40,20 @@ FAILED = {**PASSED, **RUN, "status": "FAIL", "cause": "RNG not restored", "hint"
 
 @dataclass
 class Answers(Answering):
-    """A crew that sees what `blind` does not hide, and drills that come to what was written down."""
+    """A pool that sees what `blind` does not hide, and drills that come to what was written down."""
 
     told: Mapping[str, Facts | None] = field(default_factory=dict)
     whole: Facts = field(default_factory=lambda: PASSED)
     blind: Mapping[str, str] = field(default_factory=dict)
     nodes: Sequence[Node] = NODES
-    asked: list[tuple[list[Wanted], Terms]] = field(default_factory=list)
+    asked: list[tuple[list[DrillRequest], Terms]] = field(default_factory=list)
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         for call in calls.values():
             assert Path(call.parameters["path"]).read_text() == call.parameters["text"]
         return {name: Outcome(facts={"seen": name not in self.blind, "why": self.blind.get(name)}) for name in calls}
 
-    def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
         self.asked.append((list(wanted), terms))
         return [self.whole if wish.spread else self.told.get(wish.nodes[0].name, PASSED) for wish in wanted]
 
@@ -78,10 +78,10 @@ def setting_of(job: Job | None) -> Setting:
     return Setting(level=Level.STANDARD, root=Path("/runs"), storage=Path("/runs"), job=job)
 
 
-def alone(*nodes: Node, job: Job | None = None) -> list[Wanted]:
+def alone(*nodes: Node, job: Job | None = None) -> list[DrillRequest]:
     """The drills of these, where there can be one."""
-    wishes = [wanted_on(setting_of(job), node, nodes) for node in nodes]
-    return [wish for wish in wishes if isinstance(wish, Wanted)]
+    wishes = [request_on(setting_of(job), node, nodes) for node in nodes]
+    return [wish for wish in wishes if isinstance(wish, DrillRequest)]
 
 
 def job(folder: Path, text: str) -> Job:
@@ -198,7 +198,7 @@ def test_no_empty_folder_is_left_that_was_not_there(before: tuple[str, ...], tmp
         (root / part).mkdir()
 
     class Writing(Answers):
-        def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
+        def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
             (terms.root / "runs").mkdir(exist_ok=True)
             return super().run(wanted, terms)
 
@@ -237,7 +237,7 @@ def test_without_anybody_to_drill(tmp_path: Path) -> None:
 
 def test_a_node_has_two_workers_where_it_has_room(tmp_path: Path) -> None:
     def size(node: Node, job: Job | None = None) -> tuple[int, float, int] | str:
-        wish = wanted_on(setting_of(job), node, [node])
+        wish = request_on(setting_of(job), node, [node])
         return wish if isinstance(wish, str) else (wish.workers, wish.cpu, wish.gpu)
 
     node = NODES[0]
@@ -250,7 +250,7 @@ def test_a_node_has_two_workers_where_it_has_room(tmp_path: Path) -> None:
     assert "9 CPUs" in str(size(node, job(tmp_path, "per_worker: {cpu: 9}")))
     assert "GPU" in str(size(node, job(tmp_path, "per_worker: {gpu: 1}")))
     assert size(replace(node, cpus=0.3), job(tmp_path, "per_worker: {cpu: 0.1}")) == (2, 0.1, 0)
-    over = wanted_over(alone(replace(node, gpus=8), replace(node, gpus=0, cpus=0.5)), None)
+    over = request_over(alone(replace(node, gpus=8), replace(node, gpus=0, cpus=0.5)), None)
     assert (over.workers, over.cpu, over.gpu) == (2, 0.5, 0)
 
 
@@ -270,7 +270,7 @@ def test_the_jobs_settings_are_the_drills(tmp_path: Path) -> None:
 def test_the_drill_is_one_that_can_be_carried_out(workers: int) -> None:
     from chaosrun import api
 
-    wish = wanted_over(alone(*(replace(node, name=str(number)) for number, node in enumerate(NODES[:1] * workers))), None)
+    wish = request_over(alone(*(replace(node, name=str(number)) for number, node in enumerate(NODES[:1] * workers))), None)
     loaded, plan = api.plan(JOB, (*wish.overrides, "args[3]=7"))
     assert loaded.spec.args[3] == "7"
     assert [(fault.rank, fault.phase) for fault in plan.faults] == [(workers - 1, "step"), (0, "checkpoint.file")]

@@ -1,4 +1,4 @@
-"""The order of a preflight, who is left out, and what it comes to: with a simulated crew."""
+"""The order of a preflight, who is left out, and what it comes to: with a simulated pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -75,8 +75,8 @@ def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Leve
 
 
 def together(name: str, *findings: Finding, gather: Callable[[Setting, Pool], Facts] | None = None) -> Check:
-    def ask_all(setting: Setting, crew: Pool) -> Facts:
-        return {"asked": [each.name for each in crew.nodes], "earlier": sorted(setting.earlier)}
+    def ask_all(setting: Setting, pool: Pool) -> Facts:
+        return {"asked": [each.name for each in pool.nodes], "earlier": sorted(setting.earlier)}
 
     def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
         return findings or [_finding(name, PASS, None)]
@@ -90,12 +90,12 @@ def _finding(check: str, status: Status, name: str | None, **more: Any) -> Findi
 
 
 def fly(
-    crew: SimulatedPool, *checks: Check, baseline: Result | None = None, events: list[Mapping[str, Any]] | None = None
+    pool: SimulatedPool, *checks: Check, baseline: Result | None = None, events: list[Mapping[str, Any]] | None = None
 ) -> Result:
     setting = Setting(level=Level.STANDARD, root=Path("/r"), storage=Path("/s"))
     on_event = (lambda event: None) if events is None else events.append
     earlier = None if baseline is None else Baseline(baseline)
-    return Engine(setting=setting, pool=crew, checks=checks, on_event=on_event, baseline=earlier).run(0.0)
+    return Engine(setting=setting, pool=pool, checks=checks, on_event=on_event, baseline=earlier).run(0.0)
 
 
 def rows(result: Result) -> list[tuple[str, str | None, Status]]:
@@ -103,8 +103,8 @@ def rows(result: Result) -> list[tuple[str, str | None, Status]]:
 
 
 def test_all_is_well() -> None:
-    crew = SimulatedPool(("a", "b"))
-    result = fly(crew, together("first"), by_itself("one"), by_itself("two"), together("last"))
+    pool = SimulatedPool(("a", "b"))
+    result = fly(pool, together("first"), by_itself("one"), by_itself("two"), together("last"))
     assert rows(result) == [
         ("first", None, PASS),
         *[(check, name, PASS) for check in ("one", "two") for name in "ab"],
@@ -117,10 +117,10 @@ def test_all_is_well() -> None:
 
 
 def test_a_bad_node_is_left_out_of_what_several_do() -> None:
-    crew = SimulatedPool(("a", "b", "c"))
-    result = fly(crew, by_itself("one", {"b": FAIL}), by_itself("two"), together("last"))
+    pool = SimulatedPool(("a", "b", "c"))
+    result = fly(pool, by_itself("one", {"b": FAIL}), by_itself("two"), together("last"))
     # What each does for itself it goes on with: there may be more to mend.
-    assert ("b", "two") in crew.asked
+    assert ("b", "two") in pool.asked
     assert result.facts["last"]["asked"] == ["a", "c"]
     left_out = [finding for finding in result.findings if finding.status is SKIP]
     assert [(finding.node, finding.check) for finding in left_out] == [("b", "last")]
@@ -143,27 +143,27 @@ def test_a_blamed_node_is_left_out() -> None:
 
 @pytest.mark.parametrize("ended", ["limit", "died", "raised"])
 def test_no_answer_is_an_error_of_that_node(ended: Any) -> None:
-    crew = SimulatedPool(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
-    result = fly(crew, by_itself("one"), by_itself("two"))
+    pool = SimulatedPool(("a", "b"), lambda name, call: Outcome(ended=ended, error="why") if name == "b" else Outcome(facts={}))
+    result = fly(pool, by_itself("one"), by_itself("two"))
     assert rows(result) == [("one", "a", PASS), ("one", "b", ERROR), ("two", "a", PASS), ("two", "b", ERROR)]
     assert result.findings[1].reason == "why" and result.good == ("a",) and result.exit_code == 8
     assert result.facts["one"].unanswered == {"b": Silence(ended=ended, error="why", limit_s=1.0)}
 
 
 def test_what_an_assessment_says_of_no_answer_counts() -> None:
-    crew = SimulatedPool(("a",), lambda name, call: Outcome(ended="limit", error="why"))
+    pool = SimulatedPool(("a",), lambda name, call: Outcome(ended="limit", error="why"))
     check = by_itself("one")
     hangs = replace(check, judge=lambda setting, nodes, facts: [_finding("one", FAIL, each) for each in facts.unanswered])
-    assert rows(fly(crew, hangs)) == [("one", "a", FAIL)]
+    assert rows(fly(pool, hangs)) == [("one", "a", FAIL)]
 
 
 def test_a_node_that_is_lost_is_asked_no_more() -> None:
     def answer(name: str, call: Call) -> Outcome:
         return Outcome(ended="lost", error="gone") if (name, call.probe) == ("b", "one") else Outcome(facts={})
 
-    crew = SimulatedPool(("a", "b", "c"), answer)
+    pool = SimulatedPool(("a", "b", "c"), answer)
     events: list[Mapping[str, Any]] = []
-    result = fly(crew, by_itself("one"), by_itself("two"), together("last"), events=events)
+    result = fly(pool, by_itself("one"), by_itself("two"), together("last"), events=events)
     of_b = [(finding.check, finding.status, finding.reason) for finding in result.findings if finding.node == "b"]
     left_out = "left out: ERROR of one: about one"
     assert of_b == [("one", ERROR, "gone"), ("two", SKIP, left_out), ("last", SKIP, left_out)]
@@ -181,8 +181,8 @@ def test_a_node_that_is_lost_is_asked_no_more() -> None:
 
 
 def test_a_node_that_never_answered() -> None:
-    crew = SimulatedPool(("a", "b"), lost={"a": "no answer"})
-    result = fly(crew, by_itself("one"))
+    pool = SimulatedPool(("a", "b"), lost={"a": "no answer"})
+    result = fly(pool, by_itself("one"))
     assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("one", "b", PASS)]
     assert result.checks[0].name == "answers" and result.good == ("b",) and result.exit_code == 8
 
@@ -230,17 +230,17 @@ def test_facts_that_cannot_be_read_do_not_keep_the_others_from_being_judged() ->
 
 @pytest.mark.parametrize("noticed", ["asked", "roll"])
 def test_a_node_that_dies_while_several_do_something(noticed: str) -> None:
-    crew = SimulatedPool(("a", "b"))
+    pool = SimulatedPool(("a", "b"))
 
     def gather(setting: Setting, asking: Pool) -> Facts:
         if noticed == "asked":
-            crew.lost["b"] = "gone"
+            pool.lost["b"] = "gone"
         else:
-            crew.dies = "b"
+            pool.dies = "b"
         return {}
 
     skipping = together("one", _finding("one", PASS, "a"), _finding("one", SKIP, "b"), gather=gather)
-    result = fly(crew, skipping, together("last"))
+    result = fly(pool, skipping, together("last"))
     assert rows(result) == [
         ("one", "a", PASS),
         ("one", "b", SKIP),
@@ -271,20 +271,20 @@ def test_a_node_on_which_everything_was_skipped_is_not_good() -> None:
 
 
 def test_what_passes_for_the_whole_cluster_covers_those_that_answered() -> None:
-    def ask_one(setting: Setting, crew: Pool) -> Facts:
-        crew.ask({"a": Call(probe="x", limit_s=1.0)}, dict)
+    def ask_one(setting: Setting, pool: Pool) -> Facts:
+        pool.ask({"a": Call(probe="x", limit_s=1.0)}, dict)
         return {}
 
-    crew = SimulatedPool(("a", "b"))
-    assert fly(crew, together("one", gather=ask_one)).good == ("a",)
-    named = fly(crew, together("one", _finding("one", PASS, None, covers=("b",)), gather=ask_one))
+    pool = SimulatedPool(("a", "b"))
+    assert fly(pool, together("one", gather=ask_one)).good == ("a",)
+    named = fly(pool, together("one", _finding("one", PASS, None, covers=("b",)), gather=ask_one))
     assert named.good == ("b",)
     # A forecast asks nobody.
-    assert fly(crew, together("one", gather=lambda setting, crew: {})).good == ()
+    assert fly(pool, together("one", gather=lambda setting, pool: {})).good == ()
 
 
 def test_an_interrupt_goes_through() -> None:
-    def interrupted(setting: Setting, crew: Pool) -> Facts:
+    def interrupted(setting: Setting, pool: Pool) -> Facts:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -309,13 +309,13 @@ def test_peers_and_a_baseline_are_compared_and_leave_out() -> None:
         measures = [Measure(number=number, unit="s", better="lower", fail=0.25) for number in numbers]
         return together("one", *(_finding("one", PASS, name, measure=each) for name, each in zip("abc", measures, strict=True)))
 
-    crew = SimulatedPool(("a", "b", "c"))
-    result = fly(crew, measured([1, 1, 9]), together("last"))
+    pool = SimulatedPool(("a", "b", "c"))
+    result = fly(pool, measured([1, 1, 9]), together("last"))
     assert list(result.bad()) == ["c"] and result.facts["last"]["asked"] == ["a", "b"]
-    slower = fly(crew, measured([9, 9, 9]), baseline=result)
+    slower = fly(pool, measured([9, 9, 9]), baseline=result)
     assert list(slower.bad()) == ["a", "b"]
     assert rows(slower)[-1] == ("baseline", None, PASS) and slower.checks[-1].name == "baseline"
-    of_another = fly(crew, by_itself("two"), baseline=fly(SimulatedPool(("z",)), by_itself("two")))
+    of_another = fly(pool, by_itself("two"), baseline=fly(SimulatedPool(("z",)), by_itself("two")))
     assert rows(of_another)[-2:] == [("baseline", None, SKIP), ("baseline", None, WARN)]
 
 

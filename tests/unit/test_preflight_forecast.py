@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.forecast import HERE, INTERVAL, LARGER, assess_forecast
+from chaosrun.preflight.checks.forecast import HERE, INTERVAL, LARGER, judge_forecast
 from chaosrun.preflight.forecast import Costs, daly_interval, forecast, goodput, young_interval
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.source import load_job
@@ -83,7 +83,7 @@ NODE = Node(name="a", node_id="1", address="192.0.2.1", hostname="a", cpus=8, gp
 
 def rows(facts: Facts, *, nodes: int = 2, **setting: Any) -> dict[str, Finding]:
     asked = Setting(level=Level.STANDARD, root=Path("/runs"), storage=Path("/runs"), **setting)
-    found = assess_forecast(asked, [replace(NODE, name=f"n{number}") for number in range(nodes)], facts)
+    found = judge_forecast(asked, [replace(NODE, name=f"n{number}") for number in range(nodes)], facts)
     return {finding.name: finding for finding in found}
 
 

@@ -261,11 +261,11 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
     its = job(tmp_path, "workers: 1", "per_worker: {gpu: 0}")
     cpus = len(os.sched_getaffinity(0))
     names = ["small_shm", "full_disk", "few_files", "few_cpus"]
-    crew = LocalPool({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})
-    nodes = [replace(each, cpus=float(cpus)) for each in crew.nodes]
+    pool = LocalPool({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})
+    nodes = [replace(each, cpus=float(cpus)) for each in pool.nodes]
     setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path / "storage", job=its)
     assert HOST.call is not None
-    outcomes = crew.probe({each.name: HOST.call(setting, each) for each in nodes})
+    outcomes = pool.probe({each.name: HOST.call(setting, each) for each in nodes})
     assert {name: outcome.error for name, outcome in outcomes.items() if outcome.facts is None} == {}
     answered = {name: outcome.facts for name, outcome in outcomes.items()}
     found = judged(HOST, setting, nodes, answered)

@@ -10,11 +10,11 @@ import pytest
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks import network
 from chaosrun.preflight.checks import network_sums as sums
-from chaosrun.preflight.checks.network import assess_network
+from chaosrun.preflight.checks.network import judge_network
 from chaosrun.preflight.checks.network_blame import fewest_to_blame
-from chaosrun.preflight.checks.network_connections import assess_connections
-from chaosrun.preflight.checks.network_names import assess_names
-from chaosrun.preflight.checks.network_sums import assess_sums, sound, suspects
+from chaosrun.preflight.checks.network_connections import judge_connections
+from chaosrun.preflight.checks.network_names import judge_names
+from chaosrun.preflight.checks.network_sums import judge_sums, sound, suspects
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -72,7 +72,7 @@ def judged_names(changed: Mapping[str, Any], backend: str = "gloo", count: int =
         "names": {"answered": answered, "unanswered": {}},
     }
     mine = "b" if count > 1 else "a"
-    return {found.name: found for found in assess_names(SETTING, all_nodes, facts) if found.node == mine}
+    return {found.name: found for found in judge_names(SETTING, all_nodes, facts) if found.node == mine}
 
 
 def test_names_that_lead_where_they_should_pass() -> None:
@@ -118,12 +118,12 @@ def test_a_node_that_ray_knows_by_a_loopback_address_is_out_of_reach() -> None:
     all_nodes = nodes()
     all_nodes[1] = Node(name="b", node_id="b", address="127.0.0.1", hostname="b", cpus=1, gpus=0)
     facts = {"backends": [], "names": {"answered": {node.name: named(node) for node in all_nodes}, "unanswered": {}}}
-    (finding,) = [found for found in assess_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
+    (finding,) = [found for found in judge_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
     assert finding.node == "b" and "127.0.0.1" in finding.measured
     # On one machine it is where everybody is.
     together = {node.name: named(node, network="one") for node in all_nodes}
     facts = {"backends": [], "names": {"answered": together, "unanswered": {}}}
-    assert not [found for found in assess_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
+    assert not [found for found in judge_names(SETTING, all_nodes, facts) if found.status is Status.FAIL]
 
 
 def test_one_node_has_nobody_to_look_up() -> None:
@@ -163,7 +163,7 @@ def test_what_addresses_are_called(changed: Facts, status: Status, says: str) ->
 
 def test_a_node_that_did_not_answer_is_an_error() -> None:
     facts = {"backends": [], "names": {"answered": {}, "unanswered": {"a": {"ended": "died", "error": "it died"}}}}
-    (finding,) = assess_names(SETTING, nodes(1), facts)
+    (finding,) = judge_names(SETTING, nodes(1), facts)
     assert finding.status is Status.ERROR and finding.reason == "it died" and finding.remedy
 
 
@@ -194,8 +194,8 @@ def test_a_head_without_gpus_is_not_held_to_what_gloo_needs() -> None:
     setting, all_nodes = replace(SETTING, job=job(1)), [replace(node, gpus=0 if node.head else 4) for node in nodes()]
     backends = [[backend, [node.name for node in group]] for backend, group in network.backends(setting, all_nodes)]
     facts = {"backends": backends, "names": {"answered": debian, "unanswered": {}}, "sums": []}
-    assert not [found for found in assess_names(setting, all_nodes, facts) if found.status is Status.FAIL]
-    skipped = {found.node: found.reason for found in assess_sums(setting, all_nodes, facts)}
+    assert not [found for found in judge_names(setting, all_nodes, facts) if found.status is Status.FAIL]
+    skipped = {found.node: found.reason for found in judge_sums(setting, all_nodes, facts)}
     assert skipped["a"] == "no worker that sums with others is placed there"
     assert skipped["b"].startswith("left out")
 
@@ -219,7 +219,7 @@ def met(*failed: tuple[str, str, int, str], began: float = 0.0, **changed: Any) 
 
 def judged_connections(answered: Facts, unanswered: Facts | None = None) -> list[Finding]:
     told = {"ports": {"a": 1001, "b": 1002, "c": 1003}, "answered": answered, "unanswered": unanswered or {}}
-    return assess_connections(SETTING, nodes(), {"connections": told})
+    return judge_connections(SETTING, nodes(), {"connections": told})
 
 
 def by_status(findings: Sequence[Finding], status: Status, name: str = "TCP connections") -> list[Finding]:
@@ -276,7 +276,7 @@ def test_who_starts_late_is_no_closed_port() -> None:
 def test_with_nobody_else_in_time_nothing_is_known() -> None:
     refused, tried = ("b", "rendezvous", 1002, "refused"), ("a", "rendezvous", 1001, "refused")
     told = {"ports": {"a": 1001, "b": 1002}, "answered": {"a": met(refused), "b": met(tried, began=9.0)}, "unanswered": {}}
-    findings = assess_connections(SETTING, nodes(2), {"connections": told})
+    findings = judge_connections(SETTING, nodes(2), {"connections": told})
     assert {finding.node: finding.status for finding in findings if finding.name == "TCP connections"} == {
         "a": Status.SKIP,
         "b": Status.ERROR,
@@ -309,7 +309,7 @@ def test_a_slow_end_does_not_make_its_neighbours_slow() -> None:
 
 
 def test_one_node_has_nobody_to_connect_to() -> None:
-    findings = assess_connections(SETTING, nodes(1), {"connections": None})
+    findings = judge_connections(SETTING, nodes(1), {"connections": None})
     assert findings and {finding.status for finding in findings} == {Status.SKIP}
 
 
@@ -431,7 +431,7 @@ def test_judging_many_nodes_asks_once_for_the_suspects(monkeypatch: pytest.Monke
 def judged_sums(*rounds: Facts, count: int = 3) -> list[Finding]:
     group = {"backend": "gloo", "cases": CASES, "timed": [1 << 20, 3], "rounds": list(rounds)}
     names = [node.name for node in nodes(count)]
-    return assess_sums(SETTING, nodes(count), {"backends": [["gloo", names]], "sums": [group]})
+    return judge_sums(SETTING, nodes(count), {"backends": [["gloo", names]], "sums": [group]})
 
 
 def test_sums_that_are_exact_everywhere_pass_with_their_bandwidth() -> None:
@@ -472,7 +472,7 @@ def test_a_sum_that_this_torch_does_not_know_is_told_and_not_blamed() -> None:
 
 
 class Answers(Answering):
-    """A crew of known answers: a's numbers are wrong alone, and with others it is b that gets them."""
+    """A pool of known answers: a's numbers are wrong alone, and with others it is b that gets them."""
 
     def __init__(self) -> None:
         self.nodes = nodes(2)
@@ -498,10 +498,10 @@ class Answers(Answering):
 
 
 def test_wrong_sums_are_repeated_alone_before_anybody_is_blamed() -> None:
-    crew = Answers()
-    findings = assess_network(SETTING, crew.nodes, network.gather(SETTING, crew))
+    pool = Answers()
+    findings = judge_network(SETTING, pool.nodes, network.gather(SETTING, pool))
     # Together, each alone, and b once more to be shown right.
-    assert crew.sums == [["a", "b"], ["a", "b"], ["b"]]
+    assert pool.sums == [["a", "b"], ["a", "b"], ["b"]]
     assert {finding.node: finding.status for finding in findings if finding.name == "all-reduce"} == {
         "a": Status.FAIL,
         "b": Status.PASS,

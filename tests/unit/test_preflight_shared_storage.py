@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
-from chaosrun.preflight.checks.shared_storage import assess
+from chaosrun.preflight.checks.shared_storage import judge
 from chaosrun.preflight.model import Finding, Status
 from chaosrun.spec.source import Job
 from tests.preflight_answers import Answering
@@ -41,7 +41,7 @@ APART = {"compete": {}, "ring": {}}
 
 
 def shared_rows(facts: dict[str, Any], job: Job | None = None) -> list[Finding]:
-    return assess(setting_of(job), nodes_of("a", "b", "c"), facts)
+    return judge(setting_of(job), nodes_of("a", "b", "c"), facts)
 
 
 def test_a_shared_storage_passes() -> None:
@@ -89,7 +89,7 @@ def test_of_two_groups_of_one_size_both_are_named() -> None:
     facts["answered"]["d"] = json.loads(json.dumps(facts["answered"]["a"]))
     for name, met in zip("abcd", ([0, 1], [0, 1], [2, 3], [2, 3]), strict=True):
         facts["answered"][name]["steps"]["meet"]["found"]["met"] = met
-    findings = assess(setting_of(), nodes_of(*"abcd"), facts)
+    findings = judge(setting_of(), nodes_of(*"abcd"), facts)
     same = [row for row in findings if row.name == "same storage"]
     assert [(row.node, row.status) for row in same] == [(name, Status.FAIL) for name in "abcd"]
     assert "c, d not seen" in same[0].measured and "shared with b" in same[0].measured
@@ -187,5 +187,5 @@ def test_a_node_alone_is_asked_nothing() -> None:
 
     assert SHARED_STORAGE.gather is not None
     facts = SHARED_STORAGE.gather(setting_of(), Alone())
-    (finding,) = assess(setting_of(), Alone.nodes, facts)
+    (finding,) = judge(setting_of(), Alone.nodes, facts)
     assert finding.status is Status.SKIP

@@ -48,7 +48,7 @@ def _own_path(spec: JobSpec) -> list[str]:
     return [part for part in spec.env.get("PYTHONPATH", "").split(":") if part]
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     answered: Mapping[str, Facts] = facts["answered"]
     # Where there is room nowhere, they have to be right for the room that will be made.
     workers = [node for node in nodes if placement.workers_on(setting, node, nodes)] or nodes
@@ -145,6 +145,6 @@ CHECK = Check(
     about="nodes, resources, versions, variables, clocks",
     order=10,
     level=Level.QUICK,
-    judge=assess,
+    judge=judge,
     gather=gather,
 )

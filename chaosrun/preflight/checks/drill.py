@@ -1,4 +1,4 @@
-"""What drills on each node, and one over all of them, came to. Pure."""
+"""The check "drill": a small real drill on each node, and one over all nodes that came back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.drills.folders import marked_file, no_empty_folders, shuffled
-from chaosrun.preflight.drills.request import Terms, Wanted, wanted_on, wanted_over
+from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on, request_over
 from chaosrun.preflight.model import PROBES, Check, Facts, Finding, Level, Measure, Pool, Rows, Setting, Status
 from chaosrun.wording import listed
 
@@ -41,8 +41,8 @@ def _drilled(setting: Setting, pool: Pool) -> Facts:
     except OSError as error:
         return {**facts, "unwritable": f"{error.filename or setting.root}: {error.strerror}"}
     nodes = list(pool.nodes)
-    wishes = {node.name: wanted_on(setting, node, nodes) for node in nodes if node.name not in unseen}
-    wanted = {name: wish for name, wish in wishes.items() if isinstance(wish, Wanted)}
+    wishes = {node.name: request_on(setting, node, nodes) for node in nodes if node.name not in unseen}
+    wanted = {name: wish for name, wish in wishes.items() if isinstance(wish, DrillRequest)}
     unplaced = {name: wish for name, wish in wishes.items() if isinstance(wish, str)}
     # Should time run out, it is not always for the same ones.
     order = shuffled(wanted)
@@ -52,14 +52,14 @@ def _drilled(setting: Setting, pool: Pool) -> Facts:
     sound = [name for name, each in told.items() if each is None or each.get("status") == "PASS"]
     if len(sound) > 1:
         terms = Terms(root=setting.root, begin_within_s=None, limit_s=LIMIT_S)
-        over = wanted_over([wanted[name] for name in sound], setting.job)
+        over = request_over([wanted[name] for name in sound], setting.job)
         whole = _with_place(setting.drills.run([over], terms)[0], over)
         if whole is not None:
             whole = {**whole, "left_out": [name for name in sound if name not in whole["on"]]}
     return {**facts, "nodes": told, "all": whole, "unplaced": unplaced, "unseen": unseen}
 
 
-def _with_place(told: Facts | None, wish: Wanted) -> Facts | None:
+def _with_place(told: Facts | None, wish: DrillRequest) -> Facts | None:
     place = {"workers": wish.workers, "gpu": wish.gpu, "on": [node.name for node in wish.nodes]}
     return None if told is None else {**told, **place}
 
@@ -100,7 +100,7 @@ SLOW = 0.2
 """A restart that takes five times as long as on the other nodes is told."""
 
 
-def assess_drill(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge_drill(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     if facts["unwritable"]:
         reason = f"runs cannot be written: {facts['unwritable']}"
         return [_finding(Status.ERROR, reason=reason, remedy="name a writable folder with --root")]
@@ -231,6 +231,6 @@ CHECK = Check(
     about="a small training is killed, and comes back exactly, on each node and over all",
     order=90,
     level=Level.STANDARD,
-    judge=assess_drill,
+    judge=judge_drill,
     gather=gather,
 )

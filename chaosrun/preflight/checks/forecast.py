@@ -1,4 +1,4 @@
-"""What is to be expected when nodes fail as often as said: goodput, the best checkpoint interval, the job's beside it. Pure."""
+"""The check "forecast": goodput and the best checkpoint interval when nodes fail as often as said, the job's own beside it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +47,7 @@ INTERVAL = "checkpoint.every_steps"
 FASTER = "make saves and restarts shorter: faster storage, fewer bytes, warm starts; or use fewer nodes"
 
 
-def assess_forecast(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge_forecast(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     figures = facts["job"] or facts["drill"]
     drill = facts["drill"] or {}
     if figures is None:
@@ -153,6 +153,6 @@ CHECK = Check(
     about="goodput and the best checkpoint interval when nodes fail",
     order=100,
     level=Level.STANDARD,
-    judge=assess_forecast,
+    judge=judge_forecast,
     gather=gather,
 )

@@ -1,13 +1,17 @@
-"""The network check's findings: names, connections, sums. Pure."""
+"""The check "network": names, then connections between all nodes, then sums over all that can still take part.
+
+When a sum over all nodes fails and does not itself show on whom, it is repeated within each node and between pairs of
+neighbours, and then once more without whoever is to blame, so that the others are shown to be right.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.network_connections import assess_connections, late
-from chaosrun.preflight.checks.network_names import assess_names
-from chaosrun.preflight.checks.network_sums import assess_sums, sound, suspects
+from chaosrun.preflight.checks.network_connections import judge_connections, late
+from chaosrun.preflight.checks.network_names import judge_names
+from chaosrun.preflight.checks.network_sums import judge_sums, sound, suspects
 from chaosrun.preflight.model import PROBES, Check, Facts, Finding, Level, Pool, Setting, Status
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
 
@@ -63,7 +67,7 @@ def gather(setting: Setting, pool: Pool) -> Facts:
     nodes = [node for node in nodes if node.name in facts["names"]["answered"]]
     if len(nodes) > 1:
         facts["connections"] = _connect(setting.level, pool, nodes, ports)
-    found = [*assess_names(setting, nodes, facts), *assess_connections(setting, nodes, facts)]
+    found = [*judge_names(setting, nodes, facts), *judge_connections(setting, nodes, facts)]
     out = {finding.node for finding in found if finding.status in (Status.FAIL, Status.ERROR)}
     good = {node.name for node in nodes} - out
     for backend, group in groups:
@@ -247,8 +251,8 @@ def _neighbours(nodes: Sequence[Node]) -> list[list[list[Node]]]:
     return [batch for batch in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if batch]
 
 
-def assess_network(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    return [found for assess in (assess_names, assess_connections, assess_sums) for found in assess(setting, nodes, facts)]
+def judge_network(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+    return [found for judge in (judge_names, judge_connections, judge_sums) for found in judge(setting, nodes, facts)]
 
 
 CHECK = Check(
@@ -256,6 +260,6 @@ CHECK = Check(
     about="names, connections between all nodes, exact sums over all ranks",
     order=70,
     level=Level.QUICK,
-    judge=assess_network,
+    judge=judge_network,
     gather=gather,
 )

@@ -31,7 +31,7 @@ RANGES = {
 }
 
 
-def assess_connections(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge_connections(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     told = facts["connections"]
     if told is None:
         if len(nodes) != 1:

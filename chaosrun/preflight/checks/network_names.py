@@ -20,7 +20,7 @@ SOME = 3
 """So many names are spelled out."""
 
 
-def assess_names(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge_names(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     answered: Mapping[str, Facts] = facts["names"]["answered"]
     findings: list[Finding] = []
     for node in nodes:

@@ -166,7 +166,7 @@ def _trouble(run: Facts) -> Suspicion:
     return Suspicion(next((rank["error"] for _, _, rank in _ranks(run) if rank["error"]), "it did not end"), APART)
 
 
-def assess_sums(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
+def judge_sums(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
     findings: list[Finding] = []
     for group in facts["sums"]:
         findings += _group(group)

@@ -90,7 +90,7 @@ class _Node:
         return ROWS.row(status, measured, name=name, node=self.name, device=self.path, **fields)
 
 
-def assess(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
+def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
     answered: Mapping[str, Facts] = facts.answered
     there = _nodes_that_have_it(setting, answered)
     found: list[Finding] = []
@@ -295,5 +295,5 @@ CHECK = Check(
     order=50,
     level=Level.QUICK,
     call=_call,
-    judge=assess,
+    judge=judge,
 )

@@ -15,7 +15,7 @@ from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.costs import costs_of
-from chaosrun.preflight.drills.request import Terms, Wanted
+from chaosrun.preflight.drills.request import DrillRequest, Terms
 from chaosrun.preflight.model import Facts
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
@@ -34,7 +34,7 @@ END_WITHIN_S = 30.0
 class RayDrills:
     """Implements `preflight.drills.wanted.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
 
-    def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
         work = _Work(wanted=wanted, terms=terms)
         try:
             work.begin()
@@ -50,7 +50,7 @@ class RayDrills:
 class _Work:
     """What the threads share."""
 
-    wanted: Sequence[Wanted]
+    wanted: Sequence[DrillRequest]
     terms: Terms
     told: dict[int, Facts] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
@@ -120,7 +120,7 @@ class _Work:
         return within_s is not None and time.monotonic() > self.began_s + within_s
 
 
-def _drill(wish: Wanted, terms: Terms, watch: Watch) -> Facts:
+def _drill(wish: DrillRequest, terms: Terms, watch: Watch) -> Facts:
     """Carry a drill out, again and again for as long as the terms say and it passes."""
     until_s = time.monotonic() + terms.repeat_s
     names = {node.node_id: node.name for node in wish.nodes}
@@ -138,7 +138,7 @@ def _drill(wish: Wanted, terms: Terms, watch: Watch) -> Facts:
                 return told
 
 
-def _round(carry_out: Callable[..., Verdict], wish: Wanted, terms: Terms, *, seed: int, names: dict[str, str]) -> Facts:
+def _round(carry_out: Callable[..., Verdict], wish: DrillRequest, terms: Terms, *, seed: int, names: dict[str, str]) -> Facts:
     ranks: dict[str, str] = {}
 
     def on_record(record: dict[str, Any]) -> None:

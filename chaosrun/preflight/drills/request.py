@@ -19,7 +19,7 @@ MOST_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DrillRequest:
     """A drill that is wanted: where, how large, and the overrides of the drill's job file."""
 
     nodes: tuple[Node, ...]
@@ -48,7 +48,7 @@ class Terms:
 class Drills(Protocol):
     """Carries drills out."""
 
-    def run(self, wanted: Sequence[Wanted], terms: Terms) -> list[Facts | None]:
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
         """What became of each, as many at a time as there is room for; None: it was not begun in time.
 
         Facts: {"status", "outcome", "cause", "hint", "irreproducible", "divergence", "landed", "planned", "rounds", "ranks"
@@ -58,7 +58,7 @@ class Drills(Protocol):
         ...
 
 
-def wanted_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> Wanted | str:
+def request_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> DrillRequest | str:
     """The drill of one of the nodes: two workers, or one where there is no room for more; why there can be none."""
     job = setting.job
     gpu = gpus_per_worker(setting, [node] if job is None else nodes)
@@ -70,20 +70,20 @@ def wanted_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> Wanted | s
     if not workers:
         need = "a CPU" if job is None or cpu == 1 else f"{cpu:g} CPUs"
         return f"a worker needs {need}, and Ray counts {node.cpus:g} there"
-    return _wanted([node], workers, cpu, gpu, job)
+    return _request([node], workers, cpu, gpu, job)
 
 
-def wanted_over(alone: Sequence[Wanted], job: Job | None) -> Wanted:
+def request_over(alone: Sequence[DrillRequest], job: Job | None) -> DrillRequest:
     """The drill over the nodes of these, one worker on each. Those that have GPUs are drilled without the others: a training
     on both would leave the GPUs idle."""
     on_gpus = [wish for wish in alone if wish.gpu]
     chosen = on_gpus if len(on_gpus) > 1 else alone
     nodes = [node for wish in chosen for node in wish.nodes]
     cpu = min(1.0, *(node.cpus for node in nodes)) if job is None else job.spec.per_worker.cpu
-    return _wanted(nodes, len(nodes), cpu, int(all(wish.gpu for wish in chosen)), job)
+    return _request(nodes, len(nodes), cpu, int(all(wish.gpu for wish in chosen)), job)
 
 
-def _wanted(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job | None) -> Wanted:
+def _request(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job | None) -> DrillRequest:
     overrides = {
         "workers": workers,
         "per_worker.cpu": cpu,
@@ -98,7 +98,7 @@ def _wanted(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job 
         }
         if job.spec.checkpoint.storage is not None:
             overrides["checkpoint.storage"] = str(job.directory / job.spec.checkpoint.storage)
-    return Wanted(
+    return DrillRequest(
         nodes=tuple(nodes),
         workers=workers,
         cpu=cpu,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.preflight.model import Facts
-from chaosrun.preflight.probes.storage_exchange import Meeting, folder_of
+from chaosrun.preflight.probes.storage_exchange import Exchange, folder_of
 from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder
 from chaosrun.preflight.probes.storage_watchdog import Report, watched
 from chaosrun.records.locks import locked
@@ -40,7 +40,7 @@ def _steps(parameters: Facts, report: Report) -> None:
         if not report("place", look):
             return
         token, me, number = (parameters[name] for name in ("token", "me", "number"))
-        meeting = Meeting(base=base, token=token, me=me, number=number, goes_on=report.goes_on)
+        meeting = Exchange(base=base, token=token, me=me, number=number, goes_on=report.goes_on)
         if not report("meet", meet) or len(meeting.met) < 2:
             return
         if report("compete", lambda: meeting.compete(names, wait_s)) and meeting.together:

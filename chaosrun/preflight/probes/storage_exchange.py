@@ -35,7 +35,7 @@ def folder_of(token: str, number: int) -> str:
 
 
 @dataclass(slots=True)
-class Meeting:
+class Exchange:
     base: Path
     token: str
     me: int
