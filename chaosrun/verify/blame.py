@@ -86,8 +86,3 @@ class Row:
     """What it suggests to do, or the particulars."""
     hazard: str | None = None
     """Row of docs/hazards.md."""
-
-
-def blame(verdict: Any) -> Blame:
-    """For renderers that have not been told yet that a verdict says it itself."""
-    return verdict.blame

@@ -1,4 +1,4 @@
-"""The reference parts of docs/job.md, docs/suite.md and docs/faults.md, made from what reads those files.
+"""The reference parts of docs/job.md, docs/suite.md, docs/faults.md and docs/causes.md, made from what reads those files.
 
 `python -m tests.docs.reference` writes them anew.
 """
@@ -16,6 +16,7 @@ from chaosrun.integrations.schemas import job_schema, suite_schema
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import Argument, ClassName, Duration, JobName, Rank, Share, StepRange, Stretch, Variables
 from chaosrun.spec.suite import Axes, Changes, Expected, Faults
+from chaosrun.verify.codes import TABLE, public_codes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -202,7 +203,24 @@ def _places(kind: Kind) -> str:
     )
 
 
-GENERATED = {DOCS / "job.md": job_reference, DOCS / "suite.md": suite_reference, DOCS / "faults.md": kinds_reference}
+def causes_reference() -> str:
+    """Every code that a verdict may name. A parameter of its sentence stands in braces."""
+    rows = ["| code | sentence | whose fault | hazard |", "|---|---|---|---|"]
+    for code in public_codes():
+        row = TABLE[code]
+        words = "" if row.blame is None else f"{row.blame.words}"
+        hazard = "" if row.hazard is None else f"[{row.hazard}](hazards.md#{row.hazard.lower()})"
+        sentence = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", row.sentence).replace("|", "\\|")
+        rows.append(f"| `{code}` | {sentence} | {words} | {hazard} |")
+    return "\n".join(rows)
+
+
+GENERATED = {
+    DOCS / "job.md": job_reference,
+    DOCS / "suite.md": suite_reference,
+    DOCS / "faults.md": kinds_reference,
+    DOCS / "causes.md": causes_reference,
+}
 
 
 def with_reference(text: str, reference: str) -> str:

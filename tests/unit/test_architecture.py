@@ -249,5 +249,52 @@ def job_sources() -> list[Path]:
     return [*found, *templates, PACKAGE / "preflight" / "drills" / "job" / "train.py"]
 
 
+FOREIGN_TEXTS = {
+    "verify/recovery.py",  # what torch and the operating system say in an error of the script
+    "verify/inspection.py",  # names of files
+    "report/html/particulars.py",  # addresses
+    "report/page.py",  # float.hex()
+    "report/log_lines.py",  # logs of workers
+    "report/next_commands.py",  # a file's byte order mark
+    "report/picture.py",  # names of phases and folders
+    "report/live.py",  # a terminal's encoding
+    "report/markdown.py",  # escapes markup
+    "report/diagnosis.py",  # names of quantities
+    "report/escapes.py",  # escapes commands to a terminal
+    "report/follow.py",  # names of files
+    "report/junit.py",  # what XML cannot hold
+    "report/write.py",  # names of files
+    "report/logs.py",  # names of files
+}
+"""Files of the rooms that judge and tell which look into texts, and whose texts those are: never chaosrun's own sentences."""
+PARSES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"}
+
+
+def parses_text(source: str) -> bool:
+    """Whether it takes texts apart, by `re` or by their beginnings and ends."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in PARSES:
+            return True
+        if isinstance(node, ast.Import) and any(alias.name == "re" for alias in node.names):
+            return True
+    return False
+
+
+def test_nobody_parses_a_sentence_of_ours() -> None:
+    """Who decides by a cause looks at its code, see `verify.codes`."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in sources()
+        if room_of(path) in ("verify", "report") and parses_text(path.read_text())
+    }
+    assert found == FOREIGN_TEXTS
+
+
+def test_a_parsed_sentence_is_seen() -> None:
+    assert parses_text("import re\nre.search('x', cause)")
+    assert parses_text("if verdict.cause.startswith('the reference of run '): pass")
+    assert not parses_text("if verdict.code == 'reference_of_another_job': pass")
+
+
 if __name__ == "__main__":
     TABLE.write_text(json.dumps({room: sorted(others) for room, others in sorted(used_edges().items())}, indent=1) + "\n")

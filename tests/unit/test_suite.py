@@ -76,6 +76,7 @@ def test_all_as_expected(tmp_path: Path) -> None:
         (PASSED, Expectation(verdict="FAIL"), "PASS where FAIL was expected", 3),
         (PASSED, Expectation(verdict="PASS", kind="rng"), "nothing differed first, expected was rng", 3),
         (FAILED, Expectation(verdict="FAIL", kind="rng"), "data order differed first, expected was rng", 3),
+        (FAILED, Expectation(verdict="FAIL", cause="batches_repeated"), "the cause is not 'batches_repeated'", 3),
         (FAILED, Expectation(verdict="FAIL", cause="RNG"), "the cause is not 'RNG'", 3),
         (FAILED, Expectation(verdict="FAIL", exit_code=4), "exit code 3, expected was 4", 3),
         (UNDECIDED, Expectation(verdict="PASS"), "INCONCLUSIVE where PASS was expected", 6),
@@ -108,6 +109,7 @@ def test_a_failure_outweighs_what_is_undecided(tmp_path: Path) -> None:
 
 def test_an_expected_failure_holds_no_surprise() -> None:
     assert list(surprises(AS_SAID, FAILED)) == []
+    assert list(surprises(Expectation(verdict="FAIL", cause="sampler_epoch_not_set"), FAILED)) == []
 
 
 def test_a_result_survives_the_journal(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
-from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.verdict import judge_drill
@@ -507,7 +506,7 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
     if status == "FAIL":
         assert verdict.cause == f"resume_points: checkpoint {name} is whole and cannot be restored: no"
         assert verdict.hint and "before" in verdict.hint
-        assert (blame(verdict).whose, blame(verdict).part, blame(verdict).likely) == ("yours", "script", True)
+        assert (verdict.blame.whose, verdict.blame.part, verdict.blame.likely) == ("yours", "script", True)
 
 
 def test_one_worker_has_no_ranks_to_compare(tmp_path: Path) -> None:

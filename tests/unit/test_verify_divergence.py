@@ -10,7 +10,6 @@ from legs import Bugs, copy_run, drop, edit_trace, only, put, write_run
 
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.blame import blame
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import judge
 
@@ -200,7 +199,7 @@ def test_an_optimizer_that_differs_between_ranks_is_not_a_wrong_file(run: RunLay
     edit_trace(run, "chaos", 1, 1, only("checkpoint", lambda line: _with(line, "optimizer", other), step=4))
     assert (diverging(run).cause, diverging(run).ranks) == ("optimizer state of another rank", (1,))
     assert "ranks held different ones" in diverging(run).hint
-    assert (blame(judge(run)).whose, blame(judge(run)).part) == ("yours", "script")
+    assert (judge(run).blame.whose, judge(run).blame.part) == ("yours", "script")
 
 
 def _with(line: dict[str, Any], component: str, values: dict[str, str]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify import verdict as verdict_module
-from chaosrun.verify.blame import blame
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
 from chaosrun.verify.verdict import Verdict, judge
@@ -114,7 +113,7 @@ def test_under_a_protocol_that_is_not_exact_the_hint_says_what_to_set(tmp_path: 
     run.run_json.write_text(json.dumps(info))
     verdict = judge(run)
     assert verdict.hint == "set data.resume: seedable (data.resume is skip, and only seedable is exact)"
-    assert blame(verdict).part == "job file"
+    assert verdict.blame.part == "job file"
     # What it looks like is still told, with the divergence.
     assert verdict.divergence is not None and verdict.divergence.cause == "1 batch skipped" and verdict.divergence.hint
 
@@ -248,7 +247,7 @@ def test_a_plan_that_was_changed_is_told_by_its_digest(run: RunLayout) -> None:
     replan(run, *KILLS[:2], replace(KILLS[2], source="faults.schedule[7]"))
     verdict = judge(run)
     assert (verdict.status, "plan.json is not the plan" in verdict.cause) == ("INCONCLUSIVE", True)
-    assert blame(verdict).whose == "machine"
+    assert verdict.blame.whose == "machine"
 
 
 def test_the_digest_of_a_plan_outlives_its_file_and_what_is_injected() -> None:
