@@ -86,7 +86,7 @@ def told(result: Result, root: Path, order: Sequence[str]) -> dict[str, Any]:
         "file": (root / "good").read_text().splitlines(),
         "exit_code": result.exit_code,
         "against": {name: sorted({f.check for f in findings}) for name, findings in result.bad().items()},
-        "asked": {name: facts["asked"] for name, facts in result.facts.items() if "asked" in facts},
+        "asked": {name: facts["asked"] for name, facts in result.facts.items() if isinstance(facts, dict) and "asked" in facts},
         "lines": lines,
         "seconds": {run.name: run.seconds for run in result.checks},
         "saved": to_json(result),
