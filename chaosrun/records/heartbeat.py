@@ -172,15 +172,15 @@ def read_heartbeat(path: Path, clock: Callable[[], float] = time.monotonic) -> H
         return None
     try:
         for _ in range(_TRIES):
-            words = os.pread(descriptor, _WORDS * 8, 0)
-            if len(words) < _WORDS * 8:
+            copies = [os.pread(descriptor, _WORDS * 8, 0) for _ in range(3)]
+            if min(map(len, copies)) < _WORDS * 8:
                 return None
-            again = os.pread(descriptor, _WORDS * 8, 0)
-            integers, later = memoryview(words).cast("q"), memoryview(again).cast("q")
+            words = copies[1]
+            earlier, integers, later = (memoryview(copy).cast("q") for copy in copies)
             if (integers[0], integers[1]) != (_MAGIC, _VERSION):
                 return None
-            # Copied while its first count stayed what its last count had been: nobody wrote into it meanwhile.
-            whole = [slot for slot in _SLOTS if integers[slot + _COUNT_AGAIN] == integers[slot] == later[slot]]
+            # Its last count before the copy is its first count after it: nobody wrote into it meanwhile.
+            whole = [slot for slot in _SLOTS if earlier[slot + _COUNT_AGAIN] == integers[slot] == later[slot]]
             newest = max(whole, key=lambda slot: integers[slot], default=None)
             # If the other slot is more than one beat ahead, this one was overtaken while it was read.
             if newest is not None and integers[newest] >= max(integers[slot] for slot in _SLOTS) - 1:

@@ -115,7 +115,7 @@ class StepRecord:
     lr: tuple[HexFloat, ...]
     grad: str
     grads: Words
-    """lr, grad and grads are empty for a step that a gradient scaler skipped, and only then."""
+    """lr, grad and grads are empty for a step in which no optimizer was stepped, and only then."""
     param: Digest
     params: Words
     items: Annotated[int, Field(ge=1)] | None = None
@@ -270,4 +270,6 @@ def _step(line: Mapping[str, Any], attempt: int, rank: int, tensors: int) -> Ste
     skipped = not step.grad and not step.grads and not step.lr
     if not skipped and not (step.grad and step.lr and len(step.grads) == tensors * WORD_BYTES):
         raise ValueError(f"step {step.step}: {len(step.grads) // WORD_BYTES} gradients of {tensors} tensors")
+    if not step.loss and not skipped:
+        raise ValueError(f"step {step.step}: gradients without a loss")
     return step

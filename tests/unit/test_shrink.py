@@ -175,7 +175,14 @@ DIVERGED = replace(
     PASSED,
     status="FAIL",
     divergence=Divergence(
-        step=8, rank=0, ranks=(0, 1), attempt=2, kind="rng", reason=Cause.of("rng_drifted", which=""), expected=1, seen=2
+        step=8,
+        rank=0,
+        ranks=(0, 1),
+        attempt=2,
+        kind="rng",
+        reason=Cause.of("rng_drifted", which="", scope="", step=8),
+        expected=1,
+        seen=2,
     ),
 )
 ATTEMPT = AttemptSummary(
