@@ -114,23 +114,27 @@ def test_every_kind_that_ends_or_disturbs_a_process_in_one_drill(warm_drills: Wa
 
 @pytest.mark.ray
 def test_what_did_not_happen_is_not_taken_for_a_fault(warm_drills: WarmDrills, tmp_path: Path) -> None:
-    faults = [
-        "kind: exception, rank: 1, at_step: 3, phase: forward",
-        "kind: loader_worker, rank: 0, at_step: 4",
-        "rank: 1, at_step: 6",
-    ]
+    faults = ["kind: exception, rank: 1, at_step: 3, phase: forward", "kind: loader_worker, rank: 0, at_step: 4"]
     job = write_job(tmp_path, faults, script=OWN, args="--variant, swallow", steps=12)
     result = warm_drills(job, root=tmp_path / "root")
     verdict = result.verdict
-    assert (verdict.status, landed(verdict)) == ("INCONCLUSIVE", [False, False, True])
+    assert (verdict.status, landed(verdict)) == ("INCONCLUSIVE", [False, False])
     assert [fault.problem for fault in verdict.faults] == [
         "it was requested, but nobody saw it happen",
         "rank 0 has no live loader worker at this point",
-        None,
     ]
     assert "swallowed: fault F1" in result.run.leg("chaos").attempt(1).log(1).read_text()
     # It went on all the same, and exactly.
     assert [check.name for check in verdict.checks if check.status in ("fail", "inconclusive")] == ["faults_landed"]
+
+
+@pytest.mark.ray
+def test_an_attempt_that_ends_before_a_fault_was_seen_ends_the_drill(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    faults = ["kind: exception, rank: 1, at_step: 3, phase: forward", "rank: 1, at_step: 6"]
+    job = write_job(tmp_path, faults, script=OWN, args="--variant, swallow", steps=12)
+    verdict = warm_drills(job, root=tmp_path / "root").verdict
+    assert (verdict.status, verdict.outcome, landed(verdict)) == ("INCONCLUSIVE", "fault_missed", [False, True])
+    assert "F1" in verdict.headline and "F2" in verdict.headline
 
 
 @pytest.mark.ray
