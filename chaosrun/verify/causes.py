@@ -1,6 +1,6 @@
 """Which cause a difference between the legs has, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chaosrun.records.history import Attempt
@@ -107,7 +107,7 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
 
 def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
     """A restore that left one component as it should not be."""
-    about = {"rank": found.rank, "name": found.names[0], "streams": found.names, "scope": _scope(moment, found)}
+    about = {"rank": found.rank, "name": found.names[0], "streams": _streams(found.names), "scope": _scope(moment, found)}
     place = found.held_by(moment.drill)
     if place is not None and place != (found.rank, found.step):
         rank, step = place
@@ -193,8 +193,12 @@ def _rng(moment: Moment, first: Mismatch) -> Cause:
     return _drifted(_streams_apart(moment, first.rank))
 
 
+def _streams(names: Sequence[str]) -> str:
+    return f"the random stream{'s' if len(names) > 1 else ''} of {', '.join(names)}"
+
+
 def _drifted(names: list[str]) -> Cause:
-    which = f" (the random stream{'s' if len(names) > 1 else ''} of {', '.join(names)})" if names else ""
+    which = f" ({_streams(names)})" if names else ""
     return Cause.of("rng_drifted", because="drawn", which=which, streams=names)
 
 

@@ -225,7 +225,7 @@ _NOT_RESTORED: Mapping[str, tuple[str, str]] = {
     "optimizer_state": ("{name} is not as it was saved: the optimizer's moments or its step count are lost", "O3"),
     "lr_scheduler": ("{name} is not as it was saved: prepare the scheduler, or pass it to run.register", "O10"),
     "registered_state": ("{name} is not as it was saved: load_state_dict left it out, or ran on some ranks only", "O8"),
-    "rng": ("not where it stood when the checkpoint was saved: the random streams of {streams}", "R2"),
+    "rng": ("not where it stood when the checkpoint was saved: {streams}", "R2"),
 }
 _DRIFTED = {"weights": "S11", "optimizer_state": "O4", "lr_scheduler": "O9", "rng": "R7"}
 _OF_ANOTHER_RANK = {"weights": "S11", "optimizer_state": "O4", "rng": "R8"}
