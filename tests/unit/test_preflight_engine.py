@@ -1,5 +1,6 @@
 """The order of a preflight, who is left out, and what it comes to: with a simulated pool."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import chaosrun.preflight
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.errors import UsageError
 from chaosrun.preflight.conduct import choose, expect_good_nodes, write_good_nodes
@@ -373,3 +375,9 @@ def test_the_list_of_good_nodes(tmp_path: Path) -> None:
     for wrong in (tmp_path / "no" / "such", tmp_path):
         with pytest.raises(UsageError, match="cannot be written"):
             expect_good_nodes(wrong)
+
+
+def test_every_probe_that_a_check_asks_for_exists() -> None:
+    folder = Path(chaosrun.preflight.__file__).parent
+    asked = {name for path in (folder / "checks").glob("*.py") for name in re.findall(r"\{PROBES\}\.(\w+)", path.read_text())}
+    assert len(asked) > 5 and asked <= {path.stem for path in (folder / "probes").glob("*.py")}

@@ -77,7 +77,7 @@ def _terms(setting: Setting) -> Terms:
 def _nodes_without(pool: Pool, path: Path, text: str) -> dict[str, str]:
     """Nodes that do not see what this process writes under the root, and why."""
     call = Call(
-        probe=f"{PROBES}.seen_file",
+        probe=f"{PROBES}.shared_file",
         parameters={"path": str(path), "text": text, "wait_s": SEEN_WITHIN_S},
         limit_s=4 * SEEN_WITHIN_S,
     )
