@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.events import event_of
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 
@@ -56,7 +57,7 @@ def _leg(
     journal = Journal(leg.journal, clock=lambda: now_s)
 
     def told(event: str, **fields: Any) -> None:
-        journal.append(event, durable=False, **fields)
+        journal.append(event_of({"event": event, **fields}), durable=False)
 
     leg.environment.write_text(json.dumps({"torch": "2.13.0", "threads": 1}))
     told("leg.started", leg=leg.path.name, workers=workers, supervisor_pid=1)

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.campaign import json_file
+from chaosrun.campaign.events import SUITE_EVENTS, DrillEnded, DrillStarted, SuiteBegan
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import UsageError
+from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import Journal
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import root_arguments, shortest
-from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.spec.suite import Comparison
 
 PLAN_VERSION = 1
@@ -110,18 +111,18 @@ class SuiteFolder:
         """Raises UsageError when the journal is damaged other than at its end."""
         done = Progress()
         try:
-            records = list(read_lines(self.journal)) if self.journal.is_file() else []
-            for former, record in pairwise(records):
+            events = list(read_records(self.journal, SUITE_EVENTS)) if self.journal.is_file() else []
+            for former, event in pairwise(events):
                 # Before one begins, nobody was at it.
-                done.took_s += 0.0 if record["event"] == "suite.began" else max(0.0, record["time_s"] - former["time_s"])
-            for record in records:
-                if record["event"] == "drill.started":
-                    done.started[record["name"]] = record["run"]
-                elif record["event"] == "drill.ended":
-                    result = json_file.checked(DrillResult, record["result"])
+                done.took_s += 0.0 if isinstance(event, SuiteBegan) else max(0.0, event.time_s - former.time_s)
+            for event in events:
+                if isinstance(event, DrillStarted):
+                    done.started[event.name] = event.run
+                elif isinstance(event, DrillEnded):
+                    result = json_file.checked(DrillResult, event.result)
                     if not result.cancelled:
                         done.results[result.name] = result
-        except (TornRecordError, KeyError, TypeError, ValueError) as error:
+        except (DamagedRecordError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
         return done
 

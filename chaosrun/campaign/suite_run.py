@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.campaign import json_file
+from chaosrun.campaign.events import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded
 from chaosrun.campaign.history import Entry, History, Night, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
 from chaosrun.campaign.placements import PlacementPool, Report, drill_on, new_run, one_ray
@@ -174,7 +175,7 @@ class SuiteRun:
 
         progress = self.folder.progress()
         self._took_s = progress.took_s
-        self.journal.append("suite.began")
+        self.journal.append(SuiteBegan())
         left = [drill for drill in self.plan.drills if drill.name not in progress.results]
         results = dict(progress.results)
 
@@ -202,7 +203,7 @@ class SuiteRun:
             hint = f"`{self.plan.resume_command(self.root)}` goes on"
             raise InterruptedRunError(f"interrupted, {so_far}", hint=hint) from error
         finally:
-            self.journal.append("suite.ended")
+            self.journal.append(SuiteEnded())
         return self.result(results)
 
     def so_far(self, why: str) -> SuiteResult:
@@ -225,7 +226,7 @@ class SuiteRun:
         if not result.cancelled:  # of which nothing is known
             self._keep_for_later(drill, result)
         with self._lock:
-            self.journal.append("drill.ended", name=drill.name, result=json_file.plain(result))
+            self.journal.append(DrillEnded(name=drill.name, result=json_file.plain(result)))
 
     def _carry(
         self,
@@ -292,7 +293,7 @@ class SuiteRun:
         _as_planned(drill)
         run = new_run(self.root, Path(drill.job), drill.overrides, reference="auto")
         with self._lock:
-            self.journal.append("drill.started", name=drill.name, run=str(run.path))
+            self.journal.append(DrillStarted(name=drill.name, run=str(run.path)))
         return run
 
     def _verdict(

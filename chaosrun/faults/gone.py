@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chaosrun.faults.seen import Found, Problem, ProblemCode, Seen
 
 if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
     from chaosrun.records.history import LegHistory
 
 SOMEBODY_LEFT = ProblemCode("somebody_left", "it is not said that nobody was left: {left}")
@@ -54,7 +55,7 @@ def _wrong_agent(seen: Seen, over: Mapping[str, list[tuple[int, int]]]) -> Probl
     return None if agent in {pid for pid, _ in over.get("agent", ())} else OTHER_AGENT_GONE(agent=agent)
 
 
-def wrong_place(seen: Seen, asked: Mapping[str, Any], chaos: "LegHistory") -> Problem | None:
+def wrong_place(seen: Seen, asked: "FaultRequested", chaos: "LegHistory") -> Problem | None:
     """Why it was not the node where that rank was, or the supervisor that wrote the journal then; None when it was."""
     found, before = seen.found, [record for record in chaos.journal if record["seq"] < asked["seq"]]
     if seen.fault.facts.evidence == "node":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chaosrun.faults.fault import Fault
+    from chaosrun.records.events import FaultObserved
 
 Found = Mapping[str, Any]
 """What was written down of a fault when it was seen: its note, or what was found of a process (`faults.evidence`)."""
@@ -55,10 +56,9 @@ class Seen:
     found: Found = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fault: Fault, record: Mapping[str, Any]) -> Seen:
+    def of(cls, fault: Fault, record: FaultObserved) -> Seen:
         """From `fault.observed`."""
-        found = record["found"] if isinstance(record.get("found"), Mapping) else {}
-        return cls(fault=fault, pid=record["pid"], exit_code=record["exit_code"], signal=record["signal"], found=found)
+        return cls(fault=fault, pid=record.pid, exit_code=record.exit_code, signal=record.signal, found=record.found or {})
 
     @property
     def process(self) -> str:

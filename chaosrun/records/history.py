@@ -5,26 +5,30 @@ problems is never judged to be exact. Knows the record schemas (chaosrun.records
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chaosrun.errors import RecoveryError
-from chaosrun.records.journal import JOURNAL_VERSION, OUTCOMES, Outcome
+from chaosrun.records.codec import sound_records
+from chaosrun.records.events import (
+    EVENTS,
+    OF_ATTEMPTS,
+    AttemptStarted,
+    AttemptStarting,
+    AttemptStopped,
+    CheckpointQuarantined,
+    DeathUnplanned,
+    JournalEvent,
+    LegFinished,
+    Outcome,
+    WorkerExited,
+)
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.traces import EndRecord, RankTrace, read_trace, whole_lines
+from chaosrun.records.traces import EndRecord, RankTrace, read_trace
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """The death of one process, from `worker.exited`."""
-
-    rank: int
-    pid: int
-    exit_code: int | None
-    signal: int | None
-    died_s: float
+_Event = TypeVar("_Event", bound=JournalEvent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,8 @@ class Attempt:
     resume: str | None
     resume_step: int
     pids: Mapping[int, int]
-    exits: tuple[Exit, ...]
-    unplanned: tuple[Mapping[str, Any], ...]
+    exits: tuple[WorkerExited, ...]
+    unplanned: tuple[DeathUnplanned, ...]
     stopped: str | None
     """Reason of `attempt.stopped`."""
     quarantined: tuple[str, ...]
@@ -53,29 +57,28 @@ class Attempt:
 class LegHistory:
     name: str
     layout: LegLayout
-    journal: tuple[Mapping[str, Any], ...] = ()
+    journal: tuple[JournalEvent, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     environment: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
 
     @property
-    def finished(self) -> Mapping[str, Any] | None:
+    def finished(self) -> LegFinished | None:
         """The `leg.finished` that closes the journal; None while the leg runs, or went on after one (`chaosrun resume`)."""
-        if not self.journal or self.journal[-1]["event"] != "leg.finished":
-            return None
-        return self.journal[-1]
+        last = self.journal[-1] if self.journal else None
+        return last if isinstance(last, LegFinished) else None
 
     @property
     def outcome(self) -> Outcome | None:
-        return self.finished["outcome"] if self.finished else None
+        return self.finished.outcome if self.finished else None
 
     @property
     def ends(self) -> Mapping[int, EndRecord]:
         """`end` records of the last attempt by rank."""
         return {rank: trace.end for rank, trace in self.attempts[-1].traces.items() if trace.end} if self.attempts else {}
 
-    def events(self, name: str) -> tuple[Mapping[str, Any], ...]:
-        return tuple(record for record in self.journal if record["event"] == name)
+    def events(self, kind: type[_Event]) -> tuple[_Event, ...]:
+        return tuple(event for event in self.journal if isinstance(event, kind))
 
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
         for entry in self.attempts:
@@ -91,108 +94,31 @@ def read_leg(layout: LegLayout) -> LegHistory:
     return LegHistory(
         name=layout.path.name,
         layout=layout,
-        journal=journal,
+        journal=tuple(journal),
         attempts=_attempts(layout, journal, problems),
         environment=_read_environment(layout.environment, problems),
         problems=tuple(problems),
     )
 
 
-_JOURNAL_KEYS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "attempt.starting": {"attempt": int, "resume": (str, type(None)), "resume_step": int, "armed": list},
-    "attempt.started": {"attempt": int, "pids": dict},
-    "worker.exited": {
-        "attempt": int,
-        "rank": int,
-        "pid": int,
-        "exit_code": (int, type(None)),
-        "signal": (int, type(None)),
-        "died_s": (int, float),
-    },
-    "fault.injected": {"fault": str},
-    "fault.requested": {
-        "fault": str,
-        "attempt": int,
-        "rank": int,
-        "step": (int, type(None)),
-        "phase": (str, type(None)),
-    },
-    "fault.observed": {
-        "fault": str,
-        "attempt": int,
-        "rank": int,
-        "pid": int,
-        "how": str,
-        "exit_code": (int, type(None)),
-        "signal": (int, type(None)),
-    },
-    "fault.withdrawn": {"fault": str, "reason": str},
-    "hang.declared": {"attempt": int, "first": int, "ranks": list},
-    "death.unplanned": {"attempt": int, "rank": (int, type(None)), "reason": str},
-    "attempt.stopped": {"attempt": int, "reason": str},
-    "staging.cleared": {"names": list},
-    "checkpoint.quarantined": {"name": str, "reason": str},
-    "leg.finished": {"outcome": str, "message": (str, type(None))},
-}
-"""What the checks read of each event. Other events are kept unread."""
-
-
-MOST_ATTEMPTS = 10**9
-
-
-def journal_records(path: Path) -> list[Mapping[str, Any]]:
-    """The records of a journal that is to be gone on with. Raises RecoveryError when it is damaged."""
+def journal_events(path: Path) -> list[JournalEvent]:
+    """The events of a journal that is to be gone on with. Raises RecoveryError when it is damaged."""
     problems: list[str] = []
-    records = list(_read_journal(path, problems))
+    events = _read_journal(path, problems)
     if problems:
         hint = "submit the job again; this run cannot be gone on with"
         raise RecoveryError(f"the journal is damaged: {problems[0]}", hint=hint)
-    return records
+    return events
 
 
-def _read_journal(path: Path, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
-    journal: list[Mapping[str, Any]] = []
-    for number, record in enumerate(whole_lines(path, problems), start=1):
-        complaint = _journal_complaint(number, record)
-        if complaint:
-            problems.append(f"{path}:{number}: {complaint}")
+def _read_journal(path: Path, problems: list[str]) -> list[JournalEvent]:
+    found: list[JournalEvent] = []
+    for number, event in sound_records(path, EVENTS, problems):
+        if event.seq == number:
+            found.append(event)
         else:
-            journal.append(record)
-    return tuple(journal)
-
-
-def _journal_complaint(number: int, record: Mapping[str, Any]) -> str | None:
-    if record.get("v") != JOURNAL_VERSION:
-        return f"journal version {record.get('v')!r}, this chaosrun reads {JOURNAL_VERSION}"
-    if record.get("seq") != number:
-        return f"seq is {record.get('seq')!r} where {number} follows: a record is missing"
-    if not isinstance(record.get("event"), str) or not isinstance(record.get("time_s"), int | float):
-        return "no event or no time_s"
-    for key, kind in _JOURNAL_KEYS.get(record["event"], {}).items():
-        if key not in record or not isinstance(record[key], kind):
-            return f"{record['event']}: {key} is {record.get(key)!r}"
-    if record["event"] == "attempt.started" and not all(
-        rank.isascii() and rank.isdecimal() and isinstance(pid, int) for rank, pid in record["pids"].items()
-    ):
-        return f"attempt.started: pids is {record['pids']!r}"
-    if "attempt" in record and not (type(record["attempt"]) is int and 0 < record["attempt"] < MOST_ATTEMPTS):
-        return f"{record['event']}: attempt is {record['attempt']!r:.40}"
-    if record["event"] == "fault.observed" and not _is_sighting(record.get("found")):
-        return f"fault.observed: found is {record['found']!r:.200}"
-    if record["event"] == "attempt.starting" and not all(isinstance(fault, str) for fault in record["armed"]):
-        return f"attempt.starting: armed is {record['armed']!r}"
-    if record["event"] == "leg.finished" and record["outcome"] not in OUTCOMES:
-        return f"unknown outcome {record['outcome']!r}"
-    return None
-
-
-def _is_sighting(found: Any) -> bool:
-    """What its parts say is looked at by those who ask for them, see `plan.evidence`."""
-    if not isinstance(found, dict | None):
-        return False
-    end, note = (found or {}).get("end"), (found or {}).get("note")
-    whole = end is None or (isinstance(end, dict) and "status" in end and isinstance(end.get("error", 0), str | None))
-    return whole and isinstance(note, dict | None)
+            problems.append(f"{path}:{number}: seq is {event.seq} where {number} follows: a record is missing")
+    return found
 
 
 def _read_environment(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
@@ -209,42 +135,37 @@ def _read_environment(path: Path, problems: list[str]) -> Mapping[str, Any] | No
     return value
 
 
-def _attempts(layout: LegLayout, journal: Iterable[Mapping[str, Any]], problems: list[str]) -> tuple[Attempt, ...]:
-    records = list(journal)
-    starting = [record for record in records if record["event"] == "attempt.starting"]
-    numbers = [record["attempt"] for record in starting]
+def _attempts(layout: LegLayout, journal: Sequence[JournalEvent], problems: list[str]) -> tuple[Attempt, ...]:
+    starting = [event for event in journal if isinstance(event, AttemptStarting)]
+    numbers = [event.attempt for event in starting]
     if numbers != sorted(set(numbers)):
         problems.append(f"attempts start in the order {numbers}")
-    by_attempt: dict[int, list[Mapping[str, Any]]] = {}
-    for record in records:
-        if "attempt" in record:
-            by_attempt.setdefault(record["attempt"], []).append(record)
+    by_attempt: dict[int, list[JournalEvent]] = {}
+    for event in journal:
+        if isinstance(event, OF_ATTEMPTS):
+            by_attempt.setdefault(event.attempt, []).append(event)
     for number in sorted({*layout.attempts(), *by_attempt} - set(numbers)):
         problems.append(f"attempt {number} left records, but the journal never started it")
-    quarantines = [record for record in records if record["event"] == "checkpoint.quarantined"]
+    quarantines = [event for event in journal if isinstance(event, CheckpointQuarantined)]
     found: list[Attempt] = []
     since = 0
-    for record in starting:
-        own = by_attempt[record["attempt"]]
+    for start in starting:
+        own = by_attempt[start.attempt]
+        pids = [event.pids for event in own if isinstance(event, AttemptStarted)]
         found.append(
             Attempt(
-                number=record["attempt"],
-                resume=record["resume"],
-                resume_step=record["resume_step"],
-                pids={
-                    int(rank): pid
-                    for entry in own
-                    if entry["event"] == "attempt.started"
-                    for rank, pid in entry["pids"].items()
-                },
-                exits=tuple(_exit(entry) for entry in own if entry["event"] == "worker.exited"),
-                unplanned=tuple(entry for entry in own if entry["event"] == "death.unplanned"),
-                stopped=next((entry["reason"] for entry in own if entry["event"] == "attempt.stopped"), None),
-                quarantined=tuple(entry["name"] for entry in quarantines if since < entry["seq"] < record["seq"]),
-                traces=_read_traces(layout, record["attempt"], problems),
+                number=start.attempt,
+                resume=start.resume,
+                resume_step=start.resume_step,
+                pids=pids[-1] if pids else {},
+                exits=tuple(event for event in own if isinstance(event, WorkerExited)),
+                unplanned=tuple(event for event in own if isinstance(event, DeathUnplanned)),
+                stopped=next((event.reason for event in own if isinstance(event, AttemptStopped)), None),
+                quarantined=tuple(event.name for event in quarantines if since < event.seq < start.seq),
+                traces=_read_traces(layout, start.attempt, problems),
             )
         )
-        since = record["seq"]
+        since = start.seq
         problems.extend(_strange_processes(found[-1]))
     return tuple(found)
 
@@ -254,16 +175,6 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
         started = attempt.pids.get(rank)
         if trace.start and started is not None and trace.start.pid != started:
             yield f"attempt {attempt.number} rank {rank} was process {started}, its trace is of process {trace.start.pid}"
-
-
-def _exit(record: Mapping[str, Any]) -> Exit:
-    return Exit(
-        rank=record["rank"],
-        pid=record["pid"],
-        exit_code=record.get("exit_code"),
-        signal=record.get("signal"),
-        died_s=record["died_s"],
-    )
 
 
 def _read_traces(layout: LegLayout, attempt: int, problems: list[str]) -> Mapping[int, RankTrace]:

@@ -1,62 +1,28 @@
-"""The journal of a leg: what the supervisor decided and saw, one durable JSON line each; one writer.
+"""The journal of a leg, or of a suite: one durable line for each event; one writer.
 
-Every record has v, seq (1, 2, …), time_s (wall clock) and event. Events:
-
-- leg.started         leg, workers, supervisor_pid, plan (digest of the plan, its injected faults left out)
-- supervisor.resumed  supervisor_pid                          (`chaosrun resume` took over)
-- placement.acquired  nodes {node id: {address, ranks, gpus}}, ray, oversubscribed (bool)
-- staging.cleared     names                                   (what killed attempts left half-written, or half-deleted)
-- checkpoint.quarantined  name, step, reason, moved_to
-- attempt.starting    attempt, resume (checkpoint name or null), resume_step (0 when null), armed [fault ids],
-                      distributed_debug (with TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer)
-- attempt.started     attempt, pids {rank: pid}, address
-- worker.exited       attempt, rank, pid, exit_code, signal, time_s of the death as its agent saw it (died_s)
-- fault.injected      fault, kind, rank, what, plan (digest)  (`chaosrun inject` has put it into plan.json; it is to strike now)
-- fault.requested     fault, attempt, rank, step, phase       (copied from the durable marker the worker wrote before firing)
-- fault.withdrawn     fault, reason                           (the request before it came to nothing; it may strike again)
-- fault.observed      fault, attempt, rank, pid, how (faults.kind.Evidence), exit_code, signal, died_s (of a death, else null),
-                      found (of a note or hang: what was seen, else null)
-- hang.declared       attempt, first (the rank that stopped first), silent_s, patience_s, message, ranks [{rank, pid, step and
-                      stage (records.heartbeat), silent_s, state (letter in /proc), wchan, stack}], before anything is killed
-- death.unplanned     attempt, rank, code (EndCode or null), reason, step, error {type, message, traceback} or null
-- attempt.stopped     attempt, reason, killed [ranks]         (every process of the attempt is gone)
-- leg.finished        outcome, code (EndCode or null), message, hint, final_step
-
-`outcome` is one of OUTCOMES.
+What the events are, `records.events` says. Intent is journalled before the act, the outcome after it.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TypeVar
 
+import msgspec
+
+from chaosrun.records.codec import changed, encode, read_records
+from chaosrun.records.events import Event
 from chaosrun.records.filesystem import Filesystem
-from chaosrun.records.trace import TornRecordError, read_lines
 
-JOURNAL_VERSION = 1
+_Event = TypeVar("_Event", bound=Event)
 
-Outcome = Literal[
-    "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
-]
-OUTCOMES: tuple[str, ...] = get_args(Outcome)
-EndCode = Literal[
-    "failed_inside_chaosrun",
-    "out_of_memory",
-    "killed",
-    "told_to_leave",
-    "left_apart",
-    "node_lost",
-    "unkillable",
-    "hung",
-    "unsafe_checkpoint",
-    "checkpoint_damaged",
-    "registered_state_changed_on_load",
-]
-"""What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
-CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
-"""How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
+
+class _Numbered(msgspec.Struct):
+    seq: int
+
+
+_NUMBERS = msgspec.json.Decoder(_Numbered)
 
 
 class Journal:
@@ -78,17 +44,16 @@ class Journal:
             self._size = _sound_bytes(whole)
             if self._size != len(whole):
                 self._disk.truncate(path, self._size)
-            for record in read_lines(path):
-                if not isinstance(record.get("seq"), int):
-                    raise TornRecordError(f"{path}: a record after number {self._seq} has no number of its own")
-                self._seq = record["seq"]
+            for record in read_records(path, _NUMBERS):
+                self._seq = record.seq
         self._file = self._disk.open(path)
         self._disk.sync_directory(path.parent)
 
-    def append(self, event: str, *, durable: bool = True, **fields: Any) -> dict[str, Any]:
-        """Write one record. With `durable=False` it reaches the disk with the next durable one."""
-        record = {"v": JOURNAL_VERSION, "seq": self._seq + 1, "time_s": self._clock(), "event": event, **fields}
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    def append(self, event: _Event, *, durable: bool = True) -> _Event:
+        """Write one event; returns it with its number and time. With `durable=False` it reaches the disk with the next durable
+        one."""
+        event = changed(event, seq=self._seq + 1, time_s=self._clock())
+        line = encode(event) + b"\n"
         try:
             self._disk.write(self._path, self._file, line)
         except BaseException:
@@ -98,7 +63,7 @@ class Journal:
         self._seq, self._size = self._seq + 1, self._size + len(line)
         if durable:
             self._disk.sync(self._path, self._file)
-        return record
+        return event
 
     def close(self) -> None:
         os.close(self._file)

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from chaosrun.records.journal import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.progress import LegProgress
 from chaosrun.wording import count

@@ -206,12 +206,13 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
     """What the legs took, by their journals; a reference from the cache took no time here, nor does a run that waits for
     `chaosrun resume`."""
-    from chaosrun.records.traces import whole_lines
-    from chaosrun.verify.recovery_times import finite, pauses
+    from chaosrun.records.codec import sound_records
+    from chaosrun.records.events import EVENTS
+    from chaosrun.verify.recovery_times import pauses
 
     total = 0.0
     for leg in ("chaos", "confirm", *(() if facts.reference_source else ("reference",))):
-        lines = [line for line in whole_lines(run.leg(leg).journal, []) if finite(line.get("time_s")) is not None]
-        waits_s = sum(end - begin for begin, end in pauses(lines))
-        total += lines[-1]["time_s"] - lines[0]["time_s"] - waits_s if lines else 0.0
+        events = [event for _, event in sound_records(run.leg(leg).journal, EVENTS, [])]
+        waits_s = sum(end - begin for begin, end in pauses(events))
+        total += events[-1].time_s - events[0].time_s - waits_s if events else 0.0
     return max(0.0, total)

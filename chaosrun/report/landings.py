@@ -7,11 +7,13 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.seen import Seen
+from chaosrun.records.codec import DamagedRecordError, read_records
+from chaosrun.records.events import EVENTS, FaultObserved, LegFinished
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
-from chaosrun.records.trace import TornRecordError, read_lines
-from chaosrun.report.progress import last_step, sound
+from chaosrun.records.trace import TornRecordError
+from chaosrun.report.progress import last_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +50,24 @@ def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
     planned = {fault.id: fault for fault in FaultPlan.from_json(read_object(run.plan_json)).faults}
     leg = run.leg("chaos")
     try:
-        records = [sound(record) for record in read_lines(leg.journal)] if leg.journal.exists() else []
-        found = {fault: Landed(fault=fault) for fault in faults}
-        for record in records:
-            if record["event"] == "fault.observed" and record["fault"] in found:
-                found[record["fault"]] = _landed(run, planned[record["fault"]], record)
-        over = records[-1] if records and records[-1]["event"] == "leg.finished" else None
-        if over is not None:
-            why = f"the leg ended before it came ({str(over['outcome']).replace('_', ' ')})"
-            found = {name: each if each.settled else replace(each, problem=why) for name, each in found.items()}
-    except (TornRecordError, AttributeError, KeyError, TypeError) as error:
-        what = str(error) if isinstance(error, TornRecordError) else f"{leg.journal}: {type(error).__name__}: {error}"
-        raise UsageError(f"the journal is damaged: {what}", hint=f"see `chaosrun status {run_argument(run)}`") from error
+        events = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
+    except DamagedRecordError as error:
+        raise UsageError(f"the journal is damaged: {error}", hint=f"see `chaosrun status {run_argument(run)}`") from error
+    found = {fault: Landed(fault=fault) for fault in faults}
+    for event in events:
+        if isinstance(event, FaultObserved) and event.fault in found:
+            found[event.fault] = _landed(run, planned[event.fault], event)
+    if events and isinstance(over := events[-1], LegFinished):
+        why = f"the leg ended before it came ({over.outcome.replace('_', ' ')})"
+        found = {name: each if each.settled else replace(each, problem=why) for name, each in found.items()}
     return tuple(found.values())
 
 
-def _landed(run: RunLayout, fault: Fault, record: dict[str, Any]) -> Landed:
-    problem = (record.get("found") or {}).get("problem")
+def _landed(run: RunLayout, fault: Fault, record: FaultObserved) -> Landed:
+    problem = (record.found or {}).get("problem")
     if problem is not None:
         return Landed(fault=fault.id, problem=str(problem))
-    attempt, rank = record["attempt"], record["rank"]
+    attempt, rank = record.attempt, record.rank
     try:
         seen = last_step(run.leg("chaos").attempt(attempt).trace(rank))
     except TornRecordError:
@@ -78,6 +78,6 @@ def _landed(run: RunLayout, fault: Fault, record: dict[str, Any]) -> Landed:
         attempt=attempt,
         rank=rank,
         step=None if seen is None else seen.step,
-        pid=record["pid"],
+        pid=record.pid,
         evidence=Seen.of(fault, record).words,
     )

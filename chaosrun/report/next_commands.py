@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.records.journal import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts

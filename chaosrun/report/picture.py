@@ -160,7 +160,7 @@ class LegPicture:
             case "worker.exited":
                 self._take_exit(record)
             case "fault.requested":
-                self.take_marker(record["fault"], {**record, "time_s": record.get("requested_s", record.get("time_s"))})
+                self.take_marker(record["fault"], {**record, "time_s": record.get("requested_s") or record.get("time_s")})
             case "fault.observed":
                 self._take_landing(record)
             case "fault.withdrawn":

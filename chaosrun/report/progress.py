@@ -38,7 +38,7 @@ _TYPES: dict[str, Any] = {
     "hint": str | None,
     "final_step": int | None,
     "died_s": int | float | None,
-    "requested_s": int | float,
+    "requested_s": (int, float, type(None)),
     "killed": list,
     "exit_code": int | None,
     "signal": int | None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
+from chaosrun.records.events import AttemptStarting, FaultObserved
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
 
@@ -166,11 +167,11 @@ def _put_checkpoints(put: Put, leg: "LegHistory") -> None:
 
 
 def _put_marks(put: Put, leg: "LegHistory", verdict: "Verdict") -> None:
-    times = {record["fault"]: record["time_s"] for record in leg.events("fault.observed")}
+    times = {record.fault: record.time_s for record in leg.events(FaultObserved)}
     faults = [(fault.step or 0, fault) for fault in verdict.faults if fault.landed]
     for step, fault in sorted(faults, key=lambda entry: (entry[0], entry[1].id)):
         put("faults", step, times.get(fault.id, 0.0), f"{fault.id}: {fault.description} ({fault.evidence or 'landed'})")
-    starts = {record["attempt"]: record["time_s"] for record in leg.events("attempt.starting")}
+    starts = {record.attempt: record.time_s for record in leg.events(AttemptStarting)}
     for attempt in verdict.attempts:
         came_from = attempt.resumed_from or "the beginning"
         put("attempts", attempt.resumed_step, starts.get(attempt.attempt, 0.0), f"attempt {attempt.attempt} from {came_from}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.records.journal import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
 from chaosrun.records.run_file import read_object
@@ -21,7 +21,7 @@ from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
     from chaosrun.faults.fault import FaultPlan
-    from chaosrun.records.journal import Outcome
+    from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome
     from chaosrun.verify.blame import Blame

@@ -20,8 +20,8 @@ from chaosrun.errors import (
 )
 from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.faults.seen import signal_name
+from chaosrun.records.events import EndCode, Outcome
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
-from chaosrun.records.journal import EndCode, Outcome
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import read_json

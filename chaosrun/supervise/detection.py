@@ -6,6 +6,7 @@ The shell around `supervise.hangs`, which decides. Restarts nothing.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from chaosrun.records.codec import to_plain
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import reach_of
@@ -62,11 +63,11 @@ class Detector:
             return None
         found = Standstill.of(self._attempt, silence, pulses, self._live, seen)
         message = found.message(self._script)
-        self._record("hang.declared", **found.to_json(), message=message)
+        self._record(found.declared(message))
         first = found.first
-        fault = self._observations.of_hang(self._attempt, first.rank, first.to_json())
+        fault = self._observations.of_hang(self._attempt, first.rank, to_plain(first.recorded()))
         if fault is not None:
             for other in found.also_stopped():
-                self._observations.of_hang(self._attempt, other.rank, other.to_json())
+                self._observations.of_hang(self._attempt, other.rank, to_plain(other.recorded()))
         step = None if first.beat is None else first.beat.step
         return Hang(message=message, rank=first.rank, step=step, reach=reach_of(first.beat), fault=fault)

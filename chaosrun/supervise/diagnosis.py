@@ -24,8 +24,9 @@ from chaosrun.errors import (
     UserScriptError,
 )
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import read_leg
-from chaosrun.records.journal import CONCLUSIVE, write_durably
+from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
@@ -316,7 +317,7 @@ class _Replays:
 
 def _unplanned(leg: LegLayout) -> list[str]:
     """Why attempts of a leg died of something else than a fault of its plan."""
-    return [record["reason"] for record in read_leg(leg).events("death.unplanned")]
+    return [record.reason for record in read_leg(leg).events(DeathUnplanned)]
 
 
 def _failure(which: str, result: LegResult) -> Exception:

@@ -348,4 +348,4 @@ def _completed(leg: LegLayout) -> bool:
 
 def _outcome(leg: LegLayout) -> str | None:
     end = leg_end(leg)
-    return None if end is None else end["outcome"]
+    return None if end is None else end.outcome

@@ -6,7 +6,7 @@ Values only; `supervise.lifecycle` decides, `supervise.supervisor` carries out.
 from dataclasses import dataclass
 from typing import Literal
 
-from chaosrun.records.journal import EndCode, Outcome
+from chaosrun.records.events import EndCode, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

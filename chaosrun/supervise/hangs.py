@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
 from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
 
@@ -196,18 +197,18 @@ class SeenRank:
     def words(self) -> str:
         return "before its first beat" if self.beat is None else self.beat.words
 
-    def to_json(self) -> dict[str, Any]:
+    def recorded(self) -> SilentRank:
         beat = self.beat
-        return {
-            "rank": self.rank,
-            "step": None if beat is None else beat.step,
-            "stage": None if beat is None else beat.stage,
-            "silent_s": None if beat is None else round(beat.silent_s, 3),
-            "pid": self.pid,
-            "state": self.state,
-            "wchan": self.wchan,
-            "stack": list(self.stack),
-        }
+        return SilentRank(
+            rank=self.rank,
+            step=None if beat is None else beat.step,
+            stage=None if beat is None else beat.stage,
+            silent_s=None if beat is None else round(beat.silent_s, 3),
+            pid=self.pid,
+            state=self.state,
+            wchan=self.wchan,
+            stack=tuple(self.stack),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,15 +274,15 @@ class Standstill:
             return f"; {who} waited for it {places.pop()}"
         return "; " + ", ".join(f"rank {seen.rank} waited for it {seen.words}" for seen in waiting)
 
-    def to_json(self) -> dict[str, Any]:
-        """For the journal's `hang.declared`."""
-        return {
-            "attempt": self.attempt,
-            "first": self.first.rank,
-            "silent_s": round(self.silence.silent_s, 3),
-            "patience_s": round(self.silence.patience_s, 3),
-            "ranks": [seen.to_json() for seen in sorted(self.ranks, key=lambda seen: seen.rank)],
-        }
+    def declared(self, message: str) -> HangDeclared:
+        return HangDeclared(
+            attempt=self.attempt,
+            first=self.first.rank,
+            silent_s=round(self.silence.silent_s, 3),
+            patience_s=round(self.silence.patience_s, 3),
+            message=message,
+            ranks=tuple(seen.recorded() for seen in sorted(self.ranks, key=lambda seen: seen.rank)),
+        )
 
 
 def _line_of(script: str, stack: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ from chaosrun.faults.evidence import death_problem, hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.seen import Seen
 from chaosrun.plan.missed import Missed, Outlook, first_missed
+from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
 from chaosrun.records.order import WorkerOrder
@@ -18,7 +19,7 @@ from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
 from chaosrun.supervise.events import Failure
 
 Record = Callable[..., None]
-"""`record(event, durable=…, **fields)`: append to the journal."""
+"""`record(event, durable=…)`: append to the journal."""
 
 
 class Observations:
@@ -138,14 +139,14 @@ class Observations:
         self.observed.add(fault)
         about = {key: marker[key] for key in ("attempt", "rank", "pid")}
         ended = {"exit_code": None, "signal": None, "died_s": None, **seen}
-        self._record("fault.observed", fault=fault, how=how, found=found, **about, **ended)
+        self._record(FaultObserved(fault=fault, how=how, found=found, **about, **ended))
 
     def withdraw(self, fault: str, reason: str) -> None:
         """Let a fault strike again that was claimed and cannot be shown to have struck."""
         withdraw_marker(self._leg, fault)
         if fault in self.requested:
             self.requested.discard(fault)
-            self._record("fault.withdrawn", fault=fault, reason=reason)
+            self._record(FaultWithdrawn(fault=fault, reason=reason))
 
     def request(self, fault: str, marker: Mapping[str, Any], *, durable: bool = False) -> None:
         """Journal that a fault is about to strike, or has struck: what its marker says."""
@@ -153,7 +154,7 @@ class Observations:
             return
         self.requested.add(fault)
         said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
-        self._record("fault.requested", durable=durable, fault=fault, requested_s=marker["time_s"], **said)
+        self._record(FaultRequested(fault=fault, requested_s=marker["time_s"], **said), durable=durable)
 
     def _unseen(self) -> list[tuple[Fault, dict[str, Any]]]:
         """Faults of the plan that have a readable marker and have not been observed."""

@@ -18,10 +18,11 @@ from typing import Any
 
 import chaosrun
 from chaosrun.errors import UsageError
+from chaosrun.records.codec import DamagedRecordError, read_records
+from chaosrun.records.events import EVENTS, LegFinished
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.locks import awaited
 from chaosrun.records.run_file import read_json
-from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.spec.model import JobSpec
 
 PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "torchdata", "transformers", "datasets")
@@ -125,22 +126,20 @@ def _copy_folder(source: Path, target: Path) -> None:
             shutil.copy2(entry, target / entry.name)
 
 
-def leg_end(leg: LegLayout) -> dict[str, Any] | None:
+def leg_end(leg: LegLayout) -> LegFinished | None:
     """The journal's leg.finished; None while the leg runs, also after it was taken up again, and of a damaged journal."""
     try:
-        records = list(read_lines(leg.journal)) if leg.journal.is_file() else []
-    except TornRecordError:
+        events = list(read_records(leg.journal, EVENTS)) if leg.journal.is_file() else []
+    except DamagedRecordError:
         return None  # how far it is sound, whoever goes on with it finds out
-    last = records[-1] if records else {}
-    whole = isinstance(last.get("outcome"), str) and isinstance(last.get("final_step"), int)
-    return last if last.get("event") == "leg.finished" and whole else None
+    return events[-1] if events and isinstance(events[-1], LegFinished) else None
 
 
 def final_step(leg: LegLayout) -> int:
     """The step that a completed leg ended at, from its journal. Raises UsageError for a leg that did not complete."""
     end = leg_end(leg)
-    if end is not None and end["outcome"] == "completed":
-        return int(end["final_step"])
+    if end is not None and end.outcome == "completed":
+        return end.final_step
     raise UsageError(f"{leg.path} holds no completed leg", hint="name a run that ended with PASS or FAIL")
 
 

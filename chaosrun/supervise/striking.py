@@ -14,6 +14,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.outside import LastAct, StrikeOrder
 from chaosrun.processes import ProcessIdentity
+from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, read_note, write_marker
 from chaosrun.supervise.observations import Observations
@@ -100,14 +101,14 @@ class OutsideFaults:
 
     # The supervisor tells
 
-    def take_over(self, past: Iterable[Mapping[str, Any]]) -> None:
+    def take_over(self, past: Iterable[JournalEvent]) -> None:
         """Go on where a former supervisor of this leg ended: its clock, the nodes it had lost, what can be seen of its end."""
         planned = {fault.id: fault for fault in (*self._timed, *self._waited_for)}
         for record in past:
-            if record["event"] == "attempt.started" and self._first_start_s is None:
-                self._first_start_s = record["time_s"]
-            elif record["event"] == "fault.observed" and record["fault"] in planned:
-                self._avoid(planned[record["fault"]], record["found"])
+            if isinstance(record, AttemptStarted) and self._first_start_s is None:
+                self._first_start_s = record.time_s
+            elif isinstance(record, FaultObserved) and record.fault in planned:
+                self._avoid(planned[record.fault], record.found)
         for fault in planned.values():
             if fault.id in self._observations.observed or not (marker := read_marker(self._leg, fault.id)):
                 continue

@@ -11,7 +11,9 @@ from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
-from chaosrun.records.history import journal_records
+from chaosrun.records import events as recorded
+from chaosrun.records.codec import convert, to_plain
+from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.order import WorkerOrder
@@ -32,7 +34,7 @@ TICK_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegResult:
-    outcome: str
+    outcome: recorded.Outcome
     message: str
     hint: str | None
     final_step: int
@@ -116,7 +118,7 @@ class Supervisor:
             state, _ = lifecycle.decide(state, self._take_over())
         else:
             about = {"workers": self._template.world_size, "supervisor_pid": os.getpid(), "plan": self._plan.digest()}
-            self._record("leg.started", leg=self.name, **about)
+            self._record(recorded.LegStarted(leg=self.name, **about))
         try:
             while True:
                 for action in actions:
@@ -178,7 +180,7 @@ class Supervisor:
         for fault in faults:
             self._observations.add(fault)
             about = {"kind": fault.kind, "rank": fault.rank, "what": fault.describe(), "plan": fault.digest()}
-            self._record("fault.injected", fault=fault.id, **about)
+            self._record(recorded.FaultInjected(fault=fault.id, **about))
         self.outside_faults.add(faults)
 
     def _node_stopped(self, node: str, killed: list[int]) -> Iterator[lifecycle.Event]:
@@ -187,16 +189,18 @@ class Supervisor:
         self._killed += killed
         if self._is_open and self._stopped_nodes >= set(self._workers.nodes):
             self._is_open = False
-            said = {"attempt": self._attempt, "reason": self._stop_reason, "killed": sorted(self._killed)}
+            stopped = recorded.AttemptStopped(
+                attempt=self._attempt, reason=self._stop_reason, killed=tuple(sorted(self._killed))
+            )
             # The start of the next attempt, or the end of the leg, is durable and takes it along.
-            self._record("attempt.stopped", durable=False, **said)
+            self._record(stopped, durable=False)
             yield lifecycle.Stopped()
 
     def _death(self, raw: dict[str, Any]) -> lifecycle.Death:
         attempt, rank, pid = raw["attempt"], raw["rank"], raw["pid"]
         ended = {"exit_code": raw["exit_code"], "signal": raw["signal"], "died_s": raw["died_s"]}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
-        self._record("worker.exited", durable=False, attempt=attempt, rank=rank, pid=pid, **ended)
+        self._record(recorded.WorkerExited(attempt=attempt, rank=rank, pid=pid, **ended), durable=False)
         self._detector.exited(rank)
         if fault := self._observations.of_death(raw) or self.outside_faults.of_death(raw):
             leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
@@ -211,9 +215,9 @@ class Supervisor:
         error = None
         if failure.rank is not None:
             end = read_end(self._leg, self._attempt, failure.rank)
-            error = end["error"] if end else None
+            error = convert(end["error"], recorded.RaisedError) if end and end["error"] else None
         told = {"code": failure.code, "reason": failure.message, "step": failure.step, "error": error}
-        self._record("death.unplanned", attempt=self._attempt, rank=failure.rank, **told)
+        self._record(recorded.DeathUnplanned(attempt=self._attempt, rank=failure.rank, **told))
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
         self._looked_s = now = self._clock()
@@ -236,20 +240,20 @@ class Supervisor:
 
         A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again.
         """
-        past = journal_records(self._leg.journal)
-        self._record("supervisor.resumed", supervisor_pid=os.getpid())
-        exits = {
-            (record["attempt"], record["rank"], record["pid"]): record for record in past if record["event"] == "worker.exited"
+        past = journal_events(self._leg.journal)
+        self._record(recorded.SupervisorResumed(supervisor_pid=os.getpid()))
+        exits: dict[tuple[Any, Any, Any], recorded.WorkerExited] = {
+            (record.attempt, record.rank, record.pid): record for record in past if isinstance(record, recorded.WorkerExited)
         }
         for record in past:
-            if record["event"] == "fault.requested":
-                self._observations.requested.add(record["fault"])
-            elif record["event"] == "fault.withdrawn":
-                self._observations.requested.discard(record["fault"])
-        self._observations.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+            if isinstance(record, recorded.FaultRequested):
+                self._observations.requested.add(record.fault)
+            elif isinstance(record, recorded.FaultWithdrawn):
+                self._observations.requested.discard(record.fault)
+        self._observations.observed = {record.fault for record in past if isinstance(record, recorded.FaultObserved)}
         for record in past:
-            if record["event"] == "attempt.starting":
-                self._pass_by(record["resume"])
+            if isinstance(record, recorded.AttemptStarting):
+                self._pass_by(record.resume)
         self._observations.of_notes()
         self.outside_faults.take_over(past)
         for fault, marker in fault_markers(self._leg).items():
@@ -264,8 +268,8 @@ class Supervisor:
                     self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
-                self._observations.of_death(exited)
-        attempts = [record["attempt"] for record in past if record["event"] == "attempt.starting"]
+                self._observations.of_death(to_plain(exited))
+        attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
         return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observations.observed))
 
     # Actions
@@ -300,7 +304,7 @@ class Supervisor:
             return
         finally:
             self._placing = False
-        self._record("placement.acquired", **placed)
+        self._record(convert({"event": "placement.acquired", **placed}, recorded.PlacementAcquired))
         if problem := self.outside_faults.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
             self._pending.append(lifecycle.PlacementFailed(message=problem, hint=hint))
@@ -309,7 +313,7 @@ class Supervisor:
 
     def _audit(self) -> None:
         if cleared := self._store.clear_staging():
-            self._record("staging.cleared", durable=False, names=cleared)
+            self._record(recorded.StagingCleared(names=tuple(cleared)), durable=False)
         selection = self._store.newest_valid()
         for bad in selection.quarantined:
             self._record_quarantined(bad)
@@ -320,7 +324,7 @@ class Supervisor:
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
 
     def _record_quarantined(self, bad: Quarantined) -> None:
-        self._record("checkpoint.quarantined", name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to)
+        self._record(recorded.CheckpointQuarantined(name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to))
 
     def _start(self, action: lifecycle.Start) -> None:
         fired = fault_markers(self._leg)
@@ -331,12 +335,13 @@ class Supervisor:
         self._killed.clear()
         self._stop_reason = "all ranks ended"
         self._record(
-            "attempt.starting",
-            attempt=action.attempt,
-            resume=action.resume,
-            resume_step=action.resume_step,
-            armed=[fault.id for fault in armed],
-            distributed_debug=action.distributed_debug,
+            recorded.AttemptStarting(
+                attempt=action.attempt,
+                resume=action.resume,
+                resume_step=action.resume_step,
+                armed=tuple(fault.id for fault in armed),
+                distributed_debug=action.distributed_debug,
+            )
         )
         orders = [
             self._order(action, rank, [f.to_json() for f in armed if f.rank == rank])
@@ -355,12 +360,7 @@ class Supervisor:
             return
         self.outside_faults.attempt_started(action.attempt, self._clock())
         self._detector.attempt_started(action.attempt, pids)
-        self._record(
-            "attempt.started",
-            attempt=action.attempt,
-            pids={str(rank): pid for rank, pid in pids.items()},
-            address=address,
-        )
+        self._record(recorded.AttemptStarted(attempt=action.attempt, pids=dict(pids), address=address))
         self._pending.append(lifecycle.Started())
 
     def _pass_by(self, resume: str | None) -> None:
@@ -383,12 +383,12 @@ class Supervisor:
         newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
         result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
         told = {"message": result.message, "hint": result.hint, "final_step": result.final_step}
-        self._record("leg.finished", outcome=result.outcome, code=action.code, **told)
+        self._record(recorded.LegFinished(outcome=result.outcome, code=action.code, **told))
         return result
 
-    def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
+    def _record(self, event: recorded.JournalEvent, *, durable: bool = True) -> None:
         assert self._journal is not None
-        self._on_record({"leg": self.name, **self._journal.append(event, durable=durable, **fields)})
+        self._on_record({"leg": self.name, **to_plain(self._journal.append(event, durable=durable))})
 
 
 def _names(leg: LegLayout) -> list[str]:

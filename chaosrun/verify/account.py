@@ -8,6 +8,7 @@ from typing import Any
 
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.faults.seen import Seen
+from chaosrun.records.events import FaultObserved, SupervisorResumed
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
@@ -68,14 +69,14 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
     problem = fault_problem(fault, chaos)
     if requested is None and not fault.required and fault.source != INJECTED:
         problem = "its time had not come when the training ended"
-    seen = next((record for record in chaos.events("fault.observed") if record["fault"] == fault.id), None)
+    seen = next((record for record in chaos.events(FaultObserved) if record.fault == fault.id), None)
     return FaultOutcome(
         id=fault.id,
         description=fault.describe(),
         rank=fault.rank,
         phase=fault.phase,
-        step=requested["step"] if requested else fault.at_step,
-        attempt=requested["attempt"] if requested else None,
+        step=requested.step if requested else fault.at_step,
+        attempt=requested.attempt if requested else None,
         landed=problem is None,
         problem=problem,
         kind=fault.kind,
@@ -111,18 +112,18 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:
     """By id, what each did. Of what a fault did to a process that went on there is a note, and nothing else."""
     known = {fault.id: fault.describe() for fault in plan.faults}
-    observed = (record for record in chaos.events("fault.observed") if record["attempt"] == attempt.number)
-    ended = (record["fault"] for record in observed if record["how"] != "note")
+    observed = (record for record in chaos.events(FaultObserved) if record.attempt == attempt.number)
+    ended = (record.fault for record in observed if record.how != "note")
     return {fault: f"{fault} ({known.get(fault, 'not in the plan')})" for fault in ended}
 
 
 def _ended_by(attempt: Attempt, chaos: LegHistory, *, last: bool) -> str:
     if attempt.unplanned:
         death = attempt.unplanned[0]
-        whose = "" if death["rank"] is None else f" of rank {death['rank']}"
-        return f"unplanned death{whose}: {death['reason']}"
+        whose = "" if death.rank is None else f" of rank {death.rank}"
+        return f"unplanned death{whose}: {death.reason}"
     if last and chaos.outcome is not None:
         return chaos.outcome
-    if attempt.stopped is None and chaos.events("supervisor.resumed"):
+    if attempt.stopped is None and chaos.events(SupervisorResumed):
         return "the death of its supervisor"
     return attempt.stopped or "unknown"

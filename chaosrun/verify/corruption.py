@@ -11,6 +11,7 @@ from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.memory import memory_problem
+from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
 from chaosrun.verify.compare import FIELDS, Field
@@ -126,14 +127,14 @@ def corrupts(plan: FaultPlan) -> bool:
 def injections(drill: Drill) -> tuple[Injection, ...]:
     """The corruptions that took place in the chaos leg, in the order of time."""
     faults = {fault.id: fault for fault in drill.plan.faults if fault.facts.family == "memory"}
-    requested = {record["fault"]: record for record in drill.chaos.events("fault.requested")}
+    requested = {record.fault: record for record in drill.chaos.events(FaultRequested)}
     found: list[Injection] = []
-    for record in drill.chaos.events("fault.observed"):
-        fault, asked = faults.get(record["fault"]), requested.get(record["fault"])
-        note = record.get("found") or {}
-        if fault is None or asked is None or asked["step"] is None or memory_problem(note):
+    for record in drill.chaos.events(FaultObserved):
+        fault, asked = faults.get(record.fault), requested.get(record.fault)
+        note = record.found or {}
+        if fault is None or asked is None or asked.step is None or memory_problem(note):
             continue
-        step, number = asked["step"], record["attempt"]
+        step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
         # A checkpoint that is due is saved before a fault after that step; one that ends the training comes after it.
         due = clean < step or step % drill.spec.checkpoint.every_steps == 0

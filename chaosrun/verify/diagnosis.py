@@ -99,7 +99,7 @@ def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
     requested = [(fault, record) for fault in drill.plan.faults for record in requests_of(fault, drill.chaos)]
     earlier = [attempt for attempt in drill.chaos.attempts if attempt.number <= number]
     for attempt, following in pairwise(earlier):
-        fired = [(fault, record["step"]) for fault, record in requested if record["attempt"] == attempt.number]
+        fired = [(fault, record.step or 0) for fault, record in requested if record.attempt == attempt.number]
         inside = [_inside(fault, step) for fault, step in fired if fault.phase is not None and fault.kind != "drain"]
         yield from inside
         if not any(fault.facts.ends_attempt for fault in inside) and (again := _again(drill, attempt, following)):
@@ -120,7 +120,7 @@ def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
         return None
     saves = last % drill.spec.checkpoint.every_steps == 0
     phase: Phase = "checkpoint.precommit" if saves and following.resume_step < last else "step"
-    rank = next((record["rank"] for record in attempt.unplanned if record["rank"] is not None), 0)
+    rank = next((record.rank for record in attempt.unplanned if record.rank is not None), 0)
     return Fault(id=f"U{attempt.number}", rank=rank, phase=phase, at_step=last, source="a death that nobody had planned")
 
 

@@ -11,6 +11,7 @@ from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.gone import wrong_place
 from chaosrun.faults.kind import Evidence
 from chaosrun.faults.seen import Problem, Seen
+from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, FaultWithdrawn, LegStarted
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.codes import Cause
@@ -58,15 +59,13 @@ def _because(fault: Fault, problem: str, drill: Drill) -> tuple[str | None, dict
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    seen = next((record for record in drill.chaos.events("fault.observed") if record["fault"] == fault.id), None)
+    seen = next((record for record in drill.chaos.events(FaultObserved) if record.fault == fault.id), None)
     if seen is not None and (found := storage_shortfall(fault, seen, drill.chaos)) and found.problem == problem:
         return found.code, {}
-    attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked["attempt"]), None)
-    struck = any(
-        entry["attempt"] == asked["attempt"] and entry["how"] != "note" for entry in drill.chaos.events("fault.observed")
-    )
+    attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
+    struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))
     if attempt is not None and attempt.unplanned and not struck:
-        death = Cause(attempt.unplanned[0].get("code") or "recovery_failed").blame
+        death = Cause(attempt.unplanned[0].code or "recovery_failed").blame
         if death.whose == "machine":
             return "other_death", {"death": death.reason}
     return None, {}
@@ -86,27 +85,27 @@ def _altered(drill: Drill) -> str | None:
     """
     planned = {fault.id: fault for fault in drill.plan.faults}
     chaos = drill.chaos
-    gone = {record["fault"]: "fired" for name in ("fault.requested", "fault.observed") for record in chaos.events(name)}
-    gone |= {fault: "armed" for record in chaos.events("attempt.starting") for fault in record["armed"]}
-    gone |= {record["fault"]: "injected" for record in chaos.events("fault.injected")}
+    gone = {record.fault: "fired" for kind in (FaultRequested, FaultObserved) for record in chaos.events(kind)}
+    gone |= {fault: "armed" for record in chaos.events(AttemptStarting) for fault in record.armed}
+    gone |= {record.fault: "injected" for record in chaos.events(FaultInjected)}
     if missing := next(((fault, what) for fault, what in gone.items() if fault not in planned), None):
         return f"{missing[0]} was {missing[1]}, and is not in the plan: plan.json was changed after the run began"
-    digests = {record["plan"] for record in chaos.events("leg.started") if isinstance(record.get("plan"), str)}
+    digests = {record.plan for record in chaos.events(LegStarted) if isinstance(record.plan, str)}
     if digests - {drill.plan.digest()}:
         return "plan.json is not the plan that the run began with: it was changed since"
-    for record in chaos.events("fault.injected"):
-        if record.get("plan") not in (None, planned[record["fault"]].digest()):
-            return f"{record['fault']} is not in plan.json as it was injected: it was changed since"
+    for record in chaos.events(FaultInjected):
+        if record.plan not in (None, planned[record.fault].digest()):
+            return f"{record.fault} is not in plan.json as it was injected: it was changed since"
     return None
 
 
-def requests_of(fault: Fault, chaos: LegHistory) -> list[Mapping[str, Any]]:
+def requests_of(fault: Fault, chaos: LegHistory) -> list[FaultRequested]:
     """Its `fault.requested` records, those left out that were withdrawn: nothing came of them."""
-    standing: list[Mapping[str, Any]] = []
+    standing: list[FaultRequested] = []
     for record in chaos.journal:
-        if record["event"] == "fault.requested" and record["fault"] == fault.id:
+        if isinstance(record, FaultRequested) and record.fault == fault.id:
             standing.append(record)
-        elif record["event"] == "fault.withdrawn" and record["fault"] == fault.id:
+        elif isinstance(record, FaultWithdrawn) and record.fault == fault.id:
             standing.clear()
     return standing
 
@@ -114,7 +113,7 @@ def requests_of(fault: Fault, chaos: LegHistory) -> list[Mapping[str, Any]]:
 def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> str | None:
     """Why a fault did not strike together with the others of its group."""
     members = {other.id for other in due if other.group == fault.group}
-    attempts = {record["attempt"] for record in chaos.events("fault.observed") if record["fault"] in members}
+    attempts = {record.attempt for record in chaos.events(FaultObserved) if record.fault in members}
     if len(attempts) < 2:
         return None
     return f"it was to strike together with {', '.join(sorted(members - {fault.id}))}, they struck in several attempts"
@@ -130,29 +129,29 @@ def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
 
 def _problem(fault: Fault, chaos: LegHistory) -> str | None:
     requested = requests_of(fault, chaos)
-    observed = [record for record in chaos.events("fault.observed") if record["fault"] == fault.id]
+    observed = [record for record in chaos.events(FaultObserved) if record.fault == fault.id]
     if not requested:
         return "it never fired"
-    attempt = next((attempt for attempt in chaos.attempts if attempt.number == requested[0]["attempt"]), None)
+    attempt = next((attempt for attempt in chaos.attempts if attempt.number == requested[0].attempt), None)
     if not observed:
-        other = f" before its attempt was ended: {attempt.unplanned[0]['reason']}" if attempt and attempt.unplanned else ""
+        other = f" before its attempt was ended: {attempt.unplanned[0].reason}" if attempt and attempt.unplanned else ""
         return f"it was requested, but nobody saw it happen{other}"
     if len(requested) > 1 or len(observed) > 1:
         return f"requested {len(requested)} times, observed {len(observed)} times"
     asked, seen = requested[0], observed[0]
-    if (asked["rank"], asked["phase"]) != (fault.rank, fault.phase) or fault.at_step not in (None, asked["step"]):
-        return f"it fired on rank {asked['rank']} at {asked['phase']} of step {asked['step']}, not as planned"
-    if fault.attempt not in (None, asked["attempt"]):
-        return f"it fired in attempt {asked['attempt']}, not in attempt {fault.attempt}"
-    if (seen["attempt"], seen["rank"]) != (asked["attempt"], asked["rank"]):
-        places = [f"rank {record['rank']} of attempt {record['attempt']}" for record in (asked, seen)]
+    if (asked.rank, asked.phase) != (fault.rank, fault.phase) or fault.at_step not in (None, asked.step):
+        return f"it fired on rank {asked.rank} at {asked.phase} of step {asked.step}, not as planned"
+    if fault.attempt not in (None, asked.attempt):
+        return f"it fired in attempt {asked.attempt}, not in attempt {fault.attempt}"
+    if (seen.attempt, seen.rank) != (asked.attempt, asked.rank):
+        places = [f"rank {record.rank} of attempt {record.attempt}" for record in (asked, seen)]
         return f"fired by {places[0]}, seen on {places[1]}"
-    if seen["how"] != fault.facts.evidence:
+    if seen.how != fault.facts.evidence:
         # Whoever was to strike may say why it could not.
-        reason = (seen.get("found") or {}).get("problem")
-        return reason or f"it was seen by its {seen['how']}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
+        reason = (seen.found or {}).get("problem")
+        return reason or f"it was seen by its {seen.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
     if attempt is None:
-        return f"attempt {asked['attempt']} is not in the journal"
+        return f"attempt {asked.attempt} is not in the journal"
     what = Seen.of(fault, seen)
     return (
         _wrong_process(fault, seen, attempt)
@@ -168,8 +167,8 @@ def _words(problem: Problem | None) -> str | None:
     return problem and problem.words
 
 
-def _wrong_process(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> str | None:
-    rank, pid = fault.rank, seen["pid"]
+def _wrong_process(fault: Fault, seen: FaultObserved, attempt: Attempt) -> str | None:
+    rank, pid = fault.rank, seen.pid
     trace = attempt.traces.get(rank)
     own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
     if own != {pid}:
@@ -178,11 +177,11 @@ def _wrong_process(fault: Fault, seen: Mapping[str, Any], attempt: Attempt) -> s
     return None
 
 
-def _wrong_moment(fault: Fault, asked: Mapping[str, Any], seen: Mapping[str, Any], attempt: Attempt) -> str | None:
+def _wrong_moment(fault: Fault, asked: FaultRequested, seen: FaultObserved, attempt: Attempt) -> str | None:
     """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
     if fault.phase is None or fault.phase == "rendezvous" or not fault.facts.ends_attempt:
         return None
-    trace, step = attempt.traces.get(fault.rank), asked["step"]
+    trace, step = attempt.traces.get(fault.rank), asked.step or 0
     if fault.phase == "restore.begin":
         return "its attempt went on after a restore that it was to die before" if trace and trace.start else None
     if trace is None or trace.start is None:
@@ -191,7 +190,7 @@ def _wrong_moment(fault: Fault, asked: Mapping[str, Any], seen: Mapping[str, Any
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
     if fault.facts.notice:
         # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
-        in_order = seen["signal"] is None if fault.facts.evidence == "death" else _left_in_order(fault, seen)
+        in_order = seen.signal is None if fault.facts.evidence == "death" else _left_in_order(fault, seen)
         wrong = reached not in (step, step + 1) if in_order else reached < before
     else:
         wrong = reached != before
@@ -203,8 +202,8 @@ def _wrong_moment(fault: Fault, asked: Mapping[str, Any], seen: Mapping[str, Any
     return None
 
 
-def _left_in_order(fault: Fault, seen: Mapping[str, Any]) -> bool:
-    end = ((seen["found"] or {}).get("ends") or {}).get(str(fault.rank)) or {}
+def _left_in_order(fault: Fault, seen: FaultObserved) -> bool:
+    end = ((seen.found or {}).get("ends") or {}).get(str(fault.rank)) or {}
     return end.get("exit_code") is not None
 
 

@@ -6,6 +6,7 @@ the job, they make the drill inconclusive. Pure.
 
 from collections.abc import Iterator
 
+from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
@@ -30,9 +31,9 @@ def completed(drill: Drill) -> Check:
         if leg.finished is None:
             return inconclusive("completed", "leg_unfinished", leg=leg.name)
         if leg.outcome == "inexact_restore" and leg is drill.chaos:
-            return failed("completed", "inexact_restore", leg=leg.name, message=leg.finished["message"])
+            return failed("completed", "inexact_restore", leg=leg.name, message=leg.finished.message)
         if leg.outcome != "completed":
-            about = {"outcome": leg.outcome, "message": leg.finished["message"]}
+            about = {"outcome": leg.outcome, "message": leg.finished.message}
             return inconclusive("completed", "leg_not_completed", leg=leg.name, **about)
         missing = [rank for rank in drill.ranks if rank not in leg.ends]
         if missing:
@@ -59,7 +60,7 @@ def completed(drill: Drill) -> Check:
 def reference(drill: Drill) -> Check:
     """The reference leg is what it is called: one attempt, no fault, every step of every rank recorded once."""
     leg, chain = drill.reference, drill.reference_lineage
-    faults = [record["fault"] for record in leg.events("fault.requested")]
+    faults = [record.fault for record in leg.events(FaultRequested)]
     if faults:
         return inconclusive("reference", "fault_in_reference", faults=faults)
     if not chain.final_step:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.errors import UserScriptError
+from chaosrun.records.events import CheckpointQuarantined, DeathUnplanned, FaultObserved
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.traces import BucketsRecord, Position, RankTrace, StepRecord
@@ -71,16 +72,16 @@ def resume_points(drill: Drill) -> Check:
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
     aside = _set_aside_unplanned(drill)
     if aside:
-        summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0]['reason']}"
-    names = [record["name"] for record in aside]
+        summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
+    names = [record.name for record in aside]
     return passed("resume_points", summary, restores=restores, points=points, unplanned=names)
 
 
-def _set_aside_unplanned(drill: Drill) -> list[Mapping[str, Any]]:
+def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
     """What went to quarantine and was not spoiled by a planned fault: the storage did it, or somebody else."""
-    notes = [record.get("found") for record in drill.chaos.events("fault.observed")]
+    notes = [record.found for record in drill.chaos.events(FaultObserved)]
     spoiled = {str(note.get("checkpoint")) for note in notes if isinstance(note, Mapping)}
-    return [record for record in drill.chaos.events("checkpoint.quarantined") if record["name"] not in spoiled]
+    return [record for record in drill.chaos.events(CheckpointQuarantined) if record.name not in spoiled]
 
 
 def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str, str] | None:
@@ -90,17 +91,16 @@ def _not_taken_back(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[str,
         tried = [other for other in attempts if other.number < attempt.number and other.resume == name]
         deaths = [(other, death) for other in tried for death in other.unplanned]
         if len(deaths) > 1 and all(_raised_in_restore(other, death) for other, death in deaths):
-            return name, deaths[-1][1]["reason"]
+            return name, deaths[-1][1].reason
     return None
 
 
-def _raised_in_restore(attempt: Attempt, death: Mapping[str, Any]) -> bool:
+def _raised_in_restore(attempt: Attempt, death: DeathUnplanned) -> bool:
     """The script raised an error that the machine has no part in, and had not begun to train."""
-    error, trace = death.get("error"), attempt.traces.get(death["rank"])
-    if not isinstance(error, Mapping) or (trace is not None and trace.start is not None):
+    error, trace = death.error, None if death.rank is None else attempt.traces.get(death.rank)
+    if error is None or (trace is not None and trace.start is not None):
         return False
-    ours = error.get("exit_code") != UserScriptError.exit_code
-    return not ours and not re.search(r"\[Errno|out of memory", str(error.get("message")))
+    return error.exit_code == UserScriptError.exit_code and not re.search(r"\[Errno|out of memory", error.message)
 
 
 def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:

@@ -10,6 +10,15 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from chaosrun.records.events import (
+    AttemptStarting,
+    AttemptStopped,
+    HangDeclared,
+    JournalEvent,
+    LegFinished,
+    SupervisorResumed,
+    WorkerExited,
+)
 from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
@@ -72,14 +81,14 @@ def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
-    by_attempt: dict[int, list[Mapping[str, Any]]] = {}
+    by_attempt: dict[int, list[HangDeclared | WorkerExited | AttemptStopped]] = {}
     for record in leg.journal:
-        if record["event"] in ("hang.declared", "worker.exited", "attempt.stopped"):
-            by_attempt.setdefault(record["attempt"], []).append(record)
+        if isinstance(record, HangDeclared | WorkerExited | AttemptStopped):
+            by_attempt.setdefault(record.attempt, []).append(record)
     return tuple(_recovery(by_attempt.get(before.number, ()), attempt) for before, attempt in pairwise(leg.attempts))
 
 
-def _recovery(before: Sequence[Mapping[str, Any]], attempt: Attempt) -> RecoveryTimes:
+def _recovery(before: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes:
     """`before`: how the attempt before it ended."""
     starts = [trace.start for _, trace in sorted(attempt.traces.items())]
     known = [start for start in starts if start is not None]
@@ -90,7 +99,7 @@ def _recovery(before: Sequence[Mapping[str, Any]], attempt: Attempt) -> Recovery
     moments = (
         began_s,
         told_s,
-        next((record["time_s"] for record in before if record["event"] == "attempt.stopped"), None),
+        next((record.time_s for record in before if isinstance(record, AttemptStopped)), None),
         max(entered) if whole and len(entered) == len(known) else None,
         max(start.time_s for start in known) if whole else None,
         min((trace.steps[0].time_s for trace in attempt.traces.values() if trace.steps), default=None),
@@ -103,16 +112,15 @@ def _recovery(before: Sequence[Mapping[str, Any]], attempt: Attempt) -> Recovery
     )
 
 
-def _end_of(attempt: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float | None]:
     """When the attempt's end began, and when the supervisor was told of it."""
     for record in attempt:
-        declared_s, silent_s = finite(record["time_s"]), finite(record.get("silent_s"))
-        if record["event"] == "hang.declared" and declared_s is not None and silent_s is not None:
-            return declared_s - silent_s, declared_s
+        if isinstance(record, HangDeclared) and record.silent_s is not None:
+            return record.time_s - record.silent_s, record.time_s
     deaths = [
-        (record["died_s"], record["time_s"])
+        (record.died_s, record.time_s)
         for record in attempt
-        if record["event"] == "worker.exited" and (record["signal"] or record["exit_code"])
+        if isinstance(record, WorkerExited) and (record.signal or record.exit_code)
     ]
     return min(deaths, default=(None, None))
 
@@ -152,9 +160,9 @@ def work_of(leg: LegHistory, chain: Lineage) -> Work:
     )
 
 
-def from_first_attempt(journal: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def from_first_attempt(journal: Sequence[JournalEvent]) -> Sequence[JournalEvent]:
     """What a leg recorded since its first attempt was decided: by then its ranks were placed. All of it where none was."""
-    begins = next((number for number, record in enumerate(journal) if record["event"] == "attempt.starting"), 0)
+    begins = next((number for number, record in enumerate(journal) if isinstance(record, AttemptStarting)), 0)
     return journal[begins:]
 
 
@@ -173,18 +181,18 @@ def _step_times(attempt: Attempt) -> list[tuple[int, float]]:
     return times
 
 
-def pauses(journal: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+def pauses(journal: Sequence[JournalEvent]) -> list[tuple[float, float]]:
     """Beginning and end of each time in which nobody supervised the leg because it had been interrupted."""
     between = [
-        (finite(before.get("time_s")), finite(after.get("time_s")))
+        (before.time_s, after.time_s)
         for before, after in pairwise(journal)
-        if before.get("event") == "leg.finished" and after.get("event") == "supervisor.resumed"
+        if isinstance(before, LegFinished) and isinstance(after, SupervisorResumed)
     ]
-    return [(begin, end) for begin, end in between if begin is not None and end is not None and end > begin]
+    return [(begin, end) for begin, end in between if end > begin]
 
 
-def _wall_s(journal: Sequence[Mapping[str, Any]]) -> float | None:
+def _wall_s(journal: Sequence[JournalEvent]) -> float | None:
     if not journal:
         return None
-    whole_s = _span(journal[0]["time_s"], journal[-1]["time_s"])
+    whole_s = _span(journal[0].time_s, journal[-1].time_s)
     return None if whole_s is None else whole_s - sum(end - begin for begin, end in pauses(journal))

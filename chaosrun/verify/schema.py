@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from chaosrun.faults.kind import PHASES
 from chaosrun.faults.kinds import KINDS
-from chaosrun.records.journal import OUTCOMES
+from chaosrun.records.events import OUTCOMES
 from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
 from chaosrun.verify.codes import public_codes

@@ -3,10 +3,11 @@
 Pure.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from chaosrun.faults.fault import Fault
+from chaosrun.records.events import AttemptStarting, FaultObserved, FaultRequested, StagingCleared
 from chaosrun.records.history import Attempt, LegHistory
 
 DAMAGES = frozenset({"truncate", "zero_tail", "flip_file_bit", "missing_file", "missing_manifest", "foreign_manifest"})
@@ -21,24 +22,25 @@ class Shortfall(NamedTuple):
     """A sentence for people."""
 
 
-def storage_problem(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) -> str | None:
+def storage_problem(fault: Fault, seen: FaultObserved, chaos: LegHistory) -> str | None:
     found = storage_shortfall(fault, seen, chaos)
     return found and found.problem
 
 
-def storage_shortfall(fault: Fault, seen: Mapping[str, Any], chaos: LegHistory) -> Shortfall | None:
+def storage_shortfall(fault: Fault, seen: FaultObserved, chaos: LegHistory) -> Shortfall | None:
     """None when the storage bears it out, and for faults of other kinds."""
-    later = [attempt for attempt in chaos.attempts if attempt.number > seen["attempt"]]
+    found = seen.found or {}
+    later = [attempt for attempt in chaos.attempts if attempt.number > seen.attempt]
     if fault.kind in DAMAGES:
-        return _unmet_damage(str(seen["found"].get("checkpoint")), chaos, later)
+        return _unmet_damage(str(found.get("checkpoint")), chaos, later)
     if fault.kind == "stale_staging":
-        name = str(seen["found"].get("staged"))
-        if any(name in record["names"] for record in _since(chaos, "staging.cleared", seen)):
+        name = str(found.get("staged"))
+        if any(name in record.names for record in _since(chaos, StagingCleared, seen)):
             return None
         why = "it was not there at the next start" if later else "no attempt came after it"
         return Shortfall("unread", f"nobody cleared {name} away: {why}")
     if fault.kind == "failed_rename" and later:
-        saved = [record["step"] for record in chaos.events("fault.requested") if record["fault"] == fault.id][-1]
+        saved = [record.step or 0 for record in chaos.events(FaultRequested) if record.fault == fault.id][-1]
         if later[0].resume_step >= saved:
             return Shortfall("committed", f"the checkpoint of step {saved} was committed all the same")
     return None
@@ -55,7 +57,7 @@ def _unmet_damage(name: str, chaos: LegHistory, later: list[Attempt]) -> Shortfa
     return Shortfall("unread", f"{name} was damaged, but {why}")
 
 
-def _since(chaos: LegHistory, event: str, seen: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _since(chaos: LegHistory, event: type[StagingCleared], seen: FaultObserved) -> Iterator[StagingCleared]:
     """Records of an event from after the start of the attempt that the fault struck."""
-    started = next(record["seq"] for record in chaos.events("attempt.starting") if record["attempt"] == seen["attempt"])
-    return (record for record in chaos.events(event) if record["seq"] > started)
+    started = next(record.seq for record in chaos.events(AttemptStarting) if record.attempt == seen.attempt)
+    return (record for record in chaos.events(event) if record.seq > started)

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.events import Outcome
 from chaosrun.records.history import LegHistory, read_leg
-from chaosrun.records.journal import Outcome
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.order import DataResume
 from chaosrun.records.run_file import read_object, recorded_leg
@@ -217,7 +217,7 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
             reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
             return _Ruling(status="INCONCLUSIVE", reason=reason)
-        message, hint = leg.finished["message"] or leg.outcome or "", leg.finished.get("hint")
+        message, hint = leg.finished.message or leg.outcome or "", leg.finished.hint
         if leg is chaos and leg.outcome == "inexact_restore":
             return _Ruling(status="FAIL", reason=_end_of(leg, message), hint=hint)
         exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
@@ -236,7 +236,7 @@ def _only_missing(*legs: LegHistory) -> bool:
 
 def _end_of(leg: LegHistory, message: str) -> Cause:
     assert leg.finished is not None
-    code = leg.finished.get("code") or END_CODES[leg.outcome or "recovery_failed"]
+    code = leg.finished.code or END_CODES[leg.outcome or "recovery_failed"]
     return Cause(code, {"leg": leg.name, "message": message})
 
 
@@ -278,7 +278,7 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> _Ruling | None:
     if beside is not None and outcome == "completed":
         headline = f"{_about(beside)}, which no corruption explains; besides, {seen.summary}"
         return _Ruling(status="FAIL", reason=_cause_of(beside), headline=headline)
-    end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished['message']}"
+    end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished.message}"
     reason = Cause.of("corruption_injected")
     return _Ruling(status="FAIL", reason=reason, headline=f"{reason.sentence}: {seen.summary}{end}")
 

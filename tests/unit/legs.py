@@ -29,6 +29,7 @@ from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.manifest import Position as ManifestPosition
 from chaosrun.records.trace import TraceWriter
+from tests.unit.events import event
 
 TENSORS = ("embed.weight", "block.weight", "head.bias")
 MICRO_BATCHES = 2
@@ -135,14 +136,14 @@ class LegWriter:
 
     def write(self, kills: Sequence[Fault], name: str) -> None:
         self.layout.environment.write_text(json.dumps({"torch": "2.13.0", "threads": 1, "cpu": "AVX2"}))
-        self.journal.append("leg.started", leg=name, workers=self.workers, supervisor_pid=1)
+        self.journal.append(event("leg.started", leg=name, workers=self.workers, supervisor_pid=1))
         waiting = list(kills)
         attempt = 0
         done = False
         while not done:
             attempt += 1
             done = self.attempt(attempt, waiting)
-        self.journal.append("leg.finished", outcome="completed", message="", hint=None, final_step=self.steps)
+        self.journal.append(event("leg.finished", outcome="completed", message="", hint=None, final_step=self.steps))
         self.journal.close()
 
     def attempt(self, number: int, waiting: list[Fault]) -> bool:
@@ -152,9 +153,9 @@ class LegWriter:
         state = self.restore(resume)
         armed = [fault.id for fault in waiting]
         resume_step = int(resume[5:]) if resume else 0
-        self.journal.append("attempt.starting", attempt=number, resume=resume, resume_step=resume_step, armed=armed)
-        pids = {str(rank): 100 * number + rank for rank in range(self.workers)}
-        self.journal.append("attempt.started", attempt=number, pids=pids, address="127.0.0.1:1")
+        self.journal.append(event("attempt.starting", attempt=number, resume=resume, resume_step=resume_step, armed=armed))
+        pids = {rank: 100 * number + rank for rank in range(self.workers)}
+        self.journal.append(event("attempt.started", attempt=number, pids=pids, address="127.0.0.1:1"))
         writers = [TraceWriter(self.layout.attempt(number).trace(rank)) for rank in range(self.workers)]
         self.start(writers, number, state, resume)
         cursor = self.cursor(state, resume)
@@ -370,21 +371,23 @@ class LegWriter:
         lost = fault.id == self.bugs.lost_fault
         if not lost:
             self.journal.append(
-                "fault.requested", fault=fault.id, attempt=number, rank=fault.rank, step=step, phase=fault.phase
+                event("fault.requested", fault=fault.id, attempt=number, rank=fault.rank, step=step, phase=fault.phase)
             )
         exited = {"exit_code": None, "signal": 9, "died_s": died}
-        self.journal.append("worker.exited", attempt=number, rank=fault.rank, pid=pid, **exited)
+        self.journal.append(event("worker.exited", attempt=number, rank=fault.rank, pid=pid, **exited))
         if lost:
-            self.journal.append("death.unplanned", attempt=number, rank=fault.rank, reason="signal 9", step=step, error=None)
+            self.journal.append(
+                event("death.unplanned", attempt=number, rank=fault.rank, reason="signal 9", step=step, error=None)
+            )
         else:
             seen = {"fault": fault.id, "attempt": number, "rank": fault.rank, "pid": pid, "how": "death", "found": None}
             seen |= {"exit_code": None, "signal": 9, "died_s": died}
-            self.journal.append("fault.observed", **seen)
+            self.journal.append(event("fault.observed", **seen))
         others = [rank for rank in range(self.workers) if rank != fault.rank]
         for rank in others:
             exited = {"exit_code": None, "signal": 9, "died_s": self.clock()}
-            self.journal.append("worker.exited", attempt=number, rank=rank, pid=100 * number + rank, **exited)
-        self.journal.append("attempt.stopped", attempt=number, reason="a rank died", killed=others)
+            self.journal.append(event("worker.exited", attempt=number, rank=rank, pid=100 * number + rank, **exited))
+        self.journal.append(event("attempt.stopped", attempt=number, reason="a rank died", killed=others))
 
 
 def write_run(
@@ -431,7 +434,7 @@ def die_raising(run: RunLayout, traceback: str) -> None:
     with patch("os.fsync"):
         journal = Journal(run.leg("chaos").journal)
         attempt = len(run.leg("chaos").attempts())
-        journal.append("death.unplanned", attempt=attempt, rank=1, reason="raised", step=12, error=error)
+        journal.append(event("death.unplanned", attempt=attempt, rank=1, reason="raised", step=12, error=error))
         journal.close()
 
 

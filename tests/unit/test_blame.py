@@ -21,7 +21,7 @@ from chaosrun.errors import (
     UnsafeCheckpointError,
 )
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.journal import EndCode
+from chaosrun.records.events import EndCode
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.verify.blame import WHOSE, Blame, Whose
@@ -307,7 +307,7 @@ def test_a_fault_that_did_not_land(because: str | None, expected: tuple[str, str
         ("killed", "machine"),
         ("node_lost", "machine"),
         # It may be the fault's own doing, not known again.
-        ("script_failed", "chaosrun"),
+        ("out_of_memory", "chaosrun"),
         (None, "chaosrun"),
     ],
 )

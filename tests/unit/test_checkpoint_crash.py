@@ -29,6 +29,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import FileEntry, Manifest, Position
 from chaosrun.records.trace import read_lines
+from tests.unit.events import event
 from tests.unit.powercut import RecordingDisk, after_power_cut, build
 
 KEEP = 2
@@ -334,7 +335,7 @@ def journal_cuts(folder: Path, disk: type[RecordingDisk], fates: int) -> int:
             into = folder / f"cut-{next(cuts)}"
             build(after_power_cut(recording.model, fate), into)
             again = Journal(into / "run" / "leg" / "journal.jsonl", disk=NotSynced())
-            again.append("supervisor.resumed", supervisor_pid=2)
+            again.append(event("supervisor.resumed", supervisor_pid=2))
             again.close()
             assert (problem := journal_problems(into / "run" / "leg" / "journal.jsonl", promised + 1)) is None, problem
             shutil.rmtree(into)
@@ -345,7 +346,7 @@ def journal_cuts(folder: Path, disk: type[RecordingDisk], fates: int) -> int:
         journal = Journal(root / "run" / "leg" / "journal.jsonl", disk=recording)
         for number in range(6):
             durable = number % 3 == 2
-            journal.append("worker.exited", durable=durable, rank=number, reason="x" * 40 * part)
+            journal.append(event("attempt.stopped", attempt=number + 1, reason="x" * 40 * part), durable=durable)
             written += 1
             promised = written if durable else promised
         journal.close()
@@ -381,10 +382,10 @@ def test_a_disk_that_fills_up_takes_no_part_of_a_record(tmp_path: Path, size: in
     journal = Journal(path)
     with file_size_limit(size), pytest.raises(OSError, match="File too large"):
         for number in itertools.count():
-            journal.append("worker.exited", rank=number)
+            journal.append(event("worker.exited", rank=number))
     said = len(list(read_lines(path)))
     assert path.read_bytes().endswith(b"\n") or said == 0
-    journal.append("attempt.stopped", attempt=1)
+    journal.append(event("attempt.stopped", attempt=1))
     journal.close()
     assert journal_problems(path, said + 1) is None
     assert said + 1 == len(path.read_bytes().splitlines())
@@ -422,14 +423,14 @@ def keep_saving(layout: LegLayout, journal_path: Path, told: int) -> None:
     selection = store.newest_valid()
     assert selection.quarantined == (), selection.quarantined
     step = selection.manifest.step if selection.manifest else 0
-    journal.append("attempt.starting", resume_step=step)
+    journal.append(event("attempt.starting", resume_step=step))
     os.write(told, b"started\n")
     while True:
         step += 1
         save(store, step)
         os.write(told, b"%d\n" % step)
         store.retain()
-        journal.append("worker.exited", durable=step % 2 == 0, rank=step)
+        journal.append(event("worker.exited", rank=step), durable=step % 2 == 0)
 
 
 def killed_at(words: int, delay_s: float, layout: LegLayout, journal_path: Path) -> list[bytes]:

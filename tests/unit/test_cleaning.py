@@ -171,7 +171,9 @@ class TestClean:
         used = run_of(root, "used", "PASS")
         waiting = run_of(root, "waiting", None, reference=str(used.path.resolve()))
         assert cleaned(root).empty
-        waiting.reference.journal.write_text('{"event": "leg.finished", "outcome": "completed", "final_step": 5}\n')
+        waiting.reference.journal.write_text(
+            '{"event": "leg.finished", "outcome": "completed", "message": null, "final_step": 5}\n'
+        )
         assert [entry.name for entry in cleaned(root).choice.removed] == [used.run_id]
 
     @pytest.mark.parametrize("where", [None, ".chaosrun", "link"])

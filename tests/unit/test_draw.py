@@ -22,6 +22,7 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.report.picture import LegPicture, RunPicture
 from chaosrun.report.screen import Screen
 from tests.terminal import Grid, Terminal
+from tests.unit.events import event
 
 
 def picture(ranks: int = 3, *, steps: int = 45, of: int | None = 80) -> RunPicture:
@@ -350,8 +351,8 @@ def small(tmp_path: Path) -> Path:
     run.path.mkdir(parents=True)
     run.run_json.write_text(json.dumps({"created_s": time.time(), "spec": {"name": "small", "workers": 2, "max_steps": 9}}))
     journal = Journal(run.leg("chaos").journal)
-    journal.append("leg.started", leg="chaos", workers=2, supervisor_pid=1)
-    journal.append("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[])
+    journal.append(event("leg.started", leg="chaos", workers=2, supervisor_pid=1))
+    journal.append(event("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[]))
     journal.close()
     return run.path
 

@@ -10,8 +10,10 @@ from chaosrun.faults.evidence import note_problem
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.gone import wrong_place
 from chaosrun.faults.seen import Seen
+from chaosrun.records.events import NodePlace
 from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
+from tests.unit.events import event
 
 Found = dict[str, Any]
 
@@ -30,14 +32,14 @@ AGENT, SERVER, RANK_0, RANK_1, RAYLET = (
 BELOW = [AGENT, SERVER, RANK_0, RANK_1]
 SUPERVISOR, HEAD = process("supervisor", 10), process("head", 11)
 JOURNAL = (
-    {"seq": 1, "event": "leg.started", "supervisor_pid": 9},
-    {"seq": 2, "event": "supervisor.resumed", "supervisor_pid": 10},
-    {"seq": 3, "event": "placement.acquired", "nodes": {"n9": {"ranks": [1]}}},
-    {"seq": 4, "event": "placement.acquired", "nodes": {"n0": {"ranks": [0, 1]}, "n1": {"ranks": [2]}}},
-    {"seq": 5, "event": "fault.requested"},
-    {"seq": 6, "event": "placement.acquired", "nodes": {"n2": {"ranks": [0, 1, 2]}}},
-    {"seq": 7, "event": "supervisor.resumed", "supervisor_pid": 12},
-    {"seq": 8, "event": "supervisor.resumed", "supervisor_pid": 13},
+    event(**{"seq": 1, "event": "leg.started", "supervisor_pid": 9}),
+    event(**{"seq": 2, "event": "supervisor.resumed", "supervisor_pid": 10}),
+    event(**{"seq": 3, "event": "placement.acquired", "nodes": {"n9": NodePlace(ranks=(1,))}}),
+    event(**{"seq": 4, "event": "placement.acquired", "nodes": {"n0": NodePlace(ranks=(0, 1)), "n1": NodePlace(ranks=(2,))}}),
+    event(**{"seq": 5, "event": "fault.requested"}),
+    event(**{"seq": 6, "event": "placement.acquired", "nodes": {"n2": NodePlace(ranks=(0, 1, 2))}}),
+    event(**{"seq": 7, "event": "supervisor.resumed", "supervisor_pid": 12}),
+    event(**{"seq": 8, "event": "supervisor.resumed", "supervisor_pid": 13}),
 )
 
 
@@ -58,7 +60,7 @@ def problem(kind: Any, found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=5, source="test")
     chaos = LegHistory(name="chaos", layout=LegLayout(Path("chaos")), journal=JOURNAL)
     seen = Seen(fault=fault, pid=101, found=found or {})
-    told = note_problem(seen) or wrong_place(seen, {"seq": 5}, chaos)
+    told = note_problem(seen) or wrong_place(seen, event("fault.requested", seq=5), chaos)
     return told and told.words
 
 

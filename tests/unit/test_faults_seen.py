@@ -7,6 +7,7 @@ import pytest
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.seen import Seen
+from tests.unit.events import event
 
 NODE = {
     "struck": [{"what": "agent", "pid": 40, "start_ticks": 1}],
@@ -129,18 +130,8 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
 }
 
 
-def observed(found: Any, ended: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "fault": "F1",
-        "attempt": 1,
-        "rank": 1,
-        "pid": 7,
-        "how": "?",
-        "exit_code": None,
-        "signal": None,
-        "found": found,
-        **ended,
-    }
+def observed(found: Any, ended: dict[str, Any]) -> Any:
+    return event("fault.observed", **{"rank": 1, "pid": 7, "how": "?", "found": found, **ended})
 
 
 def fault_of(kind: str, **more: Any) -> Fault:

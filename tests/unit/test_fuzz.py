@@ -15,7 +15,8 @@ from chaosrun import api
 from chaosrun.checkpoint.audit import audit_directory
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.history import journal_records
+from chaosrun.records.codec import encode
+from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.manifest import Manifest
@@ -35,6 +36,7 @@ from chaosrun.supervise.drill import has_ended, leg_of
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.reference import final_step, leg_end
 from chaosrun.verify.verdict import judge
+from tests.unit.events import event
 
 pytestmark = pytest.mark.parametrize("examples", AMOUNTS)
 
@@ -243,11 +245,11 @@ def test_journals_that_are_gone_on_with(examples: int, sound: RunLayout, tmp_pat
         path.write_bytes(data)
         try:
             Journal(path).close()
-            records = journal_records(path)
+            records = journal_events(path)
         except ChaosrunError:
             return
         journal = Journal(path)
-        assert journal.append("leg.finished")["seq"] == len(records) + 1
+        assert journal.append(event("leg.finished")).seq == len(records) + 1
         journal.close()
 
     tried(examples, changed_lines(sound.leg("chaos").journal.read_bytes()), check)
@@ -300,13 +302,11 @@ def test_markers_and_notes(examples: int, tmp_path: Path) -> None:
         (leg.notes / f"{fault.id}.json").write_bytes(files[1])
         assert fault.id in fault_markers(leg), "a marker that cannot be read still claims its fault"
         read_note(leg, fault.id)
-        journal: list[dict[str, Any]] = []
-        seen = Observations(
-            leg, FaultPlan(seed=0, faults=(fault,)), lambda event, **fields: journal.append({"event": event, **fields})
-        )
+        journal: list[Any] = []
+        seen = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: journal.append(event))
         seen.of_notes(at_last=True)
         seen.of_death({"attempt": 1, "rank": 1, "pid": 1, "exit_code": None, "signal": 9, "died_s": 2.0})
-        json.dumps(journal)
+        [encode(event) for event in journal]
 
     both = st.one_of(st.tuples(changed_file(marker), st.just(note)), st.tuples(st.just(marker), changed_file(note)))
     tried(examples, both, check)

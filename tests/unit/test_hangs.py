@@ -9,6 +9,7 @@ import pytest
 from chaosrun.faults.evidence import hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.seen import Seen
+from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import Heartbeat, Pulse
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_marker
@@ -259,25 +260,9 @@ def test_a_stopped_process_and_a_rank_without_a_beat_are_said_to_be_that() -> No
 
 def test_what_the_journal_says_of_it() -> None:
     found = standstill({0: pulse("backward", 12), 1: pulse(None)}, rank0=("S", [ENGINE]))
-    assert found.to_json() == {
-        "attempt": 2,
-        "first": 1,
-        "silent_s": 3.2,
-        "patience_s": 3.0,
-        "ranks": [
-            {
-                "rank": 0,
-                "step": 12,
-                "stage": "backward",
-                "silent_s": 1.0,
-                "pid": 1,
-                "state": "S",
-                "wchan": None,
-                "stack": [ENGINE],
-            },
-            {"rank": 1, "step": None, "stage": None, "silent_s": None, "pid": 1, "state": None, "wchan": None, "stack": []},
-        ],
-    }
+    first = SilentRank(rank=0, step=12, stage="backward", silent_s=1.0, pid=1, state="S", stack=(ENGINE,))
+    ranks = (first, SilentRank(rank=1, pid=1))
+    assert found.declared("m") == HangDeclared(attempt=2, first=1, silent_s=3.2, patience_s=3.0, message="m", ranks=ranks)
 
 
 # What it proves of a fault
@@ -309,18 +294,16 @@ def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: P
     leg = LegLayout(tmp_path)
     fault = Fault(id="F1", kind="stop", rank=1, phase="forward", at_step=7, source="test")
     write_marker(leg, "F1", rank=1, attempt=2, pid=1, phase="forward", step=7)
-    journal: list[dict[str, Any]] = []
-    observations = Observations(
-        leg, FaultPlan(seed=0, faults=(fault,)), lambda event, **fields: journal.append({"event": event, **fields})
-    )
+    journal: list[Any] = []
+    observations = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: journal.append(event))
     found = {"state": "S", "stage": "forward"}
     assert observations.of_hang(1, 1, found) is None
     assert observations.of_hang(2, 0, found) is None
     assert journal == []
     assert observations.of_hang(2, 1, found) is None, "a hang of another cause: nobody had planned it"
-    assert [record["event"] for record in journal] == ["fault.requested", "fault.observed"]
-    assert journal[1]["how"] == "hang"
-    assert "a process that SIGSTOP stopped is in state T" in journal[1]["found"]["problem"]
+    assert [record.event for record in journal] == ["fault.requested", "fault.observed"]
+    assert journal[1].how == "hang"
+    assert "a process that SIGSTOP stopped is in state T" in journal[1].found["problem"]
     assert observations.of_hang(2, 1, {**found, "state": "T"}) is None, "once"
 
 

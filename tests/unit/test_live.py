@@ -25,6 +25,7 @@ from chaosrun.report.progress import Landing, LegProgress, StepSeen, advance, la
 from chaosrun.report.status import read_status, status_lines
 from chaosrun.report.watch import watch
 from tests.terminal import Grid
+from tests.unit.events import event
 
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
@@ -68,7 +69,7 @@ def fold(records: list[dict[str, Any]]) -> LegProgress:
 def write_journal(run: RunLayout, leg: str, records: list[dict[str, Any]], clock: Any = time.time) -> None:
     journal = Journal(run.leg(leg).journal, clock=clock)
     for record in records:
-        journal.append(record["event"], **{key: value for key, value in record.items() if key != "event"})
+        journal.append(event(**record))
     journal.close()
 
 
@@ -352,8 +353,8 @@ class TestPicture:
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)) as live:
             while time.monotonic() - began_s < 0.5 or not stream.getvalue():
                 number += 1
-                write_journal(run, "chaos", [{"event": f"e{number}"}])
-                live.on_event({"leg": "chaos", "event": f"e{number}", "seq": number})
+                write_journal(run, "chaos", [{"event": "supervisor.resumed"}])
+                live.on_event({"leg": "chaos", "event": "supervisor.resumed", "supervisor_pid": 1, "seq": number})
                 time.sleep(0.002)
         took_s = time.monotonic() - began_s
         # The first one at once, and one that erases.
@@ -537,7 +538,9 @@ class TestStatus:
         assert "journal.jsonl:4" in status.damaged[0]
 
     def test_record_without_its_fields_is_reported(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", [*CHAOS[:3], {"event": "fault.observed", "fault": "F1"}])
+        write_journal(run, "chaos", CHAOS[:3])
+        with run.leg("chaos").journal.open("a") as file:
+            file.write('{"v":2,"seq":4,"time_s":1.0,"event":"fault.observed","fault":"F1"}\n')
         assert "a record lacks 'attempt'" in read_status(run, supervised=False).damaged[0]
 
     @pytest.mark.parametrize("text", ["{", "[]"])

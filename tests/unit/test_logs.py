@@ -24,6 +24,7 @@ from chaosrun.report.event_lines import EventFollower
 from chaosrun.report.log_lines import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
+from tests.unit.events import event
 
 COMMAND = Path(sys.executable).with_name("chaosrun")
 
@@ -49,7 +50,7 @@ def write(run: RunLayout, leg: str, attempt: int, rank: int, data: bytes) -> Non
 def tell(run: RunLayout, leg: str, *records: dict[str, Any], time_s: float = 1000.0) -> None:
     journal = Journal(run.leg(leg).journal, clock=lambda: time_s)
     for record in records:
-        journal.append(record["event"], **{key: value for key, value in record.items() if key != "event"})
+        journal.append(event(**record))
     journal.close()
 
 
@@ -438,8 +439,8 @@ class TestCommands:
     def test_nor_does_what_a_run_says_of_its_end(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         evil = "\x1b[2J\x1b]0;title\x07\x1b[31mred\x1b[0m"
         error = {"type": "ValueError", "message": evil, "traceback": f"Traceback\nValueError: {evil}"}
-        died = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": None, "pid": 1, "reason": evil, "error": error}
-        ended = {"event": "leg.finished", "outcome": "user_error", "message": evil, "hint": evil, "final_step": None}
+        died = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": None, "reason": evil, "error": error}
+        ended = {"event": "leg.finished", "outcome": "user_error", "message": evil, "hint": evil}
         tell(run, "reference", {"event": "leg.started", "workers": 2, "supervisor_pid": 1}, died, ended)
         assert cli.main(["status", "latest", "--root", str(run.path.parents[1])]) == 0
         told = capsys.readouterr().out

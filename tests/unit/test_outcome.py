@@ -10,6 +10,7 @@ from chaosrun.integrations.testing.outcome import TRACEBACK_LINES, DrillFailed, 
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import Verdict
+from tests.unit.events import event
 
 TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 7, in main\n' * 40 + "ValueError: \x1b[2Jboom\n"
 
@@ -30,10 +31,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     monkeypatch.delenv("CHAOSRUN_ROOT", raising=False)
     run = RunLayout(tmp_path / ".chaosrun" / "runs" / "small-1")
     journal = Journal(run.leg("chaos").journal)
-    journal.append("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[])
+    journal.append(event("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[]))
     error = {"type": "ValueError", "message": "boom", "traceback": TRACEBACK}
-    journal.append("death.unplanned", attempt=1, rank=1, step=7, reason="raised", error=error)
-    journal.append("leg.finished", outcome="user_error", message="rank 1 raised", hint=None, final_step=7)
+    journal.append(event("death.unplanned", attempt=1, rank=1, step=7, reason="raised", error=error))
+    journal.append(event("leg.finished", outcome="user_error", message="rank 1 raised", hint=None, final_step=7))
     journal.close()
     return run
 

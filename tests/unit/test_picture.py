@@ -20,6 +20,7 @@ from chaosrun.records.trace import TraceWriter
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import LegPicture, RunPicture, State
+from tests.unit.events import event
 
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
 
@@ -414,7 +415,7 @@ def run(tmp_path: Path) -> RunLayout:
 def append(run: RunLayout, *records: dict[str, Any], leg: str = "chaos") -> None:
     journal = Journal(run.leg(leg).journal)
     for record in records:
-        journal.append(record["event"], **{key: value for key, value in record.items() if key != "event"})
+        journal.append(event(**record))
     journal.close()
 
 

@@ -25,6 +25,7 @@ from chaosrun.records.supervision import described, raised_again, read_supervisi
 from chaosrun.supervise import remote
 from chaosrun.supervise.control import control_directory, serve
 from chaosrun.supervise.drill import lock_run
+from tests.unit.events import event
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ class TestLandings:
     def write(self, run: RunLayout, *records: dict[str, Any]) -> None:
         journal = Journal(run.leg("chaos").journal)
         for record in records:
-            journal.append(**record)
+            journal.append(event(**record))
         journal.close()
 
     def test_where_and_how(self, run: RunLayout) -> None:

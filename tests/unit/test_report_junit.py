@@ -155,7 +155,9 @@ def wall_s(run: RunLayout, leg: str) -> float:
     return times[-1] - times[0]
 
 
-@pytest.mark.parametrize(("before", "counted_s"), [([], 10.0), ([{"event": "leg.finished"}], 0.0)])
+@pytest.mark.parametrize(
+    ("before", "counted_s"), [([], 10.0), ([{"event": "leg.finished", "outcome": "interrupted", "message": None}], 0.0)]
+)
 def test_only_an_interruption_is_no_time_of_the_run(
     exact: Judged, tmp_path: Path, before: list[dict[str, Any]], counted_s: float
 ) -> None:
@@ -164,7 +166,9 @@ def test_only_an_interruption_is_no_time_of_the_run(
     journal = run.leg("chaos").journal
     *lines, last = [json.loads(line) for line in journal.read_text().splitlines()]
     at_s = lines[-1]["time_s"]
-    more = [{**record, "time_s": at_s} for record in before] + [{"event": "supervisor.resumed", "time_s": at_s + 10.0}]
+    more = [{**record, "time_s": at_s} for record in before] + [
+        {"event": "supervisor.resumed", "supervisor_pid": 2, "time_s": at_s + 10.0}
+    ]
     told = [*lines, *more, {**last, "time_s": last["time_s"] + 10.0}]
     journal.write_text("".join(f"{json.dumps(line)}\n" for line in told))
     took_s = [

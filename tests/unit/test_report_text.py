@@ -13,7 +13,8 @@ from verdicts import check_that, saying, script_failed
 
 from chaosrun.api import RunSummary
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.journal import Journal, Outcome
+from chaosrun.records.events import Outcome
+from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
 from chaosrun.report.text import job_sentence, render_plan, render_runs, render_text
@@ -24,6 +25,7 @@ from chaosrun.verify.check import Check, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
+from tests.unit.events import event
 
 RUN_ID = "bytelm-20260102-030405"
 
@@ -141,8 +143,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
 
 def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str = "chaos") -> None:
     journal = Journal(run.leg(leg).journal)
-    for event, said in records:
-        journal.append(event, **said)
+    for name, said in records:
+        journal.append(event(name, **said))
     journal.close()
 
 

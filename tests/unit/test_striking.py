@@ -10,12 +10,15 @@ import pytest
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
+from chaosrun.records.events import FaultObserved, JournalEvent
+from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, write_marker, write_note
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, OutsideFaults
+from tests.unit.events import event
 
 TICK_S = 0.5
 START_S = 1000.0
@@ -72,17 +75,17 @@ class Bench:
             leg=self.leg, plan=self.plan, observations=self.observations, striker=self.hands, clock=lambda: self.now
         )
 
-    def _record(self, event: str, *, durable: bool = True, **fields: Any) -> None:
-        self.journal.append(event, durable=durable, **fields)
+    def _record(self, event: JournalEvent, *, durable: bool = True) -> None:
+        self.journal.append(event, durable=durable)
 
     def start(self, attempt: int) -> None:
         self.outside_faults.attempt_started(attempt, self.now)
-        self.journal.append("attempt.started", attempt=attempt, pids={}, address="")
+        self.journal.append(event("attempt.started", attempt=attempt, pids={}, address=""))
 
     def successor(self) -> None:
-        past = list(read_lines(self.leg.journal))
+        past = journal_events(self.leg.journal)
         self.outside_faults = self._make()
-        self.observations.observed = {record["fault"] for record in past if record["event"] == "fault.observed"}
+        self.observations.observed = {event.fault for event in past if isinstance(event, FaultObserved)}
         self.outside_faults.take_over(past)
 
     def look(self, at_s: float, *, running: bool = True) -> dict[str, Any] | None:

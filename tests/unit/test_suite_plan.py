@@ -206,8 +206,13 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_from_going_on(suite: Path, 
 
 def test_time_is_that_of_all_processes_and_not_what_lies_between(tmp_path: Path) -> None:
     folder = SuiteFolder(tmp_path)
-    times = [("suite.began", 100), ("drill.x", 103), ("suite.began", 900), ("drill.x", 904), ("suite.ended", 905)]
-    folder.journal.write_text("".join(json.dumps({"event": event, "time_s": time_s}) + "\n" for event, time_s in times))
+    times = [("suite.began", 100), ("drill.started", 103), ("suite.began", 900), ("drill.started", 904), ("suite.ended", 905)]
+    folder.journal.write_text(
+        "".join(
+            json.dumps({"event": event, "time_s": time_s, "name": "a", "run": "/r", "result": {}}) + "\n"
+            for event, time_s in times
+        )
+    )
     assert folder.progress().took_s == 8
 
 

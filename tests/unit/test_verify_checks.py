@@ -11,6 +11,7 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.events import event_of
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
@@ -446,7 +447,7 @@ def test_quarantined_checkpoint_is_not_to_be_resumed_from(tmp_path: Path) -> Non
     path = run.leg("chaos").journal
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     event = {
-        "v": 1,
+        "v": 2,
         "event": "checkpoint.quarantined",
         "time_s": 1.0,
         "name": "step-00000008",
@@ -494,10 +495,9 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
     drill = load(run)
     first, second, *rest = drill.chaos.attempts
     name = "step-00000006"
+    death = {"event": "death.unplanned", "attempt": 1, "rank": 1, "reason": "no"}
     tries = [
-        replace(
-            second, number=0, resume=name, resume_step=6, traces={}, unplanned=({"rank": 1, "reason": "no", "error": error},)
-        )
+        replace(second, number=0, resume=name, resume_step=6, traces={}, unplanned=(event_of({**death, "error": error}),))
         for error in errors
     ]
     attempts = (first, *tries, replace(second, quarantined=(name,)), *rest)

@@ -48,7 +48,7 @@ def inject(run: RunLayout, fault: Fault = FLIP, *, attempt: int = 1, found: dict
         if record["event"] in ("worker.exited", "leg.finished") and record.get("attempt", attempt) == attempt
     )
     about = {"attempt": attempt, "rank": fault.rank}
-    time = {"v": 1, "seq": 0, "time_s": before["time_s"]}
+    time = {"v": 2, "seq": 0, "time_s": before["time_s"]}
     asked = {**time, "event": "fault.requested", "fault": fault.id, **about, "step": fault.at_step, "phase": fault.phase}
     seen = {"event": "fault.observed", "fault": fault.id, "pid": 100 * attempt + fault.rank, "how": "note", "signal": None}
     seen |= {**time, **about, "exit_code": None, "died_s": None, "found": NOTE if found is None else found}

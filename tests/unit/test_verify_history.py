@@ -121,12 +121,13 @@ def test_malformed_line_is_a_problem(
     ("old", "new", "complaint"),
     [
         ('"seq":3', '"seq":4', "a record is missing"),
-        ('"v":1,"seq":2', '"v":7,"seq":2', "journal version 7"),
-        ('"outcome":"completed"', '"outcome":"fine"', "unknown outcome"),
+        ('"v":2,"seq":2', '"v":7,"seq":2', "version 7"),
+        ('"v":2,"seq":2', '"v":1,"seq":2', "written by an earlier chaosrun"),
+        ('"outcome":"completed"', '"outcome":"fine"', "Invalid enum value 'fine' at `outcome`"),
         ('"armed":["F1","F2","F3"]', '"armed":null', "armed"),
         ('"pids":{"0"', '"pids":{"zero"', "pids"),
-        ('"event":"leg.started"', '"event":7', "no event"),
-        ('"event":"attempt.stopped","attempt":1', '"event":"attempt.stopped","attempt":8', "attempt 8 left records"),
+        ('"event":"leg.started"', '"event":7', "at `event`"),
+        ('"attempt":1,"reason":"a rank', '"attempt":8,"reason":"a rank', "attempt 8 left records"),
     ],
 )
 def test_malformed_journal_is_a_problem(run: RunLayout, old: str, new: str, complaint: str) -> None:
@@ -154,6 +155,6 @@ def test_finished_only_when_nothing_follows(run: RunLayout) -> None:
     last = path.read_text().splitlines()[-1]
     sequence = len(path.read_text().splitlines()) + 1
     with path.open("a") as file:
-        file.write(f'{{"v":1,"seq":{sequence},"time_s":1.0,"event":"supervisor.resumed","supervisor_pid":2}}\n')
+        file.write(f'{{"v":2,"seq":{sequence},"time_s":1.0,"event":"supervisor.resumed","supervisor_pid":2}}\n')
     assert "leg.finished" in last
     assert read_leg(run.leg("chaos")).outcome is None

@@ -128,7 +128,7 @@ def _paused(line: dict[str, object], at_s: float) -> dict[str, object]:
     if line["time_s"] == at_s:
         return {**later, "event": "leg.finished", "outcome": "interrupted", "message": None}
     if line["event"] == "attempt.starting" and line["attempt"] == 2:
-        return {**later, "event": "supervisor.resumed"}
+        return {**later, "event": "supervisor.resumed", "supervisor_pid": 2}
     return later
 
 

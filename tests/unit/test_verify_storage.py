@@ -1,6 +1,5 @@
 """Damage that nobody met proves nothing, and a commit that failed must not have committed anything."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ from chaosrun.faults.fault import Fault
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.storage import DAMAGES, storage_problem
+from tests.unit.events import event
 
-SEEN: Mapping[str, Any] = {"attempt": 1, "found": {"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"}}
+SEEN = event("fault.observed", found={"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"})
 
 
 def fault(kind: str) -> Fault:
@@ -32,9 +32,9 @@ def attempt(number: int, resume: int, *quarantined: str) -> Attempt:
     )
 
 
-def history(*attempts: Attempt, records: tuple[Mapping[str, Any], ...] = ()) -> LegHistory:
-    starts = tuple({"event": "attempt.starting", "attempt": each.number, "seq": 10 * each.number} for each in attempts)
-    asked = ({"event": "fault.requested", "fault": "F1", "step": 20, "seq": 11},)
+def history(*attempts: Attempt, records: tuple[Any, ...] = ()) -> LegHistory:
+    starts = tuple(event("attempt.starting", attempt=each.number, seq=10 * each.number) for each in attempts)
+    asked = (event("fault.requested", step=20, seq=11),)
     return LegHistory(name="chaos", layout=LegLayout(Path("/run")), journal=(*starts, *asked, *records), attempts=attempts)
 
 
@@ -63,8 +63,8 @@ def test_a_damage_that_nobody_met_proves_nothing(later: tuple[Attempt, ...], tol
 def test_a_folder_left_behind_has_to_be_cleared_away() -> None:
     both = (attempt(1, 0), attempt(2, 10))
 
-    def cleared(seq: int, *names: str) -> tuple[Mapping[str, Any], ...]:
-        return ({"event": "staging.cleared", "names": list(names), "seq": seq},)
+    def cleared(seq: int, *names: str) -> tuple[Any, ...]:
+        return (event("staging.cleared", names=names, seq=seq),)
 
     found = history(*both, records=cleared(15, "step-00000020.attempt-0"))
     assert storage_problem(fault("stale_staging"), SEEN, found) is None

@@ -224,7 +224,7 @@ def test_a_fault_that_is_gone_from_the_plan_is_never_a_pass(run: RunLayout, even
     edit_journal(run, "chaos", lambda line: {**told(line), "seen": True})
     if event == "injected":
         lines = run.leg("chaos").journal.read_text().splitlines(keepends=True)
-        record = {"v": 1, "event": "fault.injected", "time_s": 1.0, "fault": late.id, "kind": "kill", "rank": 0, "what": ""}
+        record = {"v": 2, "event": "fault.injected", "time_s": 1.0, "fault": late.id, "kind": "kill", "rank": 0, "what": ""}
         lines.insert(3, json.dumps({**record, **({"plan": late.digest()} if digest else {})}) + "\n")
         run.leg("chaos").journal.write_text("".join(lines))
         edit_journal(run, "chaos", lambda line: {**line, "again": True})

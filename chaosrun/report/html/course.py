@@ -1,8 +1,16 @@
 """What happened in a leg, by its own clock: marks with their labels for the timeline, and the same in words."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from chaosrun.records.codec import to_plain
+from chaosrun.records.events import (
+    CheckpointQuarantined,
+    DeathUnplanned,
+    FaultObserved,
+    FaultRequested,
+    HangDeclared,
+    JournalEvent,
+)
 from chaosrun.report.html.drawing import Mark
 from chaosrun.report.html.page import since
 from chaosrun.report.html.source import Source
@@ -17,9 +25,9 @@ Placed = tuple[int | None, Mark]
 class Clock:
     """Seconds since the leg's first attempt began; time in which it was interrupted does not pass."""
 
-    def __init__(self, journal: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, journal: Sequence[JournalEvent]) -> None:
         journal = from_first_attempt(journal)
-        times = [time for record in journal if (time := finite(record["time_s"])) is not None]
+        times = [time for record in journal if (time := finite(record.time_s)) is not None]
         self.began_s = times[0] if times else 0.0
         self._pauses = pauses(journal)
         self.length_s = max((self.at(time) for time in times), default=0.0) or 1.0
@@ -45,44 +53,44 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
     leg = source.told.history
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
-    for record in leg.events("fault.observed"):
-        died_s, at_s = finite(record.get("died_s")), finite(record["time_s"])
+    for record in leg.events(FaultObserved):
+        died_s, at_s = finite(record.died_s), finite(record.time_s)
         time_s = at_s if died_s is None else died_s
         if time_s is None:
             continue
-        fault = record["fault"]
+        fault = record.fault
         seen.add(fault)
-        row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record['attempt']}"
+        row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record.attempt}"
         what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
         shape = "unseen" if row is None or not row.landed else "kill" if row.kind == "kill" else "fault"
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
-        yield record["rank"], Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
-    for record in leg.events("fault.requested"):
-        time_s = finite(record["time_s"])
-        if record["fault"] not in seen and time_s is not None:
-            seen.add(record["fault"])
-            label = f"Fault {record['fault']} was asked for, and not seen to happen\n{since(clock.at(time_s))}"
-            yield record["rank"], Mark(at=clock.at(time_s), y=0, shape="unseen", label=label)
+        yield record.rank, Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
+    for record in leg.events(FaultRequested):
+        time_s = finite(record.time_s)
+        if record.fault not in seen and time_s is not None:
+            seen.add(record.fault)
+            label = f"Fault {record.fault} was asked for, and not seen to happen\n{since(clock.at(time_s))}"
+            yield record.rank, Mark(at=clock.at(time_s), y=0, shape="unseen", label=label)
     yield from _mishaps(source, clock)
     yield from _saves(source, clock)
 
 
 def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
     leg = source.told.history
-    for record in leg.events("death.unplanned"):
-        if (time_s := finite(record["time_s"])) is not None:
-            yield record["rank"] or 0, _mark(record, clock.at(time_s), "unplanned")
-    planned = {record["attempt"] for record in leg.events("fault.observed") if record["how"] == "hang"}
-    for record in leg.events("hang.declared"):
+    for record in leg.events(DeathUnplanned):
+        if (time_s := finite(record.time_s)) is not None:
+            yield record.rank or 0, _mark(record, clock.at(time_s), "unplanned")
+    planned = {record.attempt for record in leg.events(FaultObserved) if record.how == "hang"}
+    for record in leg.events(HangDeclared):
         # One that a fault was the cause of is told by the fault's own mark.
-        if record["attempt"] not in planned and (time_s := finite(record["time_s"])) is not None:
-            yield record["first"], _mark(record, clock.at(time_s), "hang")
-    for record in leg.events("checkpoint.quarantined"):
-        if (time_s := finite(record["time_s"])) is not None:
+        if record.attempt not in planned and (time_s := finite(record.time_s)) is not None:
+            yield record.first, _mark(record, clock.at(time_s), "hang")
+    for record in leg.events(CheckpointQuarantined):
+        if (time_s := finite(record.time_s)) is not None:
             yield None, _mark(record, clock.at(time_s), "aside")
 
 
-def _mark(record: Mapping[str, Any], at: float, shape: str) -> Mark:
+def _mark(record: JournalEvent, at: float, shape: str) -> Mark:
     said = _said(record)
     return Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
@@ -103,16 +111,16 @@ def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
                 yield None, Mark(at=at, y=0, shape="save", label=label)
 
 
-def told(journal: Sequence[Mapping[str, Any]], clock: Clock) -> Iterator[tuple[str, str]]:
+def told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
     for record in journal:
-        time_s = finite(record["time_s"])
+        time_s = finite(record.time_s)
         when = "–" if time_s is None else "before" if time_s < clock.began_s else since(clock.at(time_s))
         yield when, _said(record)
 
 
-def _said(record: Mapping[str, Any]) -> str:
+def _said(record: JournalEvent) -> str:
     try:
-        return sentence(dict(record))
+        return sentence(to_plain(record))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # Its schema is checked for what verdicts rest on, not for all that it may say.
-        return f"a {record['event']} that cannot be read ({type(error).__name__}: {error})"
+        return f"a {record.event} that cannot be read ({type(error).__name__}: {error})"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chaosrun.records.events import PlacementAcquired
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
 from chaosrun.verify.compare import differing_keys
@@ -108,21 +109,11 @@ def _where(source: Source) -> Iterator[tuple[str, str]]:
 
 def _nodes(leg: Leg) -> str:
     """Of the newest placement."""
-    for record in reversed(leg.history.events("placement.acquired")):
-        nodes = record.get("nodes")
-        if isinstance(nodes, dict):
-            told = [
-                f"{entry.get('address', '?')} (ranks {_ranks(entry.get('ranks'))})"
-                for entry in nodes.values()
-                if isinstance(entry, dict)
-            ]
-            more = "; more workers than cores" if record.get("oversubscribed") else ""
-            return f"{', '.join(told[:16])}{more}"
+    for record in reversed(leg.history.events(PlacementAcquired)):
+        told = [f"{node.address} (ranks {', '.join(map(str, node.ranks[:32]))})" for node in record.nodes.values()]
+        more = "; more workers than cores" if record.oversubscribed else ""
+        return f"{', '.join(told[:16])}{more}"
     return ""
-
-
-def _ranks(ranks: Any) -> str:
-    return ", ".join(map(str, ranks[:32])) if isinstance(ranks, list) else "?"
 
 
 def _diagnosed(found: Mapping[str, Any]) -> Diagnosed:

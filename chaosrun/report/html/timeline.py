@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from markupsafe import Markup
 
+from chaosrun.records.events import AttemptStarted, AttemptStarting, AttemptStopped, JournalEvent
 from chaosrun.records.history import Attempt
 from chaosrun.report.html.course import MOST_MARKS, Clock, marks_of, told
 from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
@@ -133,12 +133,12 @@ def _lane_name(rank: int, ranks: list[int], lanes: list[int]) -> str:
     return f"rank {rank}"
 
 
-def _times(journal: Sequence[Mapping[str, Any]]) -> Times:
+def _times(journal: Sequence[JournalEvent]) -> Times:
     times: dict[tuple[str, int], float] = {}
     for record in journal:
-        time_s = finite(record["time_s"])
-        if record["event"] in ("attempt.starting", "attempt.started", "attempt.stopped") and time_s is not None:
-            times.setdefault((record["event"], record["attempt"]), time_s)
+        time_s = finite(record.time_s)
+        if isinstance(record, AttemptStarting | AttemptStarted | AttemptStopped) and time_s is not None:
+            times.setdefault((record.event, record.attempt), time_s)
     return times
 
 

@@ -1,0 +1,156 @@
+"""How typed records become bytes and come back, checked: the one codec of everything that chaosrun writes down for itself.
+
+A file holds one JSON object, or one a line. Each line ends with a newline: a last line without one is a write that was cut off,
+and is left out; anything else that is not what its type says is damage, and is told with its file, its line and the field.
+Records of version 1 were written by an earlier chaosrun and are not read. Knows no particular record.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from chaosrun.errors import RecoveryError
+
+RECORDS_VERSION = 2
+"""Of the journal, the traces and the other files of a leg."""
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound="Record")
+
+
+class DamagedRecordError(RecoveryError, ValueError):
+    """A record that is not what its file should hold: it was damaged, not cut off. The message names file, line and field."""
+
+    ends_the_file = True
+    """Nothing is known of what follows: it is no record at all, or of another version."""
+
+
+class EarlierVersionError(DamagedRecordError):
+    """A record that an earlier chaosrun wrote."""
+
+
+class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is written down: a value that is not changed. Fields that hold their default are not written."""
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return getattr(self, key)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def get(self, key: str, otherwise: Any = None) -> Any:
+        return getattr(self, key, otherwise)
+
+    def __contains__(self, key: str) -> bool:
+        return getattr(self, key, None) is not None
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.__struct_fields__)
+
+
+Mapping.register(Record)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Versioned(Struct):
+    v: Any = None
+
+
+def encode(record: Struct) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def to_plain(record: Struct) -> dict[str, Any]:
+    """As JSON values, for a pipe or a page."""
+    return msgspec.to_builtins(record, str_keys=True)
+
+
+def changed(record: _R, **fields: Any) -> _R:
+    return msgspec.structs.replace(record, **fields)
+
+
+def convert(value: object, type_: Any) -> Any:
+    """A record from JSON values. Raises ValueError."""
+    return msgspec.convert(value, type_, strict=True, str_keys=True)
+
+
+def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """One record. Raises DamagedRecordError, saying what is wrong and where in it, EarlierVersionError for one of version 1."""
+    try:
+        return decoder.decode(data)
+    except (ValueError, RecursionError) as error:
+        version = _version(data)
+        if version == 1:
+            raise EarlierVersionError(
+                f"written by an earlier chaosrun (version 1, this one reads version {RECORDS_VERSION})",
+                hint="use the chaosrun that wrote it, or submit the job again",
+            ) from error
+        if version not in (None, RECORDS_VERSION):
+            raise DamagedRecordError(f"version {version!r:.20}, this chaosrun reads {RECORDS_VERSION}") from error
+        damage = DamagedRecordError(_words(error))
+        damage.ends_the_file = version is None
+        raise damage from error
+
+
+def read_record(path: Path, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """The record that a file holds. Raises OSError, and DamagedRecordError naming the file."""
+    try:
+        return decode(path.read_bytes(), decoder)
+    except DamagedRecordError as error:
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def read_records(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T]:
+    """The records of a file, one a line. Raises OSError, and DamagedRecordError naming file and line."""
+    for _, found in _numbered(path, decoder):
+        if isinstance(found, DamagedRecordError):
+            raise found
+        yield found
+
+
+def sound_records(path: Path, decoder: msgspec.json.Decoder[_T], problems: list[str]) -> list[tuple[int, _T]]:
+    """The sound records of a file, each with the number of its line. What is damaged becomes a problem, as does a missing file;
+    nothing is read behind a line that is no record at all, or of another version. Raises OSError."""
+    sound: list[tuple[int, _T]] = []
+    try:
+        for number, found in _numbered(path, decoder):
+            if isinstance(found, DamagedRecordError):
+                problems.append(found.message)
+                if found.ends_the_file:
+                    break
+            else:
+                sound.append((number, found))
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    return sound
+
+
+def _numbered(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[tuple[int, _T | DamagedRecordError]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield number, decode(line, decoder)
+            except DamagedRecordError as error:
+                damage = type(error)(f"{path}:{number}: {error.message}", hint=error.hint)
+                damage.ends_the_file = error.ends_the_file
+                yield number, damage
+
+
+def _version(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).v
+    except (ValueError, RecursionError):
+        return None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        return str(error).replace(" - at `$.", " at `")
+    return f"not a JSON record ({error or 'nested too deep'})"

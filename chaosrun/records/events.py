@@ -1,0 +1,270 @@
+"""The events of a leg's journal: what its supervisor decided and saw, one typed value each.
+
+`JournalEvent` is the union of all of them; `event` in the file names which one a line is. Every event has v, seq (1, 2, …) and
+time_s (wall clock), which the journal gives it. Must not know who writes which, or what follows from one.
+"""
+
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from chaosrun.records.codec import RECORDS_VERSION, Count, Record, convert
+
+Outcome = Literal[
+    "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
+]
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
+EndCode = Literal[
+    "failed_inside_chaosrun",
+    "out_of_memory",
+    "killed",
+    "told_to_leave",
+    "left_apart",
+    "node_lost",
+    "unkillable",
+    "hung",
+    "unsafe_checkpoint",
+    "checkpoint_damaged",
+    "registered_state_changed_on_load",
+]
+"""What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
+CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
+"""How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
+
+AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
+
+
+class Event(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field="event"):
+    """Any event of any journal."""
+
+    v: Literal[2] = RECORDS_VERSION
+    seq: Count = 0
+    time_s: float = 0.0
+
+    @property
+    def event(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class LegStarted(Event, frozen=True, kw_only=True, tag="leg.started"):
+    leg: str
+    workers: int
+    supervisor_pid: int
+    plan: str | None = None
+    """Digest of the plan, its injected faults left out."""
+
+
+class SupervisorResumed(Event, frozen=True, kw_only=True, tag="supervisor.resumed"):
+    """`chaosrun resume` took over."""
+
+    supervisor_pid: int
+
+
+class NodePlace(Record, frozen=True, kw_only=True, omit_defaults=False):
+    address: str = ""
+    ranks: tuple[int, ...]
+    gpus: tuple[int, ...] = ()
+
+
+class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquired"):
+    nodes: dict[str, NodePlace]
+    """By node id."""
+    ray: str = ""
+    oversubscribed: bool = False
+
+
+class StagingCleared(Event, frozen=True, kw_only=True, tag="staging.cleared"):
+    """What killed attempts left half-written, or half-deleted, has been removed."""
+
+    names: tuple[str, ...]
+
+
+class CheckpointQuarantined(Event, frozen=True, kw_only=True, tag="checkpoint.quarantined"):
+    name: str
+    step: int | None = None
+    reason: str
+    moved_to: str | None = None
+
+
+class AttemptStarting(Event, frozen=True, kw_only=True, tag="attempt.starting"):
+    attempt: AttemptNumber
+    resume: str | None
+    """Name of the checkpoint."""
+    resume_step: Count
+    """0 without one."""
+    armed: tuple[str, ...]
+    """Ids of the faults that may strike in it."""
+    distributed_debug: bool = False
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer."""
+
+
+class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt.started"):
+    attempt: AttemptNumber
+    pids: dict[Count, int]
+    """By rank."""
+    address: str = ""
+
+
+class WorkerExited(Event, frozen=True, kw_only=True, tag="worker.exited"):
+    attempt: AttemptNumber
+    rank: int
+    pid: int
+    exit_code: int | None
+    signal: int | None
+    died_s: float
+    """Of the death, as its agent saw it."""
+
+
+class FaultInjected(Event, frozen=True, kw_only=True, tag="fault.injected"):
+    """`chaosrun inject` has put it into plan.json; it is to strike now."""
+
+    fault: str
+    kind: str = ""
+    rank: int = 0
+    what: str = ""
+    plan: str | None = None
+    """Digest of the fault."""
+
+
+class FaultRequested(Event, frozen=True, kw_only=True, tag="fault.requested"):
+    """Copied from the durable marker that was written before it struck."""
+
+    fault: str
+    attempt: AttemptNumber
+    rank: int
+    step: int | None
+    phase: str | None
+    requested_s: float | None = None
+
+
+class FaultWithdrawn(Event, frozen=True, kw_only=True, tag="fault.withdrawn"):
+    """The request before it came to nothing; the fault may strike again."""
+
+    fault: str
+    reason: str
+
+
+class FaultObserved(Event, frozen=True, kw_only=True, tag="fault.observed"):
+    fault: str
+    attempt: AttemptNumber
+    rank: int
+    pid: int
+    how: str
+    """Its evidence, see `faults.kind.Evidence`."""
+    exit_code: int | None
+    signal: int | None
+    died_s: float | None = None
+    """Of a death."""
+    found: dict[str, Any] | None = None
+    """What was seen of it. What its parts say is looked at by those who ask for them, see `faults.evidence`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.found, dict):
+            end, note = self.found.get("end"), self.found.get("note")
+            if end is not None and not (isinstance(end, dict) and "status" in end and isinstance(end.get("error"), str | None)):
+                raise ValueError(f"found.end is {end!r:.60}")
+            if not isinstance(note, dict | None):
+                raise ValueError(f"found.note is {note!r:.60}")
+
+
+class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A rank of an attempt that hangs, as it was found."""
+
+    rank: int
+    pid: int
+    step: int | None = None
+    stage: str | None = None
+    """See `records.heartbeat`."""
+    silent_s: float | None = None
+    state: str | None = None
+    """Letter in /proc; None when it is gone."""
+    wchan: str | None = None
+    stack: tuple[str, ...] = ()
+    """Of its main thread, innermost first."""
+
+
+class HangDeclared(Event, frozen=True, kw_only=True, tag="hang.declared"):
+    """Before anything is killed."""
+
+    attempt: AttemptNumber
+    first: int
+    """The rank that stopped first."""
+    silent_s: float | None = None
+    patience_s: float | None = None
+    message: str = ""
+    ranks: tuple[SilentRank, ...]
+
+
+class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What a rank raised, as its end record has it."""
+
+    type: str
+    message: str
+    hint: str | None = None
+    exit_code: int | None = None
+    traceback: str | None = None
+    ours: bool = False
+    """Raised inside chaosrun."""
+
+
+class DeathUnplanned(Event, frozen=True, kw_only=True, tag="death.unplanned"):
+    attempt: AttemptNumber
+    rank: int | None
+    code: EndCode | None = None
+    reason: str
+    step: int | None = None
+    error: RaisedError | None = None
+
+
+class AttemptStopped(Event, frozen=True, kw_only=True, tag="attempt.stopped"):
+    """Every process of the attempt is gone."""
+
+    attempt: AttemptNumber
+    reason: str
+    killed: tuple[int, ...] = ()
+
+
+class LegFinished(Event, frozen=True, kw_only=True, tag="leg.finished"):
+    outcome: Outcome
+    code: EndCode | None = None
+    message: str | None
+    hint: str | None = None
+    final_step: Count = 0
+
+
+JournalEvent = (
+    LegStarted
+    | SupervisorResumed
+    | PlacementAcquired
+    | StagingCleared
+    | CheckpointQuarantined
+    | AttemptStarting
+    | AttemptStarted
+    | WorkerExited
+    | FaultInjected
+    | FaultRequested
+    | FaultWithdrawn
+    | FaultObserved
+    | HangDeclared
+    | DeathUnplanned
+    | AttemptStopped
+    | LegFinished
+)
+OF_ATTEMPTS = (
+    AttemptStarting,
+    AttemptStarted,
+    WorkerExited,
+    FaultRequested,
+    FaultObserved,
+    HangDeclared,
+    DeathUnplanned,
+    AttemptStopped,
+)
+"""Events that belong to an attempt."""
+EVENTS = msgspec.json.Decoder(JournalEvent)
+
+
+def event_of(value: object) -> JournalEvent:
+    """An event from JSON values. Raises ValueError."""
+    return convert(value, JournalEvent)
