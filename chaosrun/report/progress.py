@@ -6,7 +6,7 @@ Shared by the live line and `chaosrun status`. It reads what workers and supervi
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -196,10 +196,7 @@ def sentence(record: dict[str, Any]) -> str:
         case "supervisor.resumed":
             return f"a new supervisor took over (pid {get('supervisor_pid')})"
         case "placement.acquired":
-            nodes: dict[str, Any] = get("nodes") or {}
-            ranks = sum(len(entry["ranks"]) for entry in nodes.values())
-            more = "; oversubscribed: more workers than cores" if get("oversubscribed") else ""
-            return f"{count(ranks, 'rank')} placed on {count(len(nodes), 'node')}{more}"
+            return _placed(record)
         case "staging.cleared":
             return f"cleared away what was left half-written: {', '.join(get('names') or [])}"
         case "checkpoint.quarantined":
@@ -227,25 +224,38 @@ def sentence(record: dict[str, Any]) -> str:
         case "hang.declared":
             return str(get("message"))
         case "death.unplanned":
-            error = get("error") or {}
-            cause = _first_line(f"{error.get('type')}: {error.get('message')}") if error else get("reason")
-            who = "attempt failed" if get("rank") is None else f"unplanned death of rank {get('rank')}"
-            at = "" if get("step") is None else f" at step {get('step')}"
-            return f"{who}{at}: {cause}"
+            return _unplanned(record)
         case "attempt.stopped":
             killed = get("killed") or []
             more = f"; killed {'ranks' if len(killed) > 1 else 'rank'} {', '.join(map(str, killed))}" if killed else ""
             reason = f": {get('reason')}" if get("reason") else ""
             return f"attempt {get('attempt')} stopped{reason}{more}"
         case "leg.finished":
-            outcome, message = str(get("outcome")).replace("_", " "), get("message")
-            # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
-            newest, saved = get("final_step"), " at step" if outcome == "completed" else ", saved up to step"
-            at = f"{saved} {newest}" if newest else ""
-            needless = not message or outcome in ("completed", message)
-            return f"{outcome}{at}" + ("" if needless else f": {_first_line(message)}")
+            return _end_of_leg(record)
         case other:
             return str(other)
+
+
+def _placed(record: Mapping[str, Any]) -> str:
+    nodes = record.get("nodes") or {}
+    ranks = sum(len(entry["ranks"]) for entry in nodes.values())
+    more = "; oversubscribed: more workers than cores" if record.get("oversubscribed") else ""
+    return f"{count(ranks, 'rank')} placed on {count(len(nodes), 'node')}{more}"
+
+
+def _unplanned(record: Mapping[str, Any]) -> str:
+    rank, step, error = (record.get(key) for key in ("rank", "step", "error"))
+    cause = _first_line(f"{error.get('type')}: {error.get('message')}") if error else record.get("reason")
+    who = "attempt failed" if rank is None else f"unplanned death of rank {rank}"
+    return f"{who}{'' if step is None else f' at step {step}'}: {cause}"
+
+
+def _end_of_leg(record: Mapping[str, Any]) -> str:
+    outcome, message = str(record.get("outcome")).replace("_", " "), record.get("message")
+    # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
+    newest, saved = record.get("final_step"), " at step" if outcome == "completed" else ", saved up to step"
+    needless = not message or outcome in ("completed", message)
+    return f"{outcome}{f'{saved} {newest}' if newest else ''}" + ("" if needless else f": {_first_line(str(message))}")
 
 
 def last_step(trace: Path) -> StepSeen | None:

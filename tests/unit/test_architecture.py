@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ JUDGING = ("majority", "model", "peers", "placement", "result")
 """Of preflight, beside what assesses: values only."""
 FORBIDDEN_NAMES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LONGEST_FILE_LINES = 400
+LONGEST_FUNCTION_LINES = 60
+MOST_ROOMS, MOST_FLOORS = 20, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,23 @@ def test_the_table_allows_what_is_used_and_no_more() -> None:
     assert not gone, f"in the table, but not used: {gone}"
 
 
+def floors(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Rooms by floor: each imports rooms of lower floors alone. Raises CycleError, naming the rooms, for a circle."""
+    order, found = TopologicalSorter(edges), []
+    order.prepare()
+    while order.is_active():
+        found.append(set(order.get_ready()))
+        order.done(*found[-1])
+    return found
+
+
+def test_a_house_of_few_rooms_and_no_circle() -> None:
+    found = floors(used_edges())
+    assert sum(map(len, found)) - 1 <= MOST_ROOMS and len(found) <= MOST_FLOORS
+    with pytest.raises(CycleError):
+        floors({"plan": {"spec"}, "spec": {"plan"}})
+
+
 def test_only_cluster_imports_ray() -> None:
     wrong = [str(found) for found in every_import() if found.distribution == "ray" and room_of(found.path) != "cluster"]
     assert not wrong, "\n".join(wrong)
@@ -234,6 +254,18 @@ def test_files_hold_one_subject() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in [*sources(), *job_sources()]}
     too_long = {path: length for path, length in lengths.items() if length > LONGEST_FILE_LINES}
     assert not too_long
+
+
+def test_functions_fit_on_a_screen() -> None:
+    too_long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in {*sources()} - {*job_sources()}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION_LINES
+    ]
+    assert not too_long, "\n".join(too_long)
 
 
 def test_jobs_see_only_what_chaosrun_exports() -> None:
