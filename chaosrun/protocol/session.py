@@ -76,7 +76,6 @@ class Session:
         self._cutter: WindowCutter | None = None
         self._window: Window | None = None
         self._begun = False
-        self._met_backward = False
         self._backwards = 0
         self._optimizer_steps = 0
         # How many of both had been seen when the last batch, or window, was handed out.
@@ -269,7 +268,7 @@ class Session:
             return
         skipped = any(optimizer.step_was_skipped for optimizer in self._accelerator._optimizers)
         self._without_update = self._optimizer_steps == self._seen[1] and not skipped
-        if not (self._met_backward or self._primer.done):
+        if not (self._backwards or self._primer.done):
             raise MisuseError(
                 "the gradients came from loss.backward(): past accelerator.backward(loss), DDP's buckets cannot be primed, and "
                 "no restart at three or more ranks would be exact",
@@ -294,7 +293,6 @@ class Session:
         return self._max_steps is not None and self._position.step >= self._max_steps
 
     def _primed_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._met_backward = True
         self._backwards += 1
         self._refuse_kept_gradients()
         if not self._accelerator.sync_gradients:
