@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from chaosrun.campaign.sweep import sweep
     from chaosrun.housekeeping.cleaning import clean
     from chaosrun.housekeeping.environment import environment
-    from chaosrun.integrations.export.kinds import export
-    from chaosrun.integrations.scaffold.files import init
+    from chaosrun.integrations.export import export
+    from chaosrun.integrations.scaffold import init
     from chaosrun.integrations.schemas import schema
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.engine import Listener as PreflightListener
@@ -78,9 +78,9 @@ _HOMES = {
     "cancel": "chaosrun.supervise.remote",
     "clean": "chaosrun.housekeeping.cleaning",
     "environment": "chaosrun.housekeeping.environment",
-    "export": "chaosrun.integrations.export.kinds",
+    "export": "chaosrun.integrations.export",
     "find_run": "chaosrun.supervise.runs",
-    "init": "chaosrun.integrations.scaffold.files",
+    "init": "chaosrun.integrations.scaffold",
     "inject": "chaosrun.supervise.remote",
     "list_runs": "chaosrun.supervise.runs",
     "plan": "chaosrun.supervise.run",

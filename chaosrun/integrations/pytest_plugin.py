@@ -4,18 +4,14 @@ environment: chaosrun itself is imported only where its fixture, a mark or an op
 Must not know how a drill is run or judged: that is `chaosrun.integrations.testing`.
 """
 
-import os
-import shlex
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from chaosrun.integrations.testing import Chaos
-    from chaosrun.integrations.testing.one_ray import OneRay
+    from chaosrun.integrations.testing import Chaos, OneRay
 
 MARKS = (
     "chaos(seeds): run the test once for each seed of the fault plan; it takes the fixture `chaos`",
@@ -63,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     plans, seeds = metafunc.definition.get_closest_marker("chaos_plans"), metafunc.definition.get_closest_marker("chaos")
     if plans is None and seeds is None:
         return
-    from chaosrun.integrations.testing.marks import cases
+    from chaosrun.integrations.testing import cases
 
     found = cases(plans, seeds, where=metafunc.definition.nodeid)
     if "chaos" not in metafunc.fixturenames:
@@ -73,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def _chaos_ray(pytestconfig: pytest.Config) -> "Iterator[OneRay]":
-    from chaosrun.integrations.testing.one_ray import OneRay
+    from chaosrun.integrations.testing import OneRay
 
     ray = OneRay(pytestconfig.getoption("chaos_address"))
     yield ray
@@ -86,27 +82,9 @@ def chaos(request: pytest.FixtureRequest, _chaos_ray: "OneRay") -> "Iterator[Cha
 
     A drill that is not PASS, and whose verdict the test never asks for, is an error at its end.
     """
-    from chaosrun.integrations.testing.drills import Chaos, Place, Plan
+    from chaosrun.integrations.testing import Chaos, Plan
 
-    config = request.config
-    chaos = Chaos(
-        Place(
-            folders=(request.path.parent, config.rootpath),
-            root=_root(config),
-            ray=_chaos_ray,
-            address=config.getoption("chaos_address"),
-            seed=config.getoption("chaos_seed"),
-            repeat=lambda seed: shlex.join(["pytest", request.node.nodeid, "--chaos-seed", str(seed)]),
-            stop=lambda why: pytest.exit(f"chaosrun: {why}", returncode=pytest.ExitCode.INTERRUPTED),
-            note=lambda name, value: request.node.user_properties.append((name, value)),
-        ),
-        getattr(request, "param", Plan()),
-    )
+    chaos = Chaos(request, _chaos_ray, getattr(request, "param", Plan()))
     yield chaos
     if unseen := chaos.unseen():
         pytest.fail("\n\n".join(unseen), pytrace=False)
-
-
-def _root(config: pytest.Config) -> Path:
-    asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
-    return Path(asked).absolute() if asked else config.rootpath / ".chaosrun"

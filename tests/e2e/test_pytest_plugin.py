@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from chaosrun.integrations.testing.marks import cases
+from chaosrun.integrations.testing import cases
 from chaosrun.records.layout import RunLayout
 from tests.e2e.drills import Shell, eventually, finish, kills, open_shell, reached, write_job
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.integrations.scaffold.files import init
+from chaosrun.integrations.scaffold import init
 from tests.conftest import WarmDrills
 
 pytestmark = pytest.mark.ray

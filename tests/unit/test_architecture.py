@@ -277,7 +277,7 @@ def job_sources() -> list[Path]:
     """Training scripts."""
     found = sorted((ROOT / "jobs").rglob("*.py"))
     assert found
-    templates = (PACKAGE / "integrations" / "scaffold" / "templates").rglob("*.py")
+    templates = (PACKAGE / "integrations" / "templates").rglob("*.py")
     return [*found, *templates, PACKAGE / "preflight" / "drills" / "job" / "train.py"]
 
 

@@ -1,15 +1,16 @@
-"""What a red test says of its drill."""
+"""What a test may ask of a drill, and what a red one says of it."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from legs import Bugs, write_run
 from verdicts import PASSED, script_failed
 
-from chaosrun.integrations.testing.outcome import TRACEBACK_LINES, DrillFailed, Outcome
+from chaosrun.integrations.outcome import TRACEBACK_LINES, DrillFailed, Outcome
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify.verdict import Verdict
+from chaosrun.verify.verdict import Verdict, judge
 from tests.unit.events import event
 
 TRACEBACK = "Traceback (most recent call last):\n" + '  File "train.py", line 7, in main\n' * 40 + "ValueError: \x1b[2Jboom\n"
@@ -51,3 +52,21 @@ def test_what_to_type_finds_the_run_from_where_pytest_was_started(run: RunLayout
     (run.path.parents[2] / "tests").mkdir()
     monkeypatch.chdir(run.path.parents[2] / "tests")
     assert f"inspect   chaosrun logs small-1 --root {run.path.parents[1]}\n" in account(run)
+
+
+def outcome_of(run: RunLayout) -> Outcome:
+    return Outcome(run=run, seed=0, again=None, _verdict=judge(run))
+
+
+def test_exact_is_more_than_a_pass_within_tolerances(tmp_path: Path) -> None:
+    assert outcome_of(write_run(tmp_path / "exact")).assert_exact().exact
+    loose = outcome_of(write_run(tmp_path / "loose", verify={"losses": {"rtol": 1e-3}}))
+    assert loose.assert_verdict("PASS").status == "PASS" and not loose.exact
+    with pytest.raises(DrillFailed, match=r"(?s)PASS, but not exact: within the tolerance of .*assert_verdict\(\"PASS\"\)"):
+        loose.assert_exact()
+
+
+def test_what_is_said_when_nobody_asked(tmp_path: Path) -> None:
+    told = outcome_of(write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs())).unasked()
+    assert told.startswith("FAIL, and the test did not ask for the verdict of this drill: 1 batch skipped")
+    assert "data order, first at step 5" in told

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from chaosrun import api, cli
 from chaosrun.errors import UsageError
-from chaosrun.integrations.scaffold import files
-from chaosrun.integrations.scaffold.files import init, job_name, scaffold, write_scaffold
+from chaosrun.integrations import scaffold as files
+from chaosrun.integrations.scaffold import init, job_name, scaffold, write_scaffold
 from chaosrun.spec.problems import Source
 from chaosrun.spec.tree import plain, read_tree
 
@@ -172,7 +172,7 @@ def test_the_job_is_called_after_its_directory(name: str, called: str, tmp_path:
 
 def test_writing_a_job_imports_no_training_library(tmp_path: Path) -> None:
     question = (
-        "import sys; from chaosrun.integrations.scaffold.files import init; from pathlib import Path\n"
+        "import sys; from chaosrun.integrations.scaffold import init; from pathlib import Path\n"
         f"init(Path({str(tmp_path)!r}), template='trainer')\n"
         "print(*[name for name in ('torch', 'accelerate', 'transformers', 'ray') if name in sys.modules])"
     )

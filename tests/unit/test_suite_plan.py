@@ -20,7 +20,7 @@ from chaosrun.campaign.suite_plan import plan_suite
 from chaosrun.campaign.suite_request import Shard, SuiteRequest
 from chaosrun.campaign.suite_run import SuiteRun, opened
 from chaosrun.errors import SpecError, UsageError
-from chaosrun.integrations.export.github import workflow
+from chaosrun.integrations.export import workflow
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.verify.trajectory import Trajectory

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from chaosrun.errors import UsageError
-from chaosrun.integrations.export.github import workflow
+from chaosrun.integrations.export import workflow
 from chaosrun.integrations.schemas import job_schema
 
 Template = Literal["accelerate", "trainer", "torch"]

@@ -38,7 +38,7 @@ class Outcome:
     again: str | None
     """The command line that runs the same test again, where the session says what the drill does."""
     _verdict: "Verdict"
-    _on_look: Callable[[], None] = field(default=lambda: None, repr=False)
+    _on_look: Callable[[], object] = field(default=lambda: None, repr=False)
 
     @property
     def verdict(self) -> "Verdict":

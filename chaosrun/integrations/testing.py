@@ -1,0 +1,257 @@
+"""Drills inside pytest: the fixture `chaos`, the cases that its marks make of a test, and the one Ray of a session.
+
+Imported when a test asks for the fixture or has a mark; what is heavy, when the first drill runs.
+"""
+
+import json
+import math
+import os
+import shlex
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import chaosrun
+from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
+from chaosrun.integrations.outcome import Outcome, failed_to_run
+from chaosrun.records.naming import shortest
+from chaosrun.supervise.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.ray_cluster import RayCluster
+    from chaosrun.faults.fault import FaultPlan
+    from chaosrun.spec.model import JobSpec
+
+Section = Mapping[str, object]
+Faults = str | Section | Sequence[Section] | None
+"""A preset's name, the `faults` section of a job file, its `schedule` alone, or None: the job's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One case of a test that is marked with `chaos` or `chaos_plans`."""
+
+    faults: Faults = None
+    seed: int | None = None
+
+
+class OneRay:
+    """One Ray for all drills of a session: started by the first that needs one. Belongs to one process: under pytest-xdist each
+    worker has its own."""
+
+    def __init__(self, address: str | None) -> None:
+        """`address`: a cluster to join instead of starting a private Ray."""
+        self._address = address
+        self._cluster: RayCluster | None = None
+        self._cpus = 0.0
+
+    def make_ready(self, spec: "JobSpec", plan: "FaultPlan") -> None:
+        """Have this process connected to a Ray that is large enough, as the drill will find it; or to none, where the plan
+        strikes Ray itself and the drill must have one to itself. Raises as `api.submit`."""
+        # Read when Ray is imported; see `supervise.run.placed`.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+        from chaosrun.campaign.planned_drill import TAKES_AGENTS
+
+        if any(fault.facts.family in TAKES_AGENTS for fault in plan.faults):
+            self.close()
+            return
+        cpus = spec.workers * spec.per_worker.cpu
+        if self._cluster is not None and not self._serves(self._cluster, cpus):
+            self.close()
+        if self._cluster is None:
+            self._connect(spec)
+            self._cpus = max(os.cpu_count() or 1, math.ceil(cpus))
+
+    def _connect(self, spec: "JobSpec") -> None:
+        from chaosrun.cluster.ray_cluster import RayCluster
+
+        with Interrupts() as interrupts:
+            with interrupts.postponed():
+                cpu = spec.per_worker.cpu
+                self._cluster = RayCluster.connect(self._address, workers=spec.workers, cpu=cpu, gpu=0)
+            interrupts.check()
+
+    def _serves(self, cluster: "RayCluster", cpus: float) -> bool:
+        """A test may have shut Ray down, and a private Ray has as many CPUs as it was started with."""
+        from chaosrun.supervise.run import expected_ray
+
+        return expected_ray(self._address) is None and (cluster.kind != "private" or cpus <= self._cpus)
+
+    def close(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            with Interrupts() as interrupts, interrupts.postponed():
+                cluster.close()
+
+
+@dataclass(slots=True, repr=False)
+class Chaos:
+    """The fixture `chaos`: runs drills, all of a session on one Ray."""
+
+    request: pytest.FixtureRequest
+    ray: OneRay
+    plan: Plan = Plan()
+    """Of the test's marks; what `run` is told goes before it."""
+    _unseen: dict[str, Outcome] = field(default_factory=dict)
+    """Runs whose verdict nobody has asked for, and which is not PASS."""
+
+    def __repr__(self) -> str:
+        return "<the fixture of chaosrun>"  # pytest prints it above every failure
+
+    def run(
+        self,
+        job: str | Path,
+        *,
+        faults: Faults = None,
+        seed: int | None = None,
+        workers: int | None = None,
+        overrides: Sequence[str] = (),
+        reference: str = "auto",
+    ) -> Outcome:
+        """Run one drill, as `chaosrun submit` does, and return how it ended, whatever that is.
+
+        `job`: a path from the test's folder, or from pytest's rootdir. `faults`: a preset's name (spot, flaky-node, torture), a
+        mapping or a list as in the job file's `faults` or `faults.schedule`; None: the mark's, else the job's own. `seed`:
+        of the fault plan; None: the mark's, that of `faults`, --chaos-seed, or the job's own, in this order. `overrides`: as on
+        the command line, such as "data.resume=plain"; later ones win. Fails the test when the drill cannot be carried out.
+        """
+        __tracebackhide__ = True
+        repeat: list[tuple[str, str]] = []
+        try:
+            path = _found(Path(job), (self.request.path.parent, self.request.config.rootpath))
+            changes = self._changes(faults, seed, workers, overrides)
+            repeat.append(("repeat", shlex.join(["chaosrun", "submit", shortest(path), *changes])))
+            return self._carried_out(path, changes, reference)
+        except InterruptedRunError as error:
+            why = f"{error.message}; {error.hint}" if error.hint else error.message
+            pytest.exit(f"chaosrun: {why}", returncode=pytest.ExitCode.INTERRUPTED)
+        except ChaosrunError as error:
+            failure = failed_to_run(error, repeat)
+        except Exception as error:
+            error.add_note(f"this is a bug in chaosrun {chaosrun.__version__}; please report it with the traceback above")
+            raise
+        # Outside of the handler: what is raised there brings our own stack along.
+        raise failure
+
+    def unseen(self) -> list[str]:
+        """An account of each drill that is not PASS and of which the test never asked."""
+        return [outcome.unasked() for outcome in self._unseen.values()]
+
+    @property
+    def _session_seed(self) -> int | None:
+        return self.request.config.getoption("chaos_seed")
+
+    def _changes(self, faults: Faults, seed: int | None, workers: int | None, overrides: Sequence[str]) -> list[str]:
+        if isinstance(overrides, str):
+            raise UsageError(f"overrides={overrides!r} is one string", hint=f"write a list: overrides=[{overrides!r}]")
+        section = _section(self.plan.faults if faults is None else faults)
+        if seed is None:
+            seed = self.plan.seed
+        if seed is None and not (section and "seed" in section):
+            seed = self._session_seed
+        return [
+            *([] if section is None else [f"faults={_yaml(section)}"]),
+            *([] if seed is None else [f"faults.seed={seed}"]),
+            *([] if workers is None else [f"workers={workers}"]),
+            *overrides,
+        ]
+
+    def _carried_out(self, path: Path, changes: list[str], reference: str) -> Outcome:
+        from chaosrun.campaign.drill import submit
+        from chaosrun.report.beside import progress, warn
+        from chaosrun.supervise.run import plan as plan_job
+
+        config = self.request.config
+        asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
+        loaded, plan = plan_job(path, changes)
+        with warnings.catch_warnings(), progress(quiet=False) as live:
+            # Of the libraries that a drill imports; a test run may make errors of them.
+            warnings.simplefilter("ignore")
+            self.ray.make_ready(loaded.spec, plan)
+            result = submit(
+                path,
+                overrides=changes,
+                root=Path(asked).absolute() if asked else config.rootpath / ".chaosrun",
+                address=config.getoption("chaos_address"),
+                reference=reference,
+                on_event=None if live is None else live.on_event,
+            )
+        warn(result.unwritten)
+        run, verdict, node = result.run, result.verdict, self.request.node
+        for name, value in (("run", run.run_id), ("verdict", verdict.status), ("seed", plan.seed)):
+            node.user_properties.append((f"chaosrun_{name}", value))
+        again = (
+            None if self._session_seed is None else shlex.join(["pytest", node.nodeid, "--chaos-seed", str(self._session_seed)])
+        )
+        outcome = Outcome(
+            run=run, seed=plan.seed, again=again, _verdict=verdict, _on_look=lambda: self._unseen.pop(run.run_id, None)
+        )
+        if verdict.status != "PASS":
+            self._unseen[run.run_id] = outcome
+        return outcome
+
+
+def _found(path: Path, folders: Sequence[Path]) -> Path:
+    """Raises UsageError when it is in none of these."""
+    tried = list(dict.fromkeys(folder / path for folder in folders))
+    for candidate in tried:
+        if candidate.is_file():
+            return candidate
+    if len(tried) == 1 or any(candidate.exists() for candidate in tried):
+        return next((candidate for candidate in tried if candidate.exists()), tried[0])  # whose error says it better
+    where = " and ".join(str(candidate) for candidate in tried)
+    hint = "a path starts from the test's folder, or from pytest's rootdir"
+    raise UsageError(f"no such job file: {where}", hint=hint)
+
+
+def _section(faults: Faults) -> Section | None:
+    if isinstance(faults, str):
+        return {"preset": faults}
+    return faults if faults is None or isinstance(faults, Mapping) else {"schedule": list(faults)}
+
+
+def _yaml(section: Section) -> str:
+    """JSON, which YAML reads. Raises UsageError for what is no value of a job file."""
+    try:
+        return json.dumps(dict(section))
+    except TypeError as error:
+        raise UsageError(f"faults={section!r}: {error}", hint="write it as in the job file's faults section") from error
+
+
+def cases(plans: pytest.Mark | None, seeds: pytest.Mark | None, *, where: str) -> list[tuple[str, Plan]]:
+    """(id, plan) of each drill: every plan with every seed. Raises pytest.UsageError for a mark that says something else."""
+    faults = [("", None)] if plans is None else _plans(plans, where)
+    drawn = [("", None)] if seeds is None else _seeds(seeds, where)
+    return [
+        ("-".join(filter(None, (name, number))), Plan(faults=section, seed=seed))
+        for name, section in faults
+        for number, seed in drawn
+    ]
+
+
+def _plans(mark: pytest.Mark, where: str) -> list[tuple[str, Faults]]:
+    plans = mark.args
+    wrong = [plan for plan in plans if not isinstance(plan, str | Mapping | Sequence)]
+    if not plans or wrong or mark.kwargs.keys() - {"ids"}:
+        raise pytest.UsageError(
+            f"{where}: write @pytest.mark.chaos_plans(plan, …, ids=[…]), each plan as in a job file's faults"
+        )
+    ids = mark.kwargs.get("ids")
+    if ids is None:
+        ids = [plan if isinstance(plan, str) else f"plan{number}" for number, plan in enumerate(plans)]
+    if len(ids) != len(plans):
+        raise pytest.UsageError(f"{where}: @pytest.mark.chaos_plans has {len(plans)} plans and {len(ids)} ids")
+    return list(zip(map(str, ids), plans, strict=True))
+
+
+def _seeds(mark: pytest.Mark, where: str) -> list[tuple[str, int]]:
+    seeds: Any = mark.kwargs.get("seeds")
+    numbers = list(seeds) if isinstance(seeds, Iterable) else []
+    wrong = [seed for seed in numbers if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0]
+    if mark.args or mark.kwargs.keys() != {"seeds"} or not numbers or wrong:
+        raise pytest.UsageError(f"{where}: write @pytest.mark.chaos(seeds=[…]) with numbers, 0 or more, such as range(3)")
+    return [(f"seed{seed}", seed) for seed in numbers]
