@@ -5,14 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.model import Answers, Check, F, Finding, Setting, Silence, read_answers, read_facts
+from chaosrun.preflight.model import Answers, Check, F, Finding, Setting, Silence, read_answers
+from chaosrun.records.codec import convert
 
 
 def told(
     facts: type[Any], answered: Mapping[str, Any], unanswered: Mapping[str, Any] | None = None, **more: Any
 ) -> Answers[Any]:
     silent = {name: Silence(**{"ended": "died", "limit_s": 1.0, **why}) for name, why in (unanswered or {}).items()}
-    return Answers(answered={name: read_facts(facts, each) for name, each in answered.items()}, unanswered=silent, **more)
+    return Answers(answered={name: convert(each, facts) for name, each in answered.items()}, unanswered=silent, **more)
 
 
 def judged(

@@ -7,8 +7,9 @@ import importlib
 import json
 import os
 import sys
-from dataclasses import asdict, is_dataclass
 from typing import Any
+
+import msgspec
 
 
 def main(module: str) -> None:
@@ -18,7 +19,7 @@ def main(module: str) -> None:
     answer: dict[str, Any]
     try:
         facts = importlib.import_module(module).probe(**json.load(sys.stdin))
-        answer = {"facts": asdict(facts) if is_dataclass(facts) and not isinstance(facts, type) else facts}
+        answer = {"facts": msgspec.to_builtins(facts, str_keys=True)}
     except Exception as error:
         # Whatever it is, its place is the report of who asked.
         answer = {"error": f"{type(error).__name__}: {error}"}

@@ -34,7 +34,7 @@ class Node:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A probe to be run in a process of its own: the function `probe(**parameters)` of the module `probe`, which returns a
-    dataclass of facts."""
+    struct of facts."""
 
     probe: str
     """The module's dotted name."""

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
 from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
+from chaosrun.records.codec import convert
 
 if TYPE_CHECKING:
     from chaosrun.preflight.drills.request import Drills
@@ -182,35 +183,17 @@ def read_answers(
     outcomes: Mapping[str, Outcome], calls: Mapping[str, Call], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)
 ) -> Answers[F]:
     """The facts of each node as one type. What is not of it, as of a node with another chaosrun, is no answer."""
-    from pydantic import ValidationError
-
     answered, unanswered = dict[str, F](), dict[str, Silence]()
     for name, outcome in outcomes.items():
         ended, error = outcome.ended, outcome.error
         if outcome.facts is not None:
             try:
-                answered[name] = read_facts(facts, outcome.facts)
+                answered[name] = convert(outcome.facts, facts)
                 continue
-            except ValidationError as wrong:
-                first = wrong.errors()[0]
-                ended, error = "raised", f"its answer cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+            except ValueError as wrong:
+                ended, error = "raised", f"its answer cannot be read: {wrong}"
         unanswered[name] = Silence(ended=ended, error=error, limit_s=calls[name].limit_s)
     return Answers(answered=answered, unanswered=unanswered, asked_s=asked_s)
-
-
-def read_facts(facts: type[F], value: Mapping[str, Any]) -> F:
-    """JSON values as the dataclass of a probe's facts. Raises pydantic's ValidationError."""
-    if facts is dict:
-        return cast(F, value)
-    from pydantic import TypeAdapter
-
-    adapter = _ADAPTERS.get(facts)
-    if adapter is None:
-        adapter = _ADAPTERS[facts] = TypeAdapter(facts)
-    return cast(F, adapter.validate_python(value))
-
-
-_ADAPTERS: dict[type, Any] = {}
 
 
 # Checks

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from msgspec import Struct, structs
 from pydantic import TypeAdapter, ValidationError, computed_field
 
 from chaosrun.cluster.probing import EXPLAINED, Node
@@ -176,6 +177,8 @@ def _title(finding: Finding) -> str:
 
 
 def _json(value: Any) -> Any:
+    if isinstance(value, Struct):
+        value = structs.asdict(value)
     if isinstance(value, Mapping):
         return {_json(str(key)): _json(inner) for key, inner in value.items()}
     if isinstance(value, str):

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.cluster.probing import Call
 from chaosrun.preflight.checks.kill import CHECK
-from chaosrun.preflight.model import PROBES, Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status, ask
 from chaosrun.preflight.probes import kill
 from tests.local_pool import FAULTY, LocalPool
 from tests.preflight_answers import judged
@@ -21,7 +20,7 @@ printf 'GPU-aa01, 10\\nGPU-ab02, 20\\nGPU-ac03, 30\\nGPU-ad04, 40\\n'
 
 def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
     pool = LocalPool({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
-    outcome = pool.probe({"a": Call(probe=f"{PROBES}.kill", parameters={"limit_s": limit_s, "gpus": 0}, limit_s=300)})["a"]
+    outcome = pool.probe({"a": ask("kill", 300, within_s=limit_s, gpus=0)})["a"]
     assert outcome.facts is not None, outcome.error
     findings = judged(CHECK, SETTING, pool.nodes, {"a": outcome.facts})
     return outcome.facts, {finding.name: finding for finding in findings}

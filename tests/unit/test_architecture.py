@@ -197,7 +197,7 @@ def test_what_judges_a_cluster_touches_nothing() -> None:
 
 def test_probes_start_quickly() -> None:
     """A node runs many, each in a process of its own."""
-    light = {*sys.stdlib_module_names, "chaosrun", "psutil"}
+    light = {*sys.stdlib_module_names, "chaosrun", "msgspec", "psutil"}
     probes = [found for found in every_import() if found.path.parent == PACKAGE / "preflight" / "probes"]
     wrong = [str(found) for found in probes if found.eager and found.distribution not in light]
     assert probes and not wrong, "\n".join(wrong)

@@ -227,7 +227,9 @@ def test_facts_that_cannot_be_read_do_not_keep_the_others_from_being_judged() ->
     result = fly(SimulatedPool(("a", "b", "c"), answer), replace(by_itself("one"), judge=judge, facts=Speed))
     # b is judged beside c still.
     assert rows(result) == [("one", "a", ERROR), ("one", "b", FAIL), ("one", "c", PASS)]
-    assert result.findings[0].reason == "its answer cannot be read: speed: Field required" and result.good == ("c",)
+    assert result.findings[0].reason == "its answer cannot be read: Object missing required field `speed`" and result.good == (
+        "c",
+    )
 
 
 @pytest.mark.parametrize("noticed", ["asked", "roll"])

@@ -17,7 +17,7 @@ GOOD: Facts = {
     "unreached": "",
     "port_s": 0.0,
     "port_error": "",
-    "held_by": None,
+    "held_by": "",
     "shared_memory": "/dev/shm/torch_x",
     "shared_memory_left": False,
     "devices": {},
@@ -70,4 +70,4 @@ def test_what_is_left_is_judged(changed: Facts, name: str, status: Status, says:
 def test_the_call_has_time_for_all_its_waiting() -> None:
     assert KILL.call is not None
     call = KILL.call(SETTING, node())
-    assert call.limit_s > 3 * call.parameters["limit_s"]
+    assert call.limit_s > 3 * call.parameters["within_s"]

@@ -1,4 +1,4 @@
-"""The check "kill": a worker with children is killed on every node; it is gone in time, and nothing of it is left."""
+"""The check "kill": a worker with children is killed on every node; it is gone in time, and nothing of it is left. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +20,7 @@ WAITS = {
 def call(setting: Setting, node: Node) -> Call:
     gpus = node.gpus if may_take_gpus(setting) else 0
     # Processes, port and device memory have their time one after the other.
-    limit_s = 4 * LIMIT_S + 10 + (DEVICES_S if gpus else 0)
-    return Call(probe=ask("kill", limit_s).probe, parameters={"limit_s": LIMIT_S, "gpus": gpus}, limit_s=limit_s)
+    return ask("kill", 4 * LIMIT_S + 10 + (DEVICES_S if gpus else 0), within_s=LIMIT_S, gpus=gpus)
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> list[Finding]:
@@ -29,13 +28,13 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> 
     for node in nodes:
         if (facts := told.answered.get(node.name)) is not None:
             row = ROWS.of(node=node.name)
-            findings += [_processes(row, facts), _port(row, facts), _shared_memory(row, facts)]
-            findings += _devices(row.of(name="device memory"), setting, node, facts)
+            findings += [_processes(row.of(name="time until gone"), facts), _port(row.of(name="port"), facts)]
+            findings += [_shared_memory(row.of(name="shared memory"), facts)]
+            findings += _devices(row.of(name="device memory"), node.gpus, may_take_gpus(setting), facts)
     return findings
 
 
 def _processes(row: Rows, facts: KillFacts) -> Finding:
-    row = row.of(name="time until gone")
     if facts.alive:
         what = ", ".join(f"{each.what} (process {each.pid}, state {each.state})" for each in facts.alive)
         most = f"at most {LIMIT_S:g} s for a worker and all below it"
@@ -46,24 +45,20 @@ def _processes(row: Rows, facts: KillFacts) -> Finding:
 
 
 def _port(row: Rows, facts: KillFacts) -> Finding:
-    row, port = row.of(name="port"), f"port {facts.port}"
+    row = row.of(device=f"port {facts.port}")
     if facts.unreached:
-        measured, threshold = (
-            f"{facts.unreached}, while a worker listened there",
-            "a worker can be connected to on its own node",
-        )
         remedy = "see what keeps processes of one node from each other: a firewall on the loopback interface, a sandbox"
-        return row.fail(measured, threshold, remedy, device=port)
+        measured = f"{facts.unreached}, while a worker listened there"
+        return row.fail(measured, "a worker can be connected to on its own node", remedy)
     if facts.port_error:
         holder = f", held by {facts.held_by}" if facts.held_by else ""
         measured = f"{facts.port_error}{holder}, {LIMIT_S:g} s after the worker was killed"
         remedy = "end what holds the port; a restarted worker could not listen there"
-        return row.fail(measured, f"free after at most {LIMIT_S:g} s", remedy, device=port)
-    return row.passed(f"free after {(facts.port_s or 0.0) * 1000:.0f} ms")
+        return row.fail(measured, f"free after at most {LIMIT_S:g} s", remedy)
+    return row.passed(f"free after {facts.port_s * 1000:.0f} ms", device=None)
 
 
 def _shared_memory(row: Rows, facts: KillFacts) -> Finding:
-    row = row.of(name="shared memory")
     if not facts.shared_memory_left:
         return row.passed("removed")
     remedy = "end what maps it (grep its name in /proc/*/maps), or /dev/shm fills with every kill"
@@ -71,12 +66,12 @@ def _shared_memory(row: Rows, facts: KillFacts) -> Finding:
     return row.fail(measured, "removed once its processes are gone", remedy, device=facts.shared_memory)
 
 
-def _devices(row: Rows, setting: Setting, node: Node, facts: KillFacts) -> Iterator[Finding]:
-    if not node.gpus or not may_take_gpus(setting):
-        yield row.skip("the job takes no GPU" if node.gpus else "no GPU")
+def _devices(row: Rows, gpus: int, wanted: bool, facts: KillFacts) -> Iterator[Finding]:
+    if not gpus or not wanted:
+        yield row.skip("the job takes no GPU" if gpus else "no GPU")
     elif not facts.devices:
         yield row.skip(facts.device_error or "the worker's memory did not show in nvidia-smi")
-    for device, memory in facts.devices.items() if node.gpus and may_take_gpus(setting) else ():
+    for device, memory in facts.devices.items():
         if memory.seconds is None:
             measured = f"{memory.after} MiB in use {LIMIT_S:g} s after the kill, {memory.before} MiB before"
             remedy = "look for the process that holds it (nvidia-smi); without one, reset the GPU or restart the node"

@@ -12,12 +12,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
 from chaosrun.preflight.probes.forked import Say, forked
 from chaosrun.preflight.probes.per_device import gpu_devices, visible_gpus
@@ -42,16 +42,14 @@ OUTLIVES_S = 100
 POLL_S = 0.005
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alive:
+class Alive(Struct, frozen=True, kw_only=True):
     what: str
     """worker, child or grandchild"""
     pid: int
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True, kw_only=True):
     """MiB in use on one device: before the worker took some, while it held it, and when it was looked at last."""
 
     before: int
@@ -61,16 +59,17 @@ class DeviceMemory:
     """Until it was free again; None: not within the limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillFacts:
+class KillFacts(Struct, frozen=True, kw_only=True):
     alive: list[Alive]
     killed_s: float
     port: int
     unreached: str
     """Why nobody could connect to the port while the worker listened there."""
-    port_s: float | None
+    port_s: float
+    """Until it was free."""
     port_error: str
-    held_by: str | None
+    """Why it was not, within the limit."""
+    held_by: str
     shared_memory: str
     """A path."""
     shared_memory_left: bool
@@ -78,42 +77,45 @@ class KillFacts:
     device_error: str
 
 
-def probe(*, limit_s: float, gpus: int) -> KillFacts:
-    """`limit_s` for each thing to be gone."""
+def probe(*, within_s: float, gpus: int) -> KillFacts:
+    """`within_s` for each thing to be gone."""
     become_subreaper()
     memory_before = device_memory(gpus)
     worker, about = _start(gpus)
+    port, shared_memory = about["port"], SHARED_MEMORY / about["shared_memory"]
     family = {name: identity for name in ("worker", "child", "grandchild") if (identity := identify(about[name])) is not None}
     # In TIME_WAIT the connections of a killed process keep its port taken, unless it is bound to as the fork server does.
     with ExitStack() as stack:
         try:
-            stack.enter_context(socket.create_connection(("127.0.0.1", about["port"]), timeout=limit_s))
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=within_s))
             unreached = ""
         except OSError as error:
             unreached = error.strerror or str(error)
         held = device_memory(gpus)
         began = time.monotonic()
-        alive = _kill(worker, family, limit_s)
+        alive = _kill(worker, family, within_s)
         killed_s = time.monotonic() - began
-    port_s, port_error = _again(lambda: _listen(about["port"]), limit_s)
-    shared_memory, left = _shared_memory(about["shared_memory"])
-    devices, device_error = _devices(memory_before, held, about["device_error"], gpus, limit_s)
+    port_s, port_error = _free_again(port, within_s)
+    # Everything else there is somebody else's.
+    remove_shared_memory_leftovers(shared_memory_entries() - {shared_memory.name})
+    left = shared_memory.exists()
+    shared_memory.unlink(missing_ok=True)
+    device_error = about["device_error"]
+    if gpus and not device_error and (memory_before is None or held is None):
+        device_error = "nvidia-smi does not say how much memory is used"
     return KillFacts(
         alive=[Alive(what=name, pid=one.pid, state=state_of(one) or "?") for name, one in family.items() if one in alive],
         killed_s=killed_s,
-        port=about["port"],
+        port=port,
         unreached=unreached,
         port_s=port_s,
         port_error=port_error,
-        held_by=_holder(about["port"]) if port_error else None,
-        shared_memory=shared_memory,
+        held_by=_holder(port) if port_error else "",
+        shared_memory=str(shared_memory),
         shared_memory_left=left,
-        devices=devices,
+        devices={} if device_error else _freed(memory_before or {}, held or {}, gpus, within_s),
         device_error=device_error,
     )
-
-
-# The worker
 
 
 def _start(gpus: int) -> tuple[int, dict[str, Any]]:
@@ -152,16 +154,9 @@ def _work(say: Say, gpus: int) -> None:
     # The child's line has the grandchild's pid, the grandchild's has a zero: once both are there, both ignore SIGTERM.
     while said.count(b"\n") < 2:
         said += os.read(ours, 64)
+    family = {"worker": os.getpid(), "child": child, "grandchild": max(map(int, said.split()))}
     error, _held = _take_device_memory(gpus)
-    about = {
-        "worker": os.getpid(),
-        "child": child,
-        "grandchild": max(map(int, said.split())),
-        "port": listener.getsockname()[1],
-        "shared_memory": name,
-        "device_error": error,
-    }
-    say(about)
+    say({**family, "port": listener.getsockname()[1], "shared_memory": name, "device_error": error})
     _wait_for_the_end()
 
 
@@ -186,9 +181,6 @@ def _take_device_memory(gpus: int) -> tuple[str, list[Any]]:
         return str(error).splitlines()[0], []
 
 
-# The kill, and what is left
-
-
 def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) -> list[ProcessIdentity]:
     """What is still alive after the limit. The rest is reaped."""
     with suppress(ProcessLookupError):
@@ -204,44 +196,29 @@ def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) ->
     return kill_all(below, timeout_s=limit_s)
 
 
-def _again(attempt: Callable[[], None], limit_s: float) -> tuple[float | None, str]:
-    """Seconds until it works; or None, and why it does not."""
+def _free_again(port: int, limit_s: float) -> tuple[float, str]:
+    """Seconds until one can listen there again, and why not within the limit."""
     began = time.monotonic()
     while True:
         try:
-            attempt()
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("0.0.0.0", port))
+                listener.listen()
+            return time.monotonic() - began, ""
         except OSError as error:
             if time.monotonic() - began > limit_s:
-                return None, error.strerror or str(error)
-        else:
-            return time.monotonic() - began, ""
+                return limit_s, error.strerror or str(error)
         time.sleep(POLL_S)
 
 
-def _listen(port: int) -> None:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("0.0.0.0", port))
-        listener.listen()
-
-
-def _holder(port: int) -> str | None:
+def _holder(port: int) -> str:
     """Who listens there, as far as this user may know."""
     with suppress(psutil.Error, OSError):
         for entry in psutil.net_connections("tcp"):
             if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
                 return f"process {entry.pid} ({psutil.Process(entry.pid).name()})"
-    return None
-
-
-def _shared_memory(name: str) -> tuple[str, bool]:
-    """Its path, and whether it is left."""
-    path = SHARED_MEMORY / name
-    # Everything else there is somebody else's.
-    remove_shared_memory_leftovers(shared_memory_entries() - {name})
-    left = path.exists()
-    path.unlink(missing_ok=True)
-    return str(path), left
+    return ""
 
 
 def device_memory(gpus: int) -> dict[str, int] | None:
@@ -263,22 +240,16 @@ def device_memory(gpus: int) -> dict[str, int] | None:
     return found
 
 
-def _devices(
-    before: Mapping[str, int] | None, held: Mapping[str, int] | None, error: str, gpus: int, limit_s: float
-) -> tuple[dict[str, DeviceMemory], str]:
-    if not gpus or error or before is None or held is None:
-        why = error or ("nvidia-smi does not say how much memory is used" if gpus else "")
-        return {}, why
+def _freed(before: Mapping[str, int], held: Mapping[str, int], gpus: int, limit_s: float) -> dict[str, DeviceMemory]:
     # What another process gave back meanwhile hides what was taken.
-    taken = {index: used for index, used in held.items() if used - before.get(index, 0) >= DEVICE_MIB // 2}
-    began = time.monotonic()
-    found: dict[str, DeviceMemory] = {}
+    taken = {device: used for device, used in held.items() if used - before.get(device, 0) >= DEVICE_MIB // 2}
+    began, found = time.monotonic(), dict[str, DeviceMemory]()
     while len(found) < len(taken):
         now, elapsed_s = device_memory(gpus) or {}, time.monotonic() - began
-        for index in taken.keys() - found.keys():
-            after = now.get(index, taken[index])
-            free = after <= before.get(index, 0) + BACK_MIB
+        for device in taken.keys() - found.keys():
+            had, after = before.get(device, 0), now.get(device, taken[device])
+            free = after <= had + BACK_MIB
             if free or elapsed_s > limit_s:
                 seconds = elapsed_s if free else None
-                found[index] = DeviceMemory(before=before.get(index, 0), held=taken[index], after=after, seconds=seconds)
-    return {index: found[index] for index in taken}, ""
+                found[device] = DeviceMemory(before=had, held=taken[device], after=after, seconds=seconds)
+    return found
