@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from chaosrun.errors import RecoveryError
-from chaosrun.faults.gone import BELOW, ended, tell_one, tell_successor
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
+from chaosrun.faults.node_evidence import BELOW, by_successor, ended, on_its_node, tell_one, tell_successor
 from chaosrun.faults.outside import LastAct, OutsideStrike
 from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
 from chaosrun.records.markers import write_note
@@ -74,6 +74,7 @@ KINDS = (
         phases=WITHIN_AN_ATTEMPT,
         last_act=end_supervisor,
         evidence="successor",
+        aftermath=by_successor,
         shows=ended(struck=("supervisor",), gone=("supervisor",), alone=True),
         tell=tell_successor,
     ),
@@ -85,6 +86,7 @@ KINDS = (
         phases=WITHIN_AN_ATTEMPT,
         outside=end_agent,
         evidence="node",
+        aftermath=on_its_node,
         shows=ended(struck=("agent",), gone=BELOW, alone=True),
         tell=tell_one,
     ),
@@ -97,6 +99,7 @@ KINDS = (
         last_act=end_head,
         strikes_ray="head",
         evidence="successor",
+        aftermath=by_successor,
         shows=ended(struck=("head", "supervisor"), gone=("head", "supervisor"), alone=True),
         tell=tell_successor,
     ),

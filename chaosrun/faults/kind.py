@@ -1,13 +1,19 @@
 """What a kind of fault is: one value that says all of it. The kinds stand in their families, `faults.kinds` has them all."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
+from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import LastAct, OutsideStrike
-from chaosrun.faults.seen import Problem, Seen
 from chaosrun.faults.strike import Strike
+
+if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
+    from chaosrun.records.history import LegHistory
 
 Phase = Literal[
     "rendezvous",
@@ -115,9 +121,11 @@ class Kind:
     """Of evidence "death": how the error in the end record of a process that left reads, as "Type: message", a regular
     expression. {fault} stands for the fault's id, other names for values of its note. None: whatever it says."""
 
-    shows: Callable[[Seen], Problem | None] | None = None
+    shows: Callable[[Observation], Problem | None] | None = None
     """Why what was seen of it, beyond what its evidence asks of every kind, does not show it; None when it does."""
-    tell: Callable[[Seen], str] | None = None
+    aftermath: Callable[[Observation, FaultRequested, LegHistory], Problem | None] | None = None
+    """Why the records of its leg before and after do not bear it out; None when they do."""
+    tell: Callable[[Observation], str] | None = None
     """In a few words, what was seen. None: how its process ended is all there is to say."""
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.faults.kind import AT_STEPS, Kind
-from chaosrun.faults.seen import NOTHING_SAID, SAID, Found, Problem, ProblemCode, Seen, brief
+from chaosrun.faults.observed import Found, Observation, Problem, brief
 from chaosrun.faults.strike import Strike, Training
 
 if TYPE_CHECKING:
@@ -213,19 +213,13 @@ def _dtype(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 
-NOT_NAMED = ProblemCode("damage_not_named", "the note does not say what was damaged")
-UNCHANGED = ProblemCode("bits_unchanged", "its bits are the same before and after")
-
-
-def memory_problem(note: Found) -> Problem | None:
-    """Why the note of such a fault proves no damage; None when it does."""
-    if not note:
-        return NOTHING_SAID()
-    if note.get("problem") is not None:
-        return SAID(words=str(note["problem"]))
+def _damaged(seen: Observation) -> Problem | None:
+    note = seen.found
     if not (note.get("tensor") and note.get("before") and note.get("after")):
-        return NOT_NAMED()
-    return UNCHANGED() if note["before"] == note["after"] else None
+        return Problem("damage_not_named", "the note does not say what was damaged")
+    if note["before"] == note["after"]:
+        return Problem("bits_unchanged", "its bits are the same before and after")
+    return None
 
 
 def place_of(found: Found) -> str:
@@ -234,7 +228,7 @@ def place_of(found: Found) -> str:
     return f"{whose}{found.get('tensor')}"
 
 
-def _tell(seen: Seen) -> str:
+def _tell(seen: Observation) -> str:
     found, place = seen.found, place_of(seen.found)
     if "element" not in found:
         return f"{place}: {brief(found.get('before'))}, now {brief(found.get('after'))}"
@@ -265,7 +259,7 @@ KINDS = (
         inside=flip_bit,
         ends_attempt=False,
         evidence="note",
-        shows=lambda seen: memory_problem(seen.found),
+        shows=_damaged,
         tell=_tell,
     ),
     Kind(
@@ -280,7 +274,7 @@ KINDS = (
         inside=nan,
         ends_attempt=False,
         evidence="note",
-        shows=lambda seen: memory_problem(seen.found),
+        shows=_damaged,
         tell=_tell,
     ),
     Kind(
@@ -295,7 +289,7 @@ KINDS = (
         inside=diverge,
         ends_attempt=False,
         evidence="note",
-        shows=lambda seen: memory_problem(seen.found),
+        shows=_damaged,
         tell=_tell,
     ),
 )

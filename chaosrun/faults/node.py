@@ -4,10 +4,10 @@ import os
 import signal
 import time
 
-from chaosrun.faults.gone import BELOW, ended, tell_node, tell_one
 from chaosrun.faults.kind import AT_STEPS, PREEMPTED_EXIT_CODE, WITHIN_AN_ATTEMPT, Kind
+from chaosrun.faults.node_evidence import BELOW, ended, on_its_node, tell_node, tell_one
+from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import POLL_S, OutsideStrike, gone_within
-from chaosrun.faults.seen import Problem, ProblemCode, Seen
 from chaosrun.faults.witness import seen_as
 from chaosrun.processes import send_signal
 from chaosrun.wording import count
@@ -44,38 +44,33 @@ def _drain(strike: OutsideStrike) -> None:
     strike.end(node.seen(), watch=victims, told=told, ends=how, waited_s=round(waited_s, 3), grace_s=grace_s)
 
 
-NOT_TOLD = ProblemCode("not_told", "rank {rank} was not told to leave")
-END_UNKNOWN = ProblemCode("end_unknown", "it is not known how rank {rank} left")
-LEFT_OTHERWISE = ProblemCode("left_otherwise", "rank {rank} did not leave on the notice: it {end}")
-KILLED_IN_GRACE = ProblemCode(
-    "killed_in_grace", "rank {rank} was killed {waited_s:g} s after the notice, before its grace ran out"
-)
 _gone = ended(struck=("agent", "fork server"), gone=BELOW)
 
 
-def _drained(seen: Seen) -> Problem | None:
+def _drained(seen: Observation) -> Problem | None:
     """Told, and then gone in order, or killed when grace had run out."""
     if problem := _gone(seen):
         return problem
     told, waited_s = seen.found.get("told", ()), seen.found.get("waited_s", 0.0)
     if seen.fault.rank not in told:
-        return NOT_TOLD(rank=seen.fault.rank)
+        return Problem("not_told", f"rank {seen.fault.rank} was not told to leave")
     out_of_time = waited_s >= seen.fault.option("grace_s")
     for rank in told:
         end = (seen.found.get("ends") or {}).get(str(rank))
         if end is None:
             if not out_of_time:
-                return END_UNKNOWN(rank=rank)
+                return Problem("end_unknown", f"it is not known how rank {rank} left")
         elif end.get("exit_code") != PREEMPTED_EXIT_CODE and end.get("signal") != signal.SIGKILL:
             number, code = end.get("signal"), end.get("exit_code")
             how = f"left with exit code {code}" if number is None else f"was ended by signal {number}"
-            return LEFT_OTHERWISE(rank=rank, end=how)
+            return Problem("left_otherwise", f"rank {rank} did not leave on the notice: it {how}")
         elif end.get("signal") == signal.SIGKILL and not out_of_time:
-            return KILLED_IN_GRACE(rank=rank, waited_s=waited_s)
+            told = f"rank {rank} was killed {waited_s:g} s after the notice, before its grace ran out"
+            return Problem("killed_in_grace", told)
     return None
 
 
-def _tell_drain(seen: Seen) -> str:
+def _tell_drain(seen: Observation) -> str:
     ends = seen.found.get("ends") or {}
     return f"{count(len(ends), 'rank')} left on the notice; {tell_node(seen)}" if ends else tell_node(seen)
 
@@ -90,6 +85,7 @@ KINDS = (
         outside=end_node,
         loss=True,
         evidence="node",
+        aftermath=on_its_node,
         shows=ended(struck=BELOW, gone=BELOW),
         tell=tell_node,
     ),
@@ -104,6 +100,7 @@ KINDS = (
         strikes_ray="raylet",
         loss=True,
         evidence="node",
+        aftermath=on_its_node,
         shows=ended(struck=("raylet",), gone=("raylet", *BELOW), alone=True),
         tell=tell_one,
     ),
@@ -119,6 +116,7 @@ KINDS = (
         ends_node=True,
         loss=True,
         evidence="node",
+        aftermath=on_its_node,
         shows=_drained,
         tell=_tell_drain,
     ),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
+from chaosrun.faults.observed import Observation
 from chaosrun.faults.outside import OutsideStrike, gone_within
-from chaosrun.faults.seen import Seen
 from chaosrun.faults.strike import Strike
 from chaosrun.processes import PACKAGE_ROOT
 from chaosrun.records.markers import start_ticks
@@ -126,7 +126,7 @@ def _parent_of(pid: int) -> int | None:
     return None if state in (b"Z", b"X") else int(parent)
 
 
-def _tell_preempt(seen: Seen) -> str:
+def _tell_preempt(seen: Observation) -> str:
     if seen.signal is None:
         return f"{seen.process}: left on the notice ({seen.end})"
     after_s = seen.found.get("after_s")
@@ -134,13 +134,13 @@ def _tell_preempt(seen: Seen) -> str:
     return f"{seen.process}: {seen.end}{when}, out of grace"
 
 
-def _tell_memory(seen: Seen) -> str:
+def _tell_memory(seen: Observation) -> str:
     taken, limit = seen.note.get("taken_mib"), seen.note.get("limit_mib")
     more = f" after {taken} MiB, at a limit of {limit / 1024:.1f} GiB" if taken and limit else ""
     return f"{seen.process}: MemoryError{more}"
 
 
-def _tell_loader_worker(seen: Seen) -> str:
+def _tell_loader_worker(seen: Observation) -> str:
     victim = seen.note.get("victim")
     return f"{f'loader worker {victim}' if victim else 'a loader worker'} of {seen.process}: SIGKILL"
 

@@ -5,9 +5,8 @@ import signal
 import subprocess
 import sys
 
-from chaosrun.faults.evidence import alive
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.seen import Problem, ProblemCode, Seen
+from chaosrun.faults.observed import Observation, Problem, alive
 from chaosrun.faults.strike import Strike
 
 STRANGER = """\
@@ -50,17 +49,13 @@ def no_arrival(strike: Strike) -> None:
         signal.pause()
 
 
-BEYOND_THE_RENDEZVOUS = ProblemCode(
-    "beyond_the_rendezvous", "it was at the stage {stage}, beyond the rendezvous that it was not to come to"
-)
-
-
-def _not_arrived(seen: Seen) -> Problem | None:
+def _not_arrived(seen: Observation) -> Problem | None:
     stage = seen.found.get("stage")
-    return alive(seen) or (None if stage == "started" else BEYOND_THE_RENDEZVOUS(stage=stage))
+    told = f"it was at the stage {stage}, beyond the rendezvous that it was not to come to"
+    return alive(seen) or (None if stage == "started" else Problem("beyond_the_rendezvous", told))
 
 
-def _tell_port(seen: Seen) -> str:
+def _tell_port(seen: Observation) -> str:
     return f"{seen.process}: EADDRINUSE at port {seen.note.get('port')}, held by pid {seen.note.get('stranger')}"
 
 

@@ -8,9 +8,9 @@ import subprocess
 
 from chaosrun.faults import delayed_signal
 from chaosrun.faults.kind import AT_STEPS, CHECKPOINT_PHASES, TRAINING_PHASES, Kind
+from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.process import signal_later
-from chaosrun.faults.seen import Problem, ProblemCode, Seen
 from chaosrun.faults.strike import Strike
 
 
@@ -44,44 +44,38 @@ def hang(strike: Strike) -> None:
     library.pthread_mutex_lock(mutex)
 
 
-NOT_STOPPED = ProblemCode("not_stopped", "its process was in state {state}, a process that SIGSTOP stopped is in state T")
-NO_PAUSE = ProblemCode(
-    "no_pause", "the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
-)
-SHORT_PAUSE = ProblemCode("short_pause", "the process was stopped for {stopped_s} s, not for {duration_s:g} s")
-OTHER_STEPS = ProblemCode("other_steps", "{steps} steps were stretched, not {wanted}")
-NOT_SLOWER = ProblemCode("not_slower", "steps took {during_s} s, not {factor:g} times the {before_s} s of before")
-
-
-def _stopped(seen: Seen) -> Problem | None:
+def _stopped(seen: Observation) -> Problem | None:
     state = seen.found.get("state")
-    return None if state == "T" else NOT_STOPPED(state=state)
+    told = f"its process was in state {state}, a process that SIGSTOP stopped is in state T"
+    return None if state == "T" else Problem("other_state", told)
 
 
-def _paused(seen: Seen) -> Problem | None:
+def _paused(seen: Observation) -> Problem | None:
     stopped, before, after = (seen.found.get(f"state_{when}") for when in ("stopped", "before", "after"))
     if (stopped, before) != ("T", "T") or after in ("T", "Z", None):
-        return NO_PAUSE(stopped=stopped, before=before, after=after)
+        told = f"the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
+        return Problem("no_pause", told)
     stopped_s, duration_s = seen.found.get("stopped_s", 0.0), seen.fault.option("duration_s")
-    return SHORT_PAUSE(stopped_s=stopped_s, duration_s=duration_s) if stopped_s < duration_s else None
+    told = f"the process was stopped for {stopped_s} s, not for {duration_s:g} s"
+    return Problem("short_pause", told) if stopped_s < duration_s else None
 
 
-def _slowed(seen: Seen) -> Problem | None:
+def _slowed(seen: Observation) -> Problem | None:
     steps, before_s, during_s = (seen.found.get(key) for key in ("steps", "before_s", "during_s"))
     wanted, factor = seen.fault.option("steps"), seen.fault.option("factor")
     if steps != wanted:
-        return OTHER_STEPS(steps=steps, wanted=wanted)
+        return Problem("other_steps", f"{steps} steps were stretched, not {wanted}")
     # Both were rounded when they were written down.
     if not before_s or not during_s or during_s < factor * before_s - 1e-4:
-        return NOT_SLOWER(during_s=during_s, factor=factor, before_s=before_s)
+        return Problem("not_slower", f"steps took {during_s} s, not {factor:g} times the {before_s} s of before")
     return None
 
 
-def _tell_pause(seen: Seen) -> str:
+def _tell_pause(seen: Observation) -> str:
     return f"{seen.process}: stopped for {seen.found['stopped_s']:g} s (state {seen.found['state_before']}), then running"
 
 
-def _tell_slow(seen: Seen) -> str:
+def _tell_slow(seen: Observation) -> str:
     before_s, during_s = seen.found.get("before_s") or 0.0, seen.found.get("during_s") or 0.0
     return f"{seen.process}: {seen.found.get('steps')} steps at {_time(during_s)}, {_time(before_s)} before"
 

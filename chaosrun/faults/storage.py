@@ -1,14 +1,21 @@
 """Faults of the storage while a checkpoint is written: writes that fail, or take their time."""
 
+from __future__ import annotations
+
 import errno
 import os
 import time
+from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.seen import Problem, ProblemCode, Seen, brief
+from chaosrun.faults.observed import Observation, Problem, brief
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 from chaosrun.wording import count
+
+if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
+    from chaosrun.records.history import LegHistory
 
 FULL_DEVICE = "/dev/full"
 
@@ -61,24 +68,30 @@ def _failure(strike: Strike, code: int) -> OSError:
     return OSError(code, os.strerror(code), str(strike.at["path"]))
 
 
-NO_WAIT = ProblemCode("no_wait", "the storage made it wait {waits} times, {waited_s} s in all")
 _CALLS = {"checkpoint.file": "write", "checkpoint.fsync.before": "fsync", "checkpoint.rename.before": "rename"}
 _ERRNO_NAMES = {os.strerror(number): errno.errorcode[number] for number in (errno.ENOSPC, errno.EIO)}
 
 
-def _waited(seen: Seen) -> Problem | None:
+def _waited(seen: Observation) -> Problem | None:
     waits, waited_s = seen.found.get("waits"), seen.found.get("waited_s")
     short = not waits or not waited_s or waited_s < waits * seen.fault.option("duration_s") - 1e-3
-    return NO_WAIT(waits=waits, waited_s=waited_s) if short else None
+    return Problem("no_wait", f"the storage made it wait {waits} times, {waited_s} s in all") if short else None
 
 
-def _tell_error(seen: Seen) -> str:
+def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+    later = next((attempt for attempt in leg.attempts if attempt.number > seen.attempt), None)
+    if later is None or later.resume_step < (saved := asked.step or 0):
+        return None
+    return Problem("committed", f"the checkpoint of step {saved} was committed all the same")
+
+
+def _tell_error(seen: Observation) -> str:
     name = next((name for words, name in _ERRNO_NAMES.items() if words in seen.error), None)
     call = _CALLS.get(seen.fault.phase or "", "the storage")
     return f"{seen.process}: {name} from {call}" if name else f"{seen.process}: {brief(seen.error or seen.end)}"
 
 
-def _tell_waits(seen: Seen) -> str:
+def _tell_waits(seen: Observation) -> str:
     waits = count(seen.found["waits"], "fsync")
     return f"{seen.process}: {waits} took {seen.found.get('waited_s') or 0.0:.2g} s longer in all"
 
@@ -135,6 +148,7 @@ KINDS = (
         only_rank=0,
         inside=failed_rename,
         exit_codes="failure",
+        aftermath=_committed,
         tell=_tell_error,
         error=f"{_STORAGE_FAILED}Input/output error",
     ),

@@ -4,16 +4,23 @@ A damage strikes nothing but the newest checkpoint of this very leg: whatever le
 same file or "..", is refused and the note says so. What a damage does shows when the checkpoint is read.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from chaosrun.faults.kind import Kind, Option
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.strike import Strike
+from chaosrun.records.events import AttemptStarting, StagingCleared
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
+
+if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
+    from chaosrun.records.history import LegHistory
 
 TAIL_BYTES = 4096
 
@@ -175,7 +182,30 @@ def _own_folders(strike: Strike) -> tuple[Path, ...]:
     return (strike.leg.path, strike.leg.checkpoints.parent)
 
 
-def _tell_damage(seen: Seen) -> str:
+def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+    """A damage shows when a later attempt comes upon it."""
+    name, later = str(seen.found.get("checkpoint")), [each for each in leg.attempts if each.number > seen.attempt]
+    if any(name in attempt.quarantined for attempt in later):
+        return None
+    if any(attempt.resume == name for attempt in later):
+        return Problem("used", f"{name} was damaged, and an attempt went on from it")
+    why = "no attempt started after that"
+    if later:
+        why = "the attempts after that went on from newer checkpoints"
+    return Problem("unread", f"{name} was damaged, but {why}, so nobody read it")
+
+
+def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+    name = seen.found.get("staged")
+    started = next(event.seq for event in leg.events(AttemptStarting) if event.attempt == seen.attempt)
+    if any(name in event.names for event in leg.events(StagingCleared) if event.seq > started):
+        return None
+    later = any(attempt.number > seen.attempt for attempt in leg.attempts)
+    why = "it was not there at the next start" if later else "no attempt came after it"
+    return Problem("unread", f"nobody cleared {name} away: {why}")
+
+
+def _tell_damage(seen: Observation) -> str:
     before, after = seen.found.get("before") or {}, seen.found.get("after") or {}
     match seen.fault.kind:
         case "truncate":
@@ -203,6 +233,7 @@ def _damage_kind(name: str, words: str, inside: Callable[[Strike], None], **opti
         ends_attempt=False,
         damages="checkpoint",
         evidence="note",
+        aftermath=_unmet,
         tell=_tell_damage,
     )
 
@@ -227,6 +258,7 @@ KINDS = (
         ends_attempt=False,
         damages="staging",
         evidence="note",
+        aftermath=_uncleared,
         tell=lambda seen: f"{seen.found.get('staged')}: left behind, cleared away at the next start",
     ),
 )

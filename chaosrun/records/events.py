@@ -157,7 +157,7 @@ class FaultObserved(Event, frozen=True, kw_only=True, tag="fault.observed"):
     died_s: float | None = None
     """Of a death."""
     found: dict[str, Any] | None = None
-    """What was seen of it. What its parts say is looked at by those who ask for them, see `faults.evidence`."""
+    """What was seen of it. What its parts say is looked at by those who ask for them, see `faults.landed`."""
 
     def __post_init__(self) -> None:
         if isinstance(self.found, dict):

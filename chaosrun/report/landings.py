@@ -6,7 +6,7 @@ from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.observed import Observation
 from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.events import EVENTS, FaultObserved, LegFinished
 from chaosrun.records.layout import RunLayout
@@ -79,5 +79,5 @@ def _landed(run: RunLayout, fault: Fault, record: FaultObserved) -> Landed:
         rank=rank,
         step=None if seen is None else seen.step,
         pid=record.pid,
-        evidence=Seen.of(fault, record).words,
+        evidence=Observation.of(fault, record).words,
     )

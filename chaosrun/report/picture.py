@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
-from chaosrun.faults.seen import signal_name
+from chaosrun.faults.observed import signal_name
 from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.progress import LegProgress, advance, sound

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaosrun.faults.seen import signal_name
+from chaosrun.faults.observed import signal_name
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.trace import TornRecordError, read_lines
 from chaosrun.wording import count

@@ -19,7 +19,7 @@ from chaosrun.errors import (
     UserScriptError,
 )
 from chaosrun.faults.kind import LEFT_ON_NOTICE
-from chaosrun.faults.seen import signal_name
+from chaosrun.faults.observed import signal_name
 from chaosrun.records.events import EndCode, Outcome
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout

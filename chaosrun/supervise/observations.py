@@ -7,9 +7,9 @@ A fault counts as observed when something outside its own intention agrees with 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chaosrun.faults.evidence import death_problem, hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.landed import death_problem, hang_problem
+from chaosrun.faults.observed import Observation
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
 from chaosrun.records.layout import LegLayout
@@ -51,7 +51,7 @@ class Observations:
                 "killed": raw.get("killed", False),
                 "alone": not self._is_complete(fault, raw["attempt"]),
             }
-            seen = Seen(fault=fault, pid=raw["pid"], exit_code=raw["exit_code"], signal=raw["signal"], found=found)
+            seen = Observation(fault=fault, pid=raw["pid"], exit_code=raw["exit_code"], signal=raw["signal"], found=found)
             if death_problem(seen) is None:
                 ended = {key: raw[key] for key in ("exit_code", "signal", "died_s")}
                 self.see(fault.id, marker, how="death", found=found, **ended)
@@ -108,7 +108,7 @@ class Observations:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
         for fault, marker in self._unseen():
             if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
-                problem = hang_problem(Seen(fault=fault, pid=marker["pid"], found=found))
+                problem = hang_problem(Observation(fault=fault, pid=marker["pid"], found=found))
                 self.see(fault.id, marker, how="hang", found={**found, "problem": problem.words} if problem else dict(found))
                 return None if problem else fault.id
         return None

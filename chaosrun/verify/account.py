@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.landed import fault_problem, requests_of
+from chaosrun.faults.observed import Observation
 from chaosrun.records.events import FaultObserved, SupervisorResumed
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.verify.landed import fault_problem, requests_of
 from chaosrun.verify.recovery_times import recoveries_of
 
 
@@ -66,7 +66,8 @@ def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ..
 
 def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
     requested = next(iter(requests_of(fault, chaos)), None)
-    problem = fault_problem(fault, chaos)
+    found = fault_problem(fault, chaos)
+    problem = found.words if found else None
     if requested is None and not fault.required and fault.source != INJECTED:
         problem = "its time had not come when the training ended"
     seen = next((record for record in chaos.events(FaultObserved) if record.fault == fault.id), None)
@@ -80,7 +81,7 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
         landed=problem is None,
         problem=problem,
         kind=fault.kind,
-        evidence=None if problem is not None or seen is None else Seen.of(fault, seen).words,
+        evidence=None if problem is not None or seen is None else Observation.of(fault, seen).words,
     )
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.memory import memory_problem
+from chaosrun.faults.landed import note_problem
+from chaosrun.faults.observed import Observation
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
@@ -132,7 +133,7 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
     for record in drill.chaos.events(FaultObserved):
         fault, asked = faults.get(record.fault), requested.get(record.fault)
         note = record.found or {}
-        if fault is None or asked is None or asked.step is None or memory_problem(note):
+        if fault is None or asked is None or asked.step is None or note_problem(Observation.of(fault, record)):
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step

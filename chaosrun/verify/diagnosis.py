@@ -13,12 +13,12 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import Phase
+from chaosrun.faults.landed import requests_of
 from chaosrun.records.history import Attempt
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.inspection import Comparison
-from chaosrun.verify.landed import requests_of
 from chaosrun.verify.verdict import Verdict
 
 DIAGNOSIS_VERSION = 1

@@ -3,22 +3,16 @@
 Pure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from chaosrun.faults.evidence import death_problem, hang_problem, note_problem
 from chaosrun.faults.fault import INJECTED, Fault
-from chaosrun.faults.gone import wrong_place
-from chaosrun.faults.kind import Evidence
-from chaosrun.faults.seen import Problem, Seen
-from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, FaultWithdrawn, LegStarted
-from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.faults.landed import fault_problem, requests_of
+from chaosrun.faults.observed import Problem
+from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, LegStarted
+from chaosrun.records.history import LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.storage import storage_problem, storage_shortfall
-
-BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
-"""Phases of a step that is not recorded yet."""
 
 
 def faults_landed(drill: Drill) -> Check:
@@ -44,14 +38,15 @@ def faults_landed(drill: Drill) -> Check:
     if problems:
         fault, problem = next(iter(problems.items()))
         because, more = _because(planned[fault], problem, drill)
-        about = {"fault": fault, "problem": problem, "which": which, "planned": len(planned), "problems": problems, **more}
+        about = {"fault": fault, "problem": problem.words, "which": which, "planned": len(planned), **more}
+        about["problems"] = {name: each.words for name, each in problems.items()}
         return inconclusive("faults_landed", "fault_not_shown", because=because, failing=len(problems), **about)
     late = f", {len(outrun)} had not come when the training ended" if outrun else ""
     summary = f"{len(due)} of {len(planned)} {which} landed{late}"
     return passed("faults_landed", summary, planned=len(planned), outrun=outrun)
 
 
-def _because(fault: Fault, problem: str, drill: Drill) -> tuple[str | None, dict[str, Any]]:
+def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, dict[str, Any]]:
     """What is known of why a fault cannot be shown to have happened: a row of the table of causes, and what fills it."""
     asked = next(iter(requests_of(fault, drill.chaos)), None)
     if asked is None:
@@ -59,9 +54,8 @@ def _because(fault: Fault, problem: str, drill: Drill) -> tuple[str | None, dict
         if fault.id in late.get("late", ()):
             return "never_due", late
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
-    seen = next((record for record in drill.chaos.events(FaultObserved) if record.fault == fault.id), None)
-    if seen is not None and (found := storage_shortfall(fault, seen, drill.chaos)) and found.problem == problem:
-        return found.code, {}
+    if problem.code in ("unread", "used"):
+        return problem.code, {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))
     if attempt is not None and attempt.unplanned and not struck:
@@ -99,127 +93,11 @@ def _altered(drill: Drill) -> str | None:
     return None
 
 
-def requests_of(fault: Fault, chaos: LegHistory) -> list[FaultRequested]:
-    """Its `fault.requested` records, those left out that were withdrawn: nothing came of them."""
-    standing: list[FaultRequested] = []
-    for record in chaos.journal:
-        if isinstance(record, FaultRequested) and record.fault == fault.id:
-            standing.append(record)
-        elif isinstance(record, FaultWithdrawn) and record.fault == fault.id:
-            standing.clear()
-    return standing
-
-
-def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> str | None:
+def _parted(fault: Fault, due: Sequence[Fault], chaos: LegHistory) -> Problem | None:
     """Why a fault did not strike together with the others of its group."""
     members = {other.id for other in due if other.group == fault.group}
     attempts = {record.attempt for record in chaos.events(FaultObserved) if record.fault in members}
     if len(attempts) < 2:
         return None
-    return f"it was to strike together with {', '.join(sorted(members - {fault.id}))}, they struck in several attempts"
-
-
-def fault_problem(fault: Fault, chaos: LegHistory) -> str | None:
-    """Why `fault` cannot be shown to have happened as planned; None when it can."""
-    try:
-        return _problem(fault, chaos)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        return f"what was written down of it cannot be read ({type(error).__name__}: {error})"
-
-
-def _problem(fault: Fault, chaos: LegHistory) -> str | None:
-    requested = requests_of(fault, chaos)
-    observed = [record for record in chaos.events(FaultObserved) if record.fault == fault.id]
-    if not requested:
-        return "it never fired"
-    attempt = next((attempt for attempt in chaos.attempts if attempt.number == requested[0].attempt), None)
-    if not observed:
-        other = f" before its attempt was ended: {attempt.unplanned[0].reason}" if attempt and attempt.unplanned else ""
-        return f"it was requested, but nobody saw it happen{other}"
-    if len(requested) > 1 or len(observed) > 1:
-        return f"requested {len(requested)} times, observed {len(observed)} times"
-    asked, seen = requested[0], observed[0]
-    if (asked.rank, asked.phase) != (fault.rank, fault.phase) or fault.at_step not in (None, asked.step):
-        return f"it fired on rank {asked.rank} at {asked.phase} of step {asked.step}, not as planned"
-    if fault.attempt not in (None, asked.attempt):
-        return f"it fired in attempt {asked.attempt}, not in attempt {fault.attempt}"
-    if (seen.attempt, seen.rank) != (asked.attempt, asked.rank):
-        places = [f"rank {record.rank} of attempt {record.attempt}" for record in (asked, seen)]
-        return f"fired by {places[0]}, seen on {places[1]}"
-    if seen.how != fault.facts.evidence:
-        # Whoever was to strike may say why it could not.
-        reason = (seen.found or {}).get("problem")
-        return reason or f"it was seen by its {seen.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
-    if attempt is None:
-        return f"attempt {asked.attempt} is not in the journal"
-    what = Seen.of(fault, seen)
-    return (
-        _wrong_process(fault, seen, attempt)
-        or _wrong_moment(fault, asked, seen, attempt)
-        or _words(_PROOFS[fault.facts.evidence](what))
-        or _words(wrong_place(what, asked, chaos) if fault.facts.evidence in ("node", "successor") else None)
-        or (_unrecorded(what, attempt) if fault.facts.evidence == "death" else None)
-        or storage_problem(fault, seen, chaos)
-    )
-
-
-def _words(problem: Problem | None) -> str | None:
-    return problem and problem.words
-
-
-def _wrong_process(fault: Fault, seen: FaultObserved, attempt: Attempt) -> str | None:
-    rank, pid = fault.rank, seen.pid
-    trace = attempt.traces.get(rank)
-    own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
-    if own != {pid}:
-        who = ", ".join(map(str, own)) or "unknown"
-        return f"process {pid} was struck, rank {rank} of attempt {attempt.number} was process {who}"
-    return None
-
-
-def _wrong_moment(fault: Fault, asked: FaultRequested, seen: FaultObserved, attempt: Attempt) -> str | None:
-    """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
-    if fault.phase is None or fault.phase == "rendezvous" or not fault.facts.ends_attempt:
-        return None
-    trace, step = attempt.traces.get(fault.rank), asked.step or 0
-    if fault.phase == "restore.begin":
-        return "its attempt went on after a restore that it was to die before" if trace and trace.start else None
-    if trace is None or trace.start is None:
-        return f"rank {fault.rank} left no trace of attempt {attempt.number}"
-    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
-    before = step - 1 if fault.phase in BEFORE_THE_STEP else step
-    if fault.facts.notice:
-        # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
-        in_order = seen.signal is None if fault.facts.evidence == "death" else _left_in_order(fault, seen)
-        wrong = reached not in (step, step + 1) if in_order else reached < before
-    else:
-        wrong = reached != before
-    if wrong:
-        return (
-            f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
-            f"step {before}"
-        )
-    return None
-
-
-def _left_in_order(fault: Fault, seen: FaultObserved) -> bool:
-    end = ((seen.found or {}).get("ends") or {}).get(str(fault.rank)) or {}
-    return end.get("exit_code") is not None
-
-
-def _unrecorded(seen: Seen, attempt: Attempt) -> str | None:
-    same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == seen.fault.rank]
-    if (seen.pid, seen.signal, seen.exit_code) in same:
-        return None
-    how = f"exit code {seen.exit_code}" if seen.signal is None else f"signal {seen.signal}"
-    return f"no exit of process {seen.pid} by {how} was recorded"
-
-
-_PROOFS: Mapping[Evidence, Callable[[Seen], Problem | None]] = {
-    "death": death_problem,
-    "note": note_problem,
-    "hang": hang_problem,
-    "node": note_problem,
-    "successor": note_problem,
-}
-"""How the evidence that a kind asks for is looked at."""
+    others = ", ".join(sorted(members - {fault.id}))
+    return Problem("parted", f"it was to strike together with {others}, they struck in several attempts")

@@ -15,16 +15,19 @@ from chaosrun.faults import storage, storage_damage
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.pace import Pace
 from chaosrun.faults.points import FaultPoints
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, written_for
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
 from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
-from chaosrun.verify.storage import DAMAGES
+from tests.unit.events import event
 
+DAMAGES = {kind.name for kind in KINDS.values() if kind.damages == "checkpoint"}
 FILES = {
     "model.safetensors": bytes(range(1, 251)) * 80,
     "chaosrun-rank-0.pt": b"rank 0" * 20,
@@ -360,3 +363,76 @@ def test_slow_storage_waits_at_each_fsync_of_one_checkpoint(leg: Leg) -> None:
 def test_temporary_files_have_the_name_of_what_they_become() -> None:
     assert written_for(Path("/a/.MANIFEST.json.123.tmp")) == Path("/a/MANIFEST.json")
     assert written_for(Path("/a/.hidden")) == Path("/a/.hidden")
+
+
+SEEN = event("fault.observed", found={"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"})
+
+
+def aftermath(kind: str, leg: LegHistory) -> Problem | None:
+    fault = Fault(id="F1", kind=kind, rank=0, at_step=20, source="test")
+    judge = fault.facts.aftermath
+    assert judge is not None
+    return judge(Observation.of(fault, SEEN), event("fault.requested", step=20, seq=11), leg)
+
+
+def attempt(number: int, resume: int, *quarantined: str) -> Attempt:
+    return Attempt(
+        number=number,
+        resume=f"step-{resume:08}" if resume else None,
+        resume_step=resume,
+        pids={},
+        exits=(),
+        unplanned=(),
+        stopped=None,
+        quarantined=quarantined,
+        traces={},
+    )
+
+
+def history(*attempts: Attempt, records: tuple[Any, ...] = ()) -> LegHistory:
+    starts = tuple(event("attempt.starting", attempt=each.number, seq=10 * each.number) for each in attempts)
+    asked = (event("fault.requested", step=20, seq=11),)
+    return LegHistory(name="chaos", layout=LegLayout(Path("/run")), journal=(*starts, *asked, *records), attempts=attempts)
+
+
+@pytest.mark.parametrize("kind", sorted(DAMAGES))
+def test_a_damage_counts_once_a_later_start_has_met_it(kind: str) -> None:
+    first = attempt(1, 0)
+    assert aftermath(kind, history(first, attempt(2, 10, "step-00000020"))) is None
+    met_late = history(first, attempt(2, 30), attempt(3, 10, "step-00000030", "step-00000020"))
+    assert aftermath(kind, met_late) is None
+
+
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [
+        ((), "no attempt started after that"),
+        ((attempt(2, 30),), "went on from newer checkpoints"),
+        ((attempt(2, 20),), "an attempt went on from it"),
+        ((attempt(2, 10, "step-00000030"),), "went on from newer checkpoints"),
+    ],
+)
+def test_a_damage_that_nobody_met_proves_nothing(later: tuple[Attempt, ...], told: str) -> None:
+    problem = aftermath("truncate", history(attempt(1, 0, "step-00000020"), *later))
+    assert problem is not None and told in problem.words
+
+
+def test_a_folder_left_behind_has_to_be_cleared_away() -> None:
+    both = (attempt(1, 0), attempt(2, 10))
+
+    def cleared(seq: int, *names: str) -> tuple[Any, ...]:
+        return (event("staging.cleared", names=names, seq=seq),)
+
+    found = history(*both, records=cleared(15, "step-00000020.attempt-0"))
+    assert aftermath("stale_staging", found) is None
+    for records in ((), cleared(15, "step-00000030.attempt-1"), cleared(5, "step-00000020.attempt-0")):
+        problem = aftermath("stale_staging", history(*both, records=records))
+        assert problem is not None and "it was not there at the next start" in problem.words
+    problem = aftermath("stale_staging", history(attempt(1, 0)))
+    assert problem is not None and "no attempt came after it" in problem.words
+
+
+def test_a_commit_that_failed_left_no_checkpoint() -> None:
+    assert aftermath("failed_rename", history(attempt(1, 0), attempt(2, 10))) is None
+    problem = aftermath("failed_rename", history(attempt(1, 0), attempt(2, 20)))
+    assert problem == ("committed", "the checkpoint of step 20 was committed all the same")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaosrun.faults.evidence import hang_problem
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.landed import hang_problem
+from chaosrun.faults.observed import Observation
 from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import Heartbeat, Pulse
 from chaosrun.records.layout import LegLayout
@@ -286,7 +286,7 @@ def test_what_is_found_of_the_first_rank_has_to_agree_with_the_fault(
     kind: Any, state: str | None, stage: str, problem: str | None
 ) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, phase="forward", at_step=7, source="test")
-    found = hang_problem(Seen(fault=fault, pid=7, found={"state": state, "stage": stage}))
+    found = hang_problem(Observation(fault=fault, pid=7, found={"state": state, "stage": stage}))
     assert (found and found.words) == problem
 
 

@@ -107,7 +107,7 @@ def listen(selector: selectors.BaseSelector, descriptor: int, rank: Rank) -> Non
 
 def _name_of(number: int) -> str:
     # Only here: what faults are made of takes a while to be read.
-    from chaosrun.faults.seen import signal_name
+    from chaosrun.faults.observed import signal_name
 
     return signal_name(number)
 

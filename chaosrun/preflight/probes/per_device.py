@@ -127,7 +127,7 @@ def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def how_it_ended(status: int, words: str) -> str:
-    from chaosrun.faults.seen import signal_name
+    from chaosrun.faults.observed import signal_name
 
     how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
     said = words.strip().splitlines()

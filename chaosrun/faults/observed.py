@@ -5,60 +5,44 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from chaosrun.faults.fault import Fault
     from chaosrun.records.events import FaultObserved
 
 Found = Mapping[str, Any]
-"""What was written down of a fault when it was seen: its note, or what was found of a process (`faults.evidence`)."""
+"""What was written down of a fault when it was seen: its note, or what was found of a process (`faults.landed`)."""
 BRIEF = 60
 """Characters of a value or an error that are told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why what was seen does not show that a fault happened."""
+class Problem(NamedTuple):
+    """Why what was written down does not show that a fault happened."""
 
     code: str
     words: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.words
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemCode:
-    """A code and its sentence, which stands beside what finds it."""
-
-    code: str
-    sentence: str
-
-    def __call__(self, **params: Any) -> Problem:
-        return Problem(self.code, self.sentence.format_map(params), params)
-
-
-SAID = ProblemCode("said", "{words}")
-"""Who was to strike says itself why it did not."""
-NOTHING_SAID = ProblemCode("nothing_said", "nothing was written down of what it did")
+NOTHING_SAID = Problem("nothing_said", "nothing was written down of what it did")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """One `fault.observed`."""
 
     fault: Fault
     pid: int
+    attempt: int = 0
     exit_code: int | None = None
     signal: int | None = None
     found: Found = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fault: Fault, record: FaultObserved) -> Seen:
+    def of(cls, fault: Fault, record: FaultObserved) -> Observation:
         """From `fault.observed`."""
-        return cls(fault=fault, pid=record.pid, exit_code=record.exit_code, signal=record.signal, found=record.found or {})
+        ended = {"exit_code": record.exit_code, "signal": record.signal}
+        return cls(fault=fault, pid=record.pid, attempt=record.attempt, found=record.found or {}, **ended)
 
     @property
     def process(self) -> str:
@@ -96,6 +80,13 @@ class Seen:
             return tell(self)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             return plain  # a note with values of other types than its writer's: it proves what it proves, and tells less
+
+
+def alive(seen: Observation) -> Problem | None:
+    """A rank that hangs is there, and not stopped by a signal."""
+    state = seen.found.get("state")
+    told = f"its process was in state {state}, a fault of kind {seen.fault.kind} leaves it alive"
+    return Problem("other_state", told) if state in (None, "T", "Z") else None
 
 
 def signal_name(number: int | None) -> str:

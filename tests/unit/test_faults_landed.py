@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from chaosrun.faults.evidence import death_problem, note_problem
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.landed import death_problem, note_problem
+from chaosrun.faults.observed import Observation
 
 LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave (SIGTERM) and left after step 5, …"}
 RAISED = {"status": "raised", "error": "InjectedError: fault F1: raised on purpose after step 4"}
@@ -18,7 +18,7 @@ MEMORY = {"status": "raised", "error": "MemoryError: fault F1: 256 MiB taken, th
 
 def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = None, **found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=found.pop("options", {}))
-    told = death_problem(Seen(fault=fault, pid=7, exit_code=exit_code, signal=by_signal, found=found))
+    told = death_problem(Observation(fault=fault, pid=7, exit_code=exit_code, signal=by_signal, found=found))
     return told and told.words
 
 
@@ -97,5 +97,5 @@ SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
 )
 def test_a_note_has_to_show_what_it_tells_of(kind: Any, options: Any, note: Any, words: str | None) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=options)
-    found = note_problem(Seen(fault=fault, pid=7, found=note))
+    found = note_problem(Observation(fault=fault, pid=7, found=note))
     assert (found is None) if words is None else (found is not None and words in found.words)

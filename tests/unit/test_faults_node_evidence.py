@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from chaosrun.faults.evidence import note_problem
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.gone import wrong_place
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.landed import note_problem
+from chaosrun.faults.observed import Observation
 from chaosrun.records.events import NodePlace
 from chaosrun.records.history import LegHistory
 from chaosrun.records.layout import LegLayout
@@ -59,8 +58,9 @@ def shown(kind: Any) -> Found:
 def problem(kind: Any, found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=5, source="test")
     chaos = LegHistory(name="chaos", layout=LegLayout(Path("chaos")), journal=JOURNAL)
-    seen = Seen(fault=fault, pid=101, found=found or {})
-    told = note_problem(seen) or wrong_place(seen, event("fault.requested", seq=5), chaos)
+    seen = Observation(fault=fault, pid=101, found=found or {})
+    assert fault.facts.aftermath is not None
+    told = note_problem(seen) or fault.facts.aftermath(seen, event("fault.requested", seq=5), chaos)
     return told and told.words
 
 

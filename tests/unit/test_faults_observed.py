@@ -6,7 +6,7 @@ import pytest
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
-from chaosrun.faults.seen import Seen
+from chaosrun.faults.observed import Observation
 from tests.unit.events import event
 
 NODE = {
@@ -140,8 +140,8 @@ def fault_of(kind: str, **more: Any) -> Fault:
 
 def test_numbers_beyond_floats() -> None:
     found = {**BIT, "value_before": 10**400, "value_after": 1.0}
-    assert "now 1" in Seen.of(fault_of("flip_bit"), observed(found, {})).words
-    assert Seen.of(fault_of("preempt"), observed({"after_s": 10**400}, {"signal": 9})).words == "pid 7: SIGKILL"
+    assert "now 1" in Observation.of(fault_of("flip_bit"), observed(found, {})).words
+    assert Observation.of(fault_of("preempt"), observed({"after_s": 10**400}, {"signal": 9})).words == "pid 7: SIGKILL"
 
 
 def test_every_kind_has_its_words() -> None:
@@ -151,22 +151,22 @@ def test_every_kind_has_its_words() -> None:
 @pytest.mark.parametrize("kind", SEEN)
 def test_the_fact_is_told(kind: str) -> None:
     ended, found, words = SEEN[kind]
-    assert Seen.of(fault_of(kind), observed(found, ended)).words == words
+    assert Observation.of(fault_of(kind), observed(found, ended)).words == words
 
 
 def test_out_of_grace() -> None:
     seen = observed({"end": None, "note": None, "after_s": 30.04, "killed": False, "alone": False}, {"signal": 9})
-    assert Seen.of(fault_of("preempt"), seen).words == "pid 7: SIGKILL 30.0 s after the notice, out of grace"
+    assert Observation.of(fault_of("preempt"), seen).words == "pid 7: SIGKILL 30.0 s after the notice, out of grace"
 
 
 def test_at_an_fsync() -> None:
     fault = Fault(id="F1", kind="io_error", rank=1, phase="checkpoint.fsync.before", source="x")
-    assert Seen.of(fault, observed(raised(f"{STORAGE}Input/output error"), {})).words == "pid 7: EIO from fsync"
+    assert Observation.of(fault, observed(raised(f"{STORAGE}Input/output error"), {})).words == "pid 7: EIO from fsync"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("found", [None, {}, [], {"gone": 3, "before": "x", "after": 1, "waited_s": "x", "silent_s": "x"}])
 def test_whatever_was_written_down_there_are_words(kind: str, found: Any) -> None:
-    words = Seen.of(fault_of(kind), observed(found, {"signal": 99})).words
+    words = Observation.of(fault_of(kind), observed(found, {"signal": 99})).words
     assert words
     assert len(words) < 200

@@ -1,0 +1,216 @@
+"""Whether a fault happened as planned: the one place that says so, by the records of who struck and of who saw it. Pure.
+
+What is seen of a death (`found`), beside its exit code or signal:
+
+- end      what its end record says: {status, error ("Type: message" or null)}; null when it left none
+- note     what the fault wrote down before the harm, or null
+- after_s  from the marker to the death
+- killed   by chaosrun itself, because its attempt was over
+- alone    it was one of several that strike together, and the others had not come
+
+Of a hang it is what was found of the rank's process, of all else the note. What is particular to a kind, its `shows` and its
+`aftermath` say.
+"""
+
+import re
+import string
+from collections.abc import Callable, Mapping
+
+from chaosrun.faults.fault import Fault
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, Evidence
+from chaosrun.faults.observed import NOTHING_SAID, Observation, Problem, alive
+from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
+from chaosrun.records.history import Attempt, LegHistory
+
+NOT_YET = frozenset({"never_fired", "nobody_saw", "unread"})
+"""Codes of problems that may still go away while the leg goes on."""
+BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
+"""Phases of a step that is not recorded yet."""
+_WANTED_EXIT_CODES = {"none": None, "zero": 0, "preempted": PREEMPTED_EXIT_CODE}
+
+
+def requests_of(fault: Fault, leg: LegHistory) -> list[FaultRequested]:
+    """Its `fault.requested` records, those left out that were withdrawn: nothing came of them."""
+    standing: list[FaultRequested] = []
+    for record in leg.journal:
+        if isinstance(record, FaultRequested) and record.fault == fault.id:
+            standing.append(record)
+        elif isinstance(record, FaultWithdrawn) and record.fault == fault.id:
+            standing.clear()
+    return standing
+
+
+def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
+    """Why `fault` cannot be shown to have happened as planned; None when it can."""
+    try:
+        return _problem(fault, leg)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        return Problem("unreadable", f"what was written down of it cannot be read ({type(error).__name__}: {error})")
+
+
+def _problem(fault: Fault, leg: LegHistory) -> Problem | None:
+    requested = requests_of(fault, leg)
+    observed = [record for record in leg.events(FaultObserved) if record.fault == fault.id]
+    if not requested:
+        return Problem("never_fired", "it never fired")
+    attempt = next((attempt for attempt in leg.attempts if attempt.number == requested[0].attempt), None)
+    if not observed:
+        other = f" before its attempt was ended: {attempt.unplanned[0].reason}" if attempt and attempt.unplanned else ""
+        return Problem("nobody_saw", f"it was requested, but nobody saw it happen{other}")
+    if len(requested) > 1 or len(observed) > 1:
+        return Problem("several", f"requested {len(requested)} times, observed {len(observed)} times")
+    asked, record = requested[0], observed[0]
+    seen = Observation.of(fault, record)
+    if problem := _elsewhere(fault, asked, record):
+        return problem
+    if record.how != fault.facts.evidence:
+        # Whoever was to strike may say why it could not.
+        other = f"it was seen by its {record.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
+        return Problem("other_evidence", seen.found.get("problem") or other)
+    if attempt is None:
+        return Problem("unknown_attempt", f"attempt {asked.attempt} is not in the journal")
+    return (
+        _wrong_process(seen, attempt)
+        or _wrong_moment(seen, asked, attempt)
+        or _PROOFS[fault.facts.evidence](seen)
+        or (_unrecorded(seen, attempt) if fault.facts.evidence == "death" else None)
+        or (fault.facts.aftermath(seen, asked, leg) if fault.facts.aftermath else None)
+    )
+
+
+def _elsewhere(fault: Fault, asked: FaultRequested, record: FaultObserved) -> Problem | None:
+    if (asked.rank, asked.phase) != (fault.rank, fault.phase) or fault.at_step not in (None, asked.step):
+        return Problem("elsewhere", f"it fired on rank {asked.rank} at {asked.phase} of step {asked.step}, not as planned")
+    if fault.attempt not in (None, asked.attempt):
+        return Problem("other_attempt", f"it fired in attempt {asked.attempt}, not in attempt {fault.attempt}")
+    if (record.attempt, record.rank) != (asked.attempt, asked.rank):
+        places = [f"rank {each.rank} of attempt {each.attempt}" for each in (asked, record)]
+        return Problem("seen_elsewhere", f"fired by {places[0]}, seen on {places[1]}")
+    return None
+
+
+def _wrong_process(seen: Observation, attempt: Attempt) -> Problem | None:
+    rank, pid = seen.fault.rank, seen.pid
+    trace = attempt.traces.get(rank)
+    own = {attempt.pids.get(rank), trace.start.pid if trace and trace.start else None} - {None}
+    if own != {pid}:
+        who = ", ".join(map(str, own)) or "unknown"
+        told = f"process {pid} was struck, rank {rank} of attempt {attempt.number} was process {who}"
+        return Problem("other_process", told)
+    return None
+
+
+def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) -> Problem | None:
+    """Whatever the phase, a step is recorded before its checkpoint and its faults, and a restore before its end."""
+    fault, kind = seen.fault, seen.fault.facts
+    if fault.phase is None or fault.phase == "rendezvous" or not kind.ends_attempt:
+        return None
+    trace, step = attempt.traces.get(fault.rank), asked.step or 0
+    if fault.phase == "restore.begin":
+        went_on = trace is not None and trace.start is not None
+        return Problem("went_on", "its attempt went on after a restore that it was to die before") if went_on else None
+    if trace is None or trace.start is None:
+        return Problem("no_trace", f"rank {fault.rank} left no trace of attempt {attempt.number}")
+    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
+    before = step - 1 if fault.phase in BEFORE_THE_STEP else step
+    if kind.notice:
+        # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
+        in_order = seen.signal is None if kind.evidence == "death" else _left_in_order(seen)
+        wrong = reached not in (step, step + 1) if in_order else reached < before
+    else:
+        wrong = reached != before
+    if not wrong:
+        return None
+    words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
+    return Problem("other_moment", f"{words}step {before}")
+
+
+def _left_in_order(seen: Observation) -> bool:
+    end = (seen.found.get("ends") or {}).get(str(seen.fault.rank)) or {}
+    return end.get("exit_code") is not None
+
+
+def _unrecorded(seen: Observation, attempt: Attempt) -> Problem | None:
+    same = [(death.pid, death.signal, death.exit_code) for death in attempt.exits if death.rank == seen.fault.rank]
+    if (seen.pid, seen.signal, seen.exit_code) in same:
+        return None
+    how = f"exit code {seen.exit_code}" if seen.signal is None else f"signal {seen.signal}"
+    return Problem("no_exit", f"no exit of process {seen.pid} by {how} was recorded")
+
+
+def death_problem(seen: Observation) -> Problem | None:
+    """Why a process that ended like this did not end by the fault; None when it did."""
+    kind = seen.fault.facts
+    if kind.evidence != "death":
+        return Problem("shows_otherwise", f"a fault of kind {kind.name} does not show by a death")
+    if seen.signal is not None:
+        if seen.signal not in kind.signals:
+            told = f"the process ended with signal {seen.signal}, a fault of kind {kind.name} ends it otherwise"
+            return Problem("other_end", told)
+        if seen.found.get("killed") and seen.found.get("alone"):
+            told = "the process was killed because its attempt was over, while it waited for the others of its group"
+            return Problem("killed_with_its_attempt", told)
+        return _grace_problem(seen) if kind.notice else None
+    if kind.exit_codes == "failure":
+        agrees = seen.exit_code not in (None, 0)
+    else:
+        agrees = seen.exit_code is not None and seen.exit_code == _WANTED_EXIT_CODES[kind.exit_codes]
+    if not agrees:
+        told = f"the process ended with exit code {seen.exit_code}, a fault of kind {kind.name} ends it otherwise"
+        return Problem("other_end", told)
+    if kind.exit_codes == "zero" and seen.found.get("end") is not None:
+        status = seen.found["end"]["status"]
+        return Problem("end_record", f"the process left an end record ({status}), a fault of kind {kind.name} leaves none")
+    return _error_problem(seen, kind.error) if kind.error is not None else None
+
+
+def _grace_problem(seen: Observation) -> Problem | None:
+    if seen.found.get("killed"):
+        told = "the process was killed because its attempt was over, not because its grace had run out"
+        return Problem("killed_with_its_attempt", told)
+    after_s, grace_s = seen.found.get("after_s"), seen.fault.option("grace_s")
+    if after_s is not None and after_s >= grace_s:
+        return None
+    told = f"the process was killed {after_s} s after the notice, before its grace of {grace_s:g} s had run out"
+    return Problem("grace_left", told)
+
+
+def _error_problem(seen: Observation, template: str) -> Problem | None:
+    """The error has to be the one that this very fault brings about."""
+    if not seen.error:
+        return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
+    known = {"fault": seen.fault.id, **seen.note}
+    names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    if not names <= known.keys():
+        return Problem("nothing_said", f"nothing was written down of {', '.join(sorted(names - known.keys()))}")
+    wanted = template.format_map({name: re.escape(str(known[name])) for name in names})
+    if re.search(wanted, seen.error):
+        return None
+    return Problem("other_error", f"the process left with another error: {seen.error}")
+
+
+def hang_problem(seen: Observation) -> Problem | None:
+    """Why a rank that stopped first, as it was found then (`hang.declared`), did not stop by the fault; None when it did."""
+    if not seen.found:
+        return Problem("nothing_said", "nothing was written down of what was found of it")
+    return (seen.fault.facts.shows or alive)(seen)
+
+
+def note_problem(seen: Observation) -> Problem | None:
+    """Why a note does not show the fault; None when it does."""
+    if not seen.found:
+        return NOTHING_SAID
+    if seen.found.get("problem") is not None:
+        return Problem("said", str(seen.found["problem"]))
+    shows = seen.fault.facts.shows
+    return shows(seen) if shows else None
+
+
+_PROOFS: Mapping[Evidence, Callable[[Observation], Problem | None]] = {
+    "death": death_problem,
+    "note": note_problem,
+    "hang": hang_problem,
+    "node": note_problem,
+    "successor": note_problem,
+}
+"""How the evidence that a kind asks for is looked at."""
