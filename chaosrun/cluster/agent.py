@@ -5,8 +5,7 @@ A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events 
 when to restart and what a death means is the supervisor's business. The one thing it does alone is cleaning up after a fork
 server that died.
 
-Events are the fork server's (see `chaosrun.cluster.forkserver`), numbered by `seq` from 1, and one more:
-server_lost {message}: the fork server died; its ranks are dead, were reported as exited (signal null) and stopped before this.
+Events are those of `chaosrun.cluster.messages`, numbered from 1: the fork server's, passed on, and that it died.
 """
 
 import asyncio
@@ -28,9 +27,30 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.pulses import feel_pulses
+from chaosrun.cluster.messages import (
+    AgentEvent,
+    AgentInfo,
+    Configure,
+    Exited,
+    Failed,
+    RankStack,
+    Ready,
+    ServerCommand,
+    ServerEvent,
+    ServerLost,
+    StackRequest,
+    StacksAsked,
+    Start,
+    Started,
+    StartFailed,
+    Stop,
+    Stopped,
+    WriteStacks,
+    decode_event,
+    line,
+)
 from chaosrun.cluster.raylet import leave_with_the_raylet
-from chaosrun.cluster.stacks import collect_stacks
+from chaosrun.cluster.stacks import collect_stacks, read_pulses
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
@@ -45,6 +65,7 @@ from chaosrun.processes import (
 )
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
 
 MARK_VARIABLE = "CHAOSRUN_SESSION"
 MESSAGE_LIMIT = 1 << 24
@@ -74,9 +95,9 @@ class Server:
     """memfd that holds what the server itself printed: the reason of a crash, without a file on disk."""
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    ready: asyncio.Future[dict[str, Any]]
-    started: asyncio.Future[dict[str, Any]] | None = None
-    stopped: dict[int, asyncio.Future[list[int]]] = field(default_factory=dict)
+    ready: asyncio.Future[Ready]
+    started: asyncio.Future[Started] | None = None
+    stopped: dict[int, asyncio.Future[tuple[int, ...]]] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
     """rank → pid of ranks of the running attempt that have not exited."""
     ranks: dict[int, ProcessIdentity] = field(default_factory=dict)
@@ -84,7 +105,7 @@ class Server:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How ranks of the running attempt have ended."""
     attempt: int | None = None
-    asked: asyncio.Future[dict[int, dict[str, Any]]] | None = None
+    asked: asyncio.Future[dict[int, StackRequest]] | None = None
     """Who was asked for stacks."""
     shared_memory: frozenset[str] = frozenset()
     closing: bool = False
@@ -100,7 +121,7 @@ class NodeAgent:
         self._server: Server | None = None
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
-        self._events: list[dict[str, Any]] = []
+        self._events: list[tuple[int, AgentEvent]] = []
         self._seq = 0
         self._news = asyncio.Event()
 
@@ -108,24 +129,24 @@ class NodeAgent:
 
     async def start_server(
         self, env: Mapping[str, str], preload: Sequence[str] = PRELOAD, target: str = TARGET, standbys: int = 0
-    ) -> dict[str, Any]:
+    ) -> Ready:
         """Have a fork server with this environment ready: start one, or keep the running one when it has the same.
 
         `standbys` is the number of ranks to expect: their processes are forked before the first start asks for them.
-        Returns {pid, import_s, reused}. Raises ChaosrunError when the preloads fail or are not safe to fork.
+        Raises ChaosrunError when the preloads fail or are not safe to fork.
         """
         async with self._launching:
             self._settings = (dict(env), tuple(preload), target, standbys)
             return await self._have_server()
 
-    async def _have_server(self) -> dict[str, Any]:
+    async def _have_server(self) -> Ready:
         assert self._settings is not None, "start_server comes first"
         env, preload, target, standbys = self._settings
         key = hashlib.sha256(json.dumps([sorted(env.items()), preload, target]).encode()).hexdigest()
         server = self._server
         if server is not None:
             if server.key == key:
-                return {**await server.ready, "reused": True}
+                return await server.ready
             await self._close_server(server)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS)}
         wanted = {**inherited, **env}
@@ -133,9 +154,10 @@ class NodeAgent:
         self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
         self._send(
-            server, "configure", target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary)
+            server,
+            Configure(target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary)),
         )
-        return {**await server.ready, "reused": False}
+        return await server.ready
 
     def _folder(self) -> str | None:
         """The folder of a private Ray, which is removed with it; elsewhere None: the usual place for temporary files."""
@@ -164,62 +186,60 @@ class NodeAgent:
         finally:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MESSAGE_LIMIT)
-        ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         server = Server(
             key=key, mark=mark, process=process, temporary=temporary, output=output, reader=reader, writer=writer, ready=ready
         )
         server.listening = asyncio.create_task(self._listen(server))
         return server
 
-    def _send(self, server: Server, command: str, **fields: Any) -> None:
-        server.writer.write(json.dumps({"command": command, **fields}).encode() + b"\n")
+    def _send(self, server: Server, command: ServerCommand) -> None:
+        server.writer.write(line(command))
 
     async def _listen(self, server: Server) -> None:
         while True:
             try:
-                line = await server.reader.readline()
+                received = await server.reader.readline()
             except ConnectionResetError:
-                line = b""
-            if not line.endswith(b"\n"):
+                received = b""
+            if not received.endswith(b"\n"):
                 break
-            self._hear(server, json.loads(line))
+            self._hear(server, decode_event(received))
         await self._bury(server)
 
-    def _hear(self, server: Server, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "ready":
-                server.ready.set_result({"pid": event["pid"], "import_s": event["import_s"]})
-            case "failed":
-                message = f"the fork server cannot start: {event['message']}"
-                detail = f"\n{event['traceback']}" if event["traceback"] else ""
+    def _hear(self, server: Server, event: ServerEvent) -> None:
+        match event:
+            case Ready():
+                server.ready.set_result(event)
+            case Failed():
+                message = f"the fork server cannot start: {event.message}"
+                detail = f"\n{event.traceback}" if event.traceback else ""
                 server.ready.set_exception(
                     UsageError(message + detail, hint="the modules named in the traceback must import here")
                 )
-            case "asked":
+            case StacksAsked():
                 if server.asked is not None:
-                    server.asked.set_result({int(rank): asked for rank, asked in event["ranks"].items()})
+                    server.asked.set_result(event.ranks)
                     server.asked = None
-            case "start_failed":
+            case StartFailed():
                 if server.started is not None:
-                    server.started.set_exception(ResourcesError(f"{platform.node()}: {event['message']}"))
-            case "started":
-                server.live.update({int(rank): pid for rank, pid in event["pids"].items()})
+                    server.started.set_exception(ResourcesError(f"{platform.node()}: {event.message}"))
+            case Started():
+                server.live.update(event.pids)
                 # Before any of them can have been reaped, for that is told later.
                 found = {rank: identify(pid) for rank, pid in server.live.items()}
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
                 self._tell(event)
-            case "exited":
-                server.live.pop(event["rank"], None)
-                server.ends[event["rank"]] = {key: event[key] for key in ("exit_code", "signal", "killed")}
+            case Exited():
+                server.live.pop(event.rank, None)
+                server.ends[event.rank] = {"exit_code": event.exit_code, "signal": event.signal, "killed": event.killed}
                 self._tell(event)
-            case "stopped":
+            case Stopped():
                 server.attempt = None
-                server.stopped.pop(event["attempt"]).set_result(event["killed"])
+                server.stopped.pop(event.attempt).set_result(event.killed)
                 self._tell(event)
-            case unknown:
-                raise AssertionError(f"unknown event {unknown!r}")
 
     async def _bury(self, server: Server) -> None:
         """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
@@ -238,16 +258,13 @@ class NodeAgent:
                 waiting.set_exception(ChaosrunError(message))
         if server.attempt is not None:
             remove_shared_memory_leftovers(server.shared_memory)
-            attempt, died_s, killed = server.attempt, time.time(), sorted(server.live)
+            attempt, died_s, killed = server.attempt, time.time(), tuple(sorted(server.live))
             for rank in killed:
-                unknown = {"exit_code": None, "signal": None, "completed": False, "killed": False}
-                self._tell(
-                    {"event": "exited", "attempt": attempt, "rank": rank, "pid": server.live[rank], **unknown, "died_s": died_s}
-                )
+                self._tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
-            self._tell({"event": "stopped", "attempt": attempt, "killed": killed})
+            self._tell(Stopped(attempt=attempt, killed=killed))
         if not server.closing and server.ready.exception() is None:
-            self._tell({"event": "server_lost", "message": message})
+            self._tell(ServerLost(message=message))
 
     async def _close_server(self, server: Server) -> None:
         server.closing = True
@@ -262,8 +279,8 @@ class NodeAgent:
 
     # Attempts
 
-    async def start(self, attempt: int, orders: Sequence[dict[str, Any]], listen: bool) -> dict[str, Any]:
-        """Fork the node's ranks of an attempt; returns {pids {rank: pid}, port} (port None unless `listen`).
+    async def start(self, attempt: int, orders: Sequence[WorkerOrder], listen: bool) -> Started:
+        """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
         Starts a fork server again when it was lost. Raises ResourcesError when a log cannot be opened, or no process or
         port be had; the attempt is over then, and the ranks that had been forked are dead.
@@ -282,17 +299,16 @@ class NodeAgent:
             server.ends = {}
             server.stopped[attempt] = loop.create_future()
             server.started = started = loop.create_future()
-            self._send(server, "start", attempt=attempt, orders=orders, listen=listen)
-            event = await started
-        return {"pids": {int(rank): pid for rank, pid in event["pids"].items()}, "port": event["port"]}
+            self._send(server, Start(attempt=attempt, orders=tuple(orders), listen=listen))
+            return await started
 
-    async def stop(self, attempt: int) -> list[int]:
-        """SIGKILL all ranks of an attempt; returns those killed once every process of it is gone. Already over: returns []."""
+    async def stop(self, attempt: int) -> Sequence[int]:
+        """SIGKILL all ranks of an attempt; returns those killed once every process of it is gone. Already over: none."""
         server = self._server
         waiting = None if server is None else server.stopped.get(attempt)
         if server is None or waiting is None:
-            return []
-        self._send(server, "stop", attempt=attempt)
+            return ()
+        self._send(server, Stop(attempt=attempt))
         return await asyncio.shield(waiting)
 
     # Faults
@@ -331,18 +347,18 @@ class NodeAgent:
 
     # Telling
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _tell(self, event: AgentEvent) -> None:
         self._seq += 1
-        self._events.append({**event, "seq": self._seq})
+        self._events.append((self._seq, event))
         self._news.set()
         self._news = asyncio.Event()
 
-    async def events(self, after: int, wait_s: float = 60.0) -> list[dict[str, Any]]:
-        """Events with seq > `after`, as soon as there is one; an empty list when there was none for `wait_s`.
+    async def events(self, after: int, wait_s: float = 60.0) -> list[tuple[int, AgentEvent]]:
+        """Events whose number is above `after`, as soon as there is one; an empty list when there was none for `wait_s`.
 
         Asking acknowledges: what came up to `after` is forgotten.
         """
-        self._events = [event for event in self._events if event["seq"] > after]
+        self._events = [(number, event) for number, event in self._events if number > after]
         if not self._events:
             try:
                 await asyncio.wait_for(self._news.wait(), wait_s)
@@ -350,32 +366,32 @@ class NodeAgent:
                 return []
         return list(self._events)
 
-    async def snapshot(self) -> dict[str, Any]:
-        """Who this node is: node_id, hostname, address, pid, python, server_pid."""
+    async def info(self) -> AgentInfo:
+        """Who this is: asked once, to see that it answers."""
         # The fork server kills everything below when this end of its socket goes.
         leave_with_the_raylet()
-        return {
-            "node_id": self._node_id,
-            "hostname": platform.node(),
-            "address": self._address,
-            "pid": os.getpid(),
-            "python": platform.python_version(),
-            "server_pid": None if self._server is None else self._server.process.pid,
-        }
+        return AgentInfo(
+            node_id=self._node_id,
+            hostname=platform.node(),
+            address=self._address,
+            pid=os.getpid(),
+            python=platform.python_version(),
+            server_pid=None if self._server is None else self._server.process.pid,
+        )
 
     async def pulses(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Pulse]:
         """What there is to see of these ranks of this node."""
         live = {} if self._server is None else self._server.live
-        return feel_pulses(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
+        return read_pulses(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
 
-    async def stacks(self, attempt: int, wait_s: float) -> dict[int, dict[str, Any]]:
+    async def stacks(self, attempt: int, wait_s: float) -> dict[int, RankStack]:
         """Have the live ranks of an attempt write their stacks to their logs; returns what `collect_stacks` found, by rank."""
         server = self._server
         if server is None or server.attempt != attempt:
             return {}
         if server.asked is None:
             server.asked = asyncio.get_running_loop().create_future()
-            self._send(server, "stacks", attempt=attempt)
+            self._send(server, WriteStacks(attempt=attempt))
         return await collect_stacks(asyncio.shield(server.asked), wait_s)
 
     async def shutdown(self) -> None:

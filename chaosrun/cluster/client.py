@@ -4,20 +4,21 @@ Turns Ray's exceptions into chaosrun's. Knows no placement and decides nothing.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 
-Sink = Callable[[str, dict[str, Any]], None]
+Sink = Callable[[str, NodeEvent], None]
 """Takes (node id, event); called from another thread."""
 
 
 class AgentClient:
-    """One agent. Beside the agent's own events the sink gets agent_lost {message} when the agent or its node dies."""
+    """One agent. Beside the agent's own events the sink gets an AgentLost when the agent or its node dies."""
 
     def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
         self.node_id = node_id
@@ -51,12 +52,12 @@ class AgentClient:
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
 
-    def stop(self, attempt: int, *, timeout_s: float = 60.0) -> list[int]:
+    def stop(self, attempt: int, *, timeout_s: float = 60.0) -> Sequence[int]:
         """SIGKILL the ranks of an attempt on this node; returns those killed, when all of its processes are gone."""
         return self.call("stop", attempt, timeout_s=timeout_s)
 
-    def snapshot(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
-        return self.call("snapshot", timeout_s=timeout_s)
+    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
+        return self.call("info", timeout_s=timeout_s)
 
     def close(self, *, timeout_s: float = 10.0) -> None:
         """Have the agent kill all below it, then end it."""
@@ -79,13 +80,13 @@ class AgentClient:
         after = 0
         while True:
             try:
-                events: list[dict[str, Any]] = ray.get(self.submit("events", after))
+                events: list[tuple[int, AgentEvent]] = ray.get(self.submit("events", after))
             except RayActorError as error:
                 if not self._closing:
-                    self._sink(self.node_id, {"event": "agent_lost", "message": _first_line(error)})
+                    self._sink(self.node_id, AgentLost(message=_first_line(error)))
                 return
-            for event in events:
-                after = event["seq"]
+            for number, event in events:
+                after = number
                 self._sink(self.node_id, event)
 
 

@@ -1,18 +1,7 @@
 """The warm fork server of a node: imports torch once, then has one fresh process per rank and attempt in milliseconds.
 
-`python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; newline-delimited JSON both ways.
-
-In:   configure {target, preload [module], env {name: value|null}, standbys, temporary}
-                                                                 once; standbys: ranks to expect here; temporary: their TMPDIR
-      start     {attempt, orders [WorkerOrder], listen}              listen: this node hosts rank 0
-      stop      {attempt}
-      stacks    {attempt}                                            have the live ranks write their stacks to their logs
-Out:  ready     {pid, import_s}
-      failed    {message, traceback}                                 the preloads failed; the server exits
-      started   {attempt, pids {rank: pid}, port}                    or start_failed {attempt, message}
-      exited    {attempt, rank, pid, exit_code, signal, completed, killed, died_s}   killed: by this server
-      asked     {attempt, ranks {rank: what ask_for_stacks returns}}
-      stopped   {attempt, killed [rank]}                             every process of the attempt is gone
+`python -m chaosrun.cluster.forkserver FD`, FD being an inherited socket to the node's agent; `cluster.messages` has what is
+said on it.
 
 It stays single-threaded and away from CUDA, or a fork would not be safe. It is the subreaper of everything below it and an
 attempt is over only when it has no child left: nothing can outlive an attempt, and no pid it signals can be anybody else's, for
@@ -38,9 +27,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaosrun.cluster.preloads import import_all, why_unsafe_to_fork
+from chaosrun.cluster.messages import (
+    Configure,
+    Exited,
+    Failed,
+    Ready,
+    ServerCommand,
+    ServerEvent,
+    StackRequest,
+    StacksAsked,
+    Start,
+    Started,
+    StartFailed,
+    Stop,
+    Stopped,
+    WriteStacks,
+    decode_command,
+    line,
+)
 from chaosrun.cluster.stacks import ask_for_stacks
-from chaosrun.cluster.standby import Standby, Target, fork_standby
+from chaosrun.cluster.standby import Standby, Target, fork_standby, import_all, why_unsafe_to_fork
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import AttemptLayout, LegLayout
@@ -95,8 +101,8 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
-    def send(self, event: str, **fields: Any) -> None:
-        self._channel.sendall(json.dumps({"event": event, **fields}, separators=(",", ":")).encode() + b"\n")
+    def send(self, event: ServerEvent) -> None:
+        self._channel.sendall(line(event))
 
     def serve(self) -> None:
         """Obey until the agent closes the socket or dies; nothing below this process is left then."""
@@ -127,33 +133,32 @@ class ForkServer:
                 if not received:
                     return
                 *lines, self._unread = (self._unread + received).split(b"\n")
-                for line in lines:
-                    self._obey(json.loads(line))
+                for command in lines:
+                    self._obey(decode_command(command))
 
     def _replenish_in_ms(self) -> float | None:
         if len(self._standbys) >= self._wanted or self._replenish_s == math.inf:
             return None
         return max(0.0, self._replenish_s - time.monotonic()) * 1000
 
-    def _obey(self, command: dict[str, Any]) -> None:
-        match command["command"]:
-            case "start":
-                self._start(
-                    command["attempt"], [WorkerOrder.from_json(order) for order in command["orders"]], command["listen"]
-                )
-            case "stop":
-                if self._attempt is not None and self._attempt.number == command["attempt"]:
+    def _obey(self, command: ServerCommand) -> None:
+        match command:
+            case Start():
+                self._start(command)
+            case Stop():
+                if self._attempt is not None and self._attempt.number == command.attempt:
                     self._kill_ranks(self._attempt)
                     self._see_deaths()
-            case "stacks":
-                self._ask_for_stacks(command["attempt"])
-            case unknown:
-                raise AssertionError(f"unknown command {unknown!r}")
+            case WriteStacks():
+                self._ask_for_stacks(command.attempt)
+            case Configure():
+                raise AssertionError("it is configured once")
 
     # Starting
 
-    def _start(self, number: int, orders: list[WorkerOrder], listen: bool) -> None:
+    def _start(self, command: Start) -> None:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
+        number, orders = command.attempt, command.orders
         attempt = RunningAttempt(number=number, shared_memory=shared_memory_entries())
         self._attempt = attempt
         self._wanted = len(orders)
@@ -164,7 +169,7 @@ class ForkServer:
             # All before the listener is opened: none of them can hold the port.
             while len(self._standbys) < len(orders):
                 self._add_standby()
-            if listen:
+            if command.listen:
                 master_addr = next(order.master_addr for order in orders if order.rank == 0)
                 listener = _listen(master_addr)
                 port = listener.getsockname()[1]
@@ -172,12 +177,12 @@ class ForkServer:
                 told = order if port is None else replace(order, master_port=port)
                 self._start_rank(attempt, told, listener if order.rank == 0 else None)
         except OSError as error:
-            self.send("start_failed", attempt=number, message=f"cannot start the ranks: {error}")
+            self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))
             self._kill_ranks(attempt)
             self._see_deaths()
         else:
             self._replenish_s = time.monotonic() + REPLENISH_AFTER_S
-            self.send("started", attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port)
+            self.send(Started(attempt=number, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
         finally:
             if listener is not None:
                 listener.close()
@@ -218,7 +223,7 @@ class ForkServer:
             self._attempt = None
             remove_shared_memory_leftovers(attempt.shared_memory)
             self._empty_temporary()
-            self.send("stopped", attempt=attempt.number, killed=sorted(attempt.killed))
+            self.send(Stopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
 
     def _see_dead_ranks(self, attempt: RunningAttempt) -> None:
         # Seen before they are reaped: a zombie keeps its pid and its process group from being given out again.
@@ -244,15 +249,16 @@ class ForkServer:
             exited = seen.si_code == os.CLD_EXITED
             rank = attempt.ranks[seen.si_pid]
             self.send(
-                "exited",
-                attempt=attempt.number,
-                rank=rank,
-                pid=seen.si_pid,
-                exit_code=seen.si_status if exited else None,
-                signal=None if exited else seen.si_status,
-                completed=completed[seen.si_pid],
-                killed=rank in attempt.killed,
-                died_s=died_s,
+                Exited(
+                    attempt=attempt.number,
+                    rank=rank,
+                    pid=seen.si_pid,
+                    exit_code=seen.si_status if exited else None,
+                    signal=None if exited else seen.si_status,
+                    completed=completed[seen.si_pid],
+                    killed=rank in attempt.killed,
+                    died_s=died_s,
+                )
             )
 
     def _kill_ranks(self, attempt: RunningAttempt) -> None:
@@ -262,13 +268,13 @@ class ForkServer:
 
     def _ask_for_stacks(self, number: int) -> None:
         attempt = self._attempt
-        asked: dict[int, dict[str, Any]] = {}
+        asked: dict[int, StackRequest] = {}
         if attempt is not None and attempt.number == number:
             for pid in attempt.live:
                 rank = attempt.ranks[pid]
                 title = f"attempt {number} hangs; where the threads of rank {rank}, process {pid}, are"
                 asked[rank] = ask_for_stacks(pid, attempt.layouts[rank].log(rank), title)
-        self.send("asked", attempt=number, ranks=asked)
+        self.send(StacksAsked(attempt=number, ranks=asked))
 
     def _forget_dead_standbys(self) -> None:
         """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
@@ -354,37 +360,42 @@ def main(arguments: list[str]) -> int:
         first = lines.readline()
     if not first:
         return 0
-    configure = json.loads(first)
+    configure = decode_command(first)
+    assert isinstance(configure, Configure)
+    target = _warm_up(configure, channel)
+    if target is None:
+        return 1
+    server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
+    server.send(Ready(pid=os.getpid(), import_s=time.monotonic() - began))
+    server.serve()
+    return 0
+
+
+def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
+    """Import everything and get ready to fork. None, which the agent is told, when that cannot be."""
     try:
-        target = import_all(configure["preload"], configure["target"])
-        unsafe = why_unsafe_to_fork()
+        target = import_all(configure.preload, configure.target)
+        unsafe, trace = why_unsafe_to_fork(), None
     except Exception as error:
         # Whatever a user's module raises while it is imported is an answer, not an accident.
-        unsafe, target = f"{type(error).__name__}: {error}", None
-        trace = traceback.format_exc()
-    else:
-        trace = None
-    if unsafe is not None or target is None:
-        report = {"event": "failed", "message": unsafe, "traceback": trace}
-        channel.sendall(json.dumps(report).encode() + b"\n")
-        return 1
-    for name, value in configure["env"].items():
+        target, unsafe, trace = None, f"{type(error).__name__}: {error}", traceback.format_exc()
+    if unsafe is not None:
+        channel.sendall(line(Failed(message=unsafe, traceback=trace)))
+        return None
+    for name, value in configure.env.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
     # Only now: torch puts its compiler's cache, which is to last, into the usual place while it is imported.
-    os.environ["TMPDIR"] = configure["temporary"]
+    os.environ["TMPDIR"] = configure.temporary
     tempfile.tempdir = None
     become_subreaper()
     gc.collect()
     # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
     gc.freeze()
     gc.disable()
-    server = ForkServer(channel, target, configure["standbys"], Path(configure["temporary"]))
-    server.send("ready", pid=os.getpid(), import_s=time.monotonic() - began)
-    server.serve()
-    return 0
+    return target
 
 
 if __name__ == "__main__":

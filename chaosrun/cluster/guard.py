@@ -2,12 +2,15 @@
 
 FD is an inherited socket to whoever asked. When the command has ended, when LIMIT_S have passed, or when the other end of the
 socket is gone, everything below this process is killed, and then told, as one JSON line: {"code": the command's exit code, or
-minus the signal that ended it; "limit": whether the limit passed; "left": pids that would not die}. Standard library only.
+minus the signal that ended it; "limit": whether the limit passed; "left": pids that would not die}. Folders that the
+command announces before it makes them are removed with it. Standard library only.
 """
 
 import json
 import os
+import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,12 +18,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from chaosrun.cluster.leftovers import VARIABLE, remove_announced
 from chaosrun.processes import become_subreaper, children
 
 KILL_S = 5.0
 """A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""
+
+
+PREFIX = ".chaosrun-preflight-"
+"""Nothing that is called otherwise is ever removed."""
+VARIABLE = "CHAOSRUN_GUARD_FOLDERS"
+"""Names the descriptor that announcements are written to."""
+REMOVAL_LIMIT_S = 3.0
+"""Storage that hangs keeps nobody waiting for longer."""
 
 
 def main(descriptor: int, limit_s: float, command: Sequence[str]) -> None:
@@ -56,6 +67,39 @@ def _kill_everything(child: "subprocess.Popen[bytes]") -> list[int]:
         child.poll()
         time.sleep(0.005)
     return []
+
+
+def new_name() -> str:
+    return PREFIX + secrets.token_hex(8)
+
+
+def announce(folder: Path) -> None:
+    """Say that this folder will be made; of no effect without a guard."""
+    assert folder.is_absolute() and folder.name.startswith(PREFIX), folder
+    if VARIABLE in os.environ:
+        os.write(int(os.environ[VARIABLE]), os.fsencode(folder) + b"\0")
+
+
+def remove_announced(descriptor: int) -> None:
+    """Remove what was announced and is still there. Tries for REMOVAL_LIMIT_S at most."""
+    announced = os.pread(descriptor, 1 << 20, 0).split(b"\0")
+    folders = [Path(os.fsdecode(path)) for path in announced if os.path.basename(path).startswith(os.fsencode(PREFIX))]
+    if not folders:
+        return
+    # In a process of its own: one that waits for storage cannot be interrupted, but be left.
+    child = os.fork()
+    if child == 0:
+        try:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + REMOVAL_LIMIT_S
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            return
+        time.sleep(0.002)
 
 
 if __name__ == "__main__":

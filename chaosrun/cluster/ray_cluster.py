@@ -22,6 +22,7 @@ from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.connection import Connection, connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
+from chaosrun.cluster.messages import NodeEvent, RankStack, Started
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
 from chaosrun.records.heartbeat import Pulse
@@ -60,7 +61,7 @@ class AttemptStarted:
 
 
 class RayCluster:
-    """Use as a context manager. `events` receives (node id, event) of all agents, as they come."""
+    """Use as a context manager. `events` receives (node id, event) of all agents, as they come; others may put in theirs."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class RayCluster:
         spread: bool = False,
     ) -> None:
         """Called by `connect`."""
-        self.events: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[str, NodeEvent | object]] = queue.SimpleQueue()
         self.placement: Placement | None = None
         self.agents: dict[str, AgentClient] = {}
         self.kind = connection.kind
@@ -193,7 +194,7 @@ class RayCluster:
             self.agents[node.node_id] = AgentClient(handle, node.node_id, self._take_event)
         self.placement = Placement(nodes=tuple(nodes))
         for agent in self.agents.values():
-            agent.snapshot(timeout_s=max(30.0, deadline - time.monotonic()))
+            agent.info(timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
 
     def _selector(self, avoid: Collection[str]) -> str | None:
@@ -202,7 +203,7 @@ class RayCluster:
             return f"in({','.join(sorted(self._only_on.difference(avoid)))})"
         return f"!in({','.join(sorted(avoid))})" if avoid else None
 
-    def _take_event(self, node_id: str, event: dict[str, Any]) -> None:
+    def _take_event(self, node_id: str, event: NodeEvent) -> None:
         self.events.put((node_id, event))
 
     def _gpus_of_bundles(self, deadline: float) -> dict[int, tuple[int, ...]]:
@@ -272,15 +273,15 @@ class RayCluster:
         for node in self.placement.nodes:
             told = [by_rank[rank] if port is None else replace(by_rank[rank], master_port=port) for rank in node.ranks]
             agent = self.agents[node.node_id]
-            reference = agent.submit("start", attempt, [order.to_json() for order in told], port is None)
+            reference = agent.submit("start", attempt, told, port is None)
             if port is None:
-                first = agent.collect(reference, timeout_s=timeout_s)
-                port = int(first["port"])
-                pids.update(first["pids"])
+                first: Started = agent.collect(reference, timeout_s=timeout_s)
+                port = first.port
+                pids.update(first.pids)
             else:
                 calls.append((agent, reference))
         for agent, reference in calls:
-            pids.update(agent.collect(reference, timeout_s=timeout_s)["pids"])
+            pids.update(agent.collect(reference, timeout_s=timeout_s).pids)
         assert port is not None
         return AttemptStarted(pids=pids, master_addr=by_rank[0].master_addr, master_port=port)
 
@@ -290,7 +291,7 @@ class RayCluster:
         calls = {node.node_id: ("pulses", leg_path, attempt, node.ranks) for node in self.placement.nodes}
         return self._gather(calls, timeout_s)
 
-    def stacks(self, attempt: int, *, wait_s: float, timeout_s: float = 60.0) -> dict[int, dict[str, Any]]:
+    def stacks(self, attempt: int, *, wait_s: float, timeout_s: float = 60.0) -> dict[int, RankStack]:
         """Have all live ranks write their stacks to their logs; returns what `cluster.stacks.collect_stacks` found."""
         return self._gather({node: ("stacks", attempt, wait_s) for node in self.agents}, timeout_s)
 

@@ -1,4 +1,4 @@
-"""Where hanging ranks are: their Python stacks, on request written to their own logs, and what the kernel says of them.
+"""What can be seen of this node's ranks: their heartbeats, what the kernel says of them and, on request, their Python stacks.
 
 Owns the signal that asks for stacks, how it is sent, how an answer in a log is known and read. faulthandler answers in C,
 without Python's global lock, so that a rank that holds it in native code, or waits for it, answers too; one that is stopped
@@ -11,12 +11,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from chaosrun.processes import ProcessIdentity, children, identify, send_signal, state_of
+import msgspec
+
+from chaosrun.cluster.messages import RankStack, StackRequest
+from chaosrun.processes import ProcessIdentity, children, cpu_and_state, identify, send_signal, state_of
+from chaosrun.records.heartbeat import Pulse, read_heartbeat
+from chaosrun.records.layout import AttemptLayout
 
 STACKS_SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
@@ -38,15 +42,12 @@ def answer_with_stacks(descriptor: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
-def ask_for_stacks(pid: int, log: Path, title: str) -> dict[str, Any]:
-    """Ask a live child of this process. Returns {pid, state, wchan, log, offset}: its answer begins at `offset` of its log.
-
-    The offset is null when it was not asked, because it would not have survived that, or because its log takes no more.
-    """
+def ask_for_stacks(pid: int, log: Path, title: str) -> StackRequest:
+    """Ask a live child of this process."""
     # Looked at before: whoever answers runs.
     identity = identify(pid)
     state = None if identity is None else state_of(identity)
-    unasked: dict[str, Any] = {"pid": pid, "state": state, "wchan": _wchan(pid), "log": str(log), "offset": None}
+    unasked = StackRequest(pid=pid, state=state, wchan=_wchan(pid), log=str(log), offset=None)
     try:
         offset = _announce(log, title)
     except OSError:
@@ -54,16 +55,13 @@ def ask_for_stacks(pid: int, log: Path, title: str) -> dict[str, Any]:
     if not _catches(pid):
         return unasked
     os.kill(pid, STACKS_SIGNAL)
-    return {**unasked, "offset": offset}
+    return msgspec.structs.replace(unasked, offset=offset)
 
 
-async def collect_stacks(asking: Awaitable[Mapping[int, Mapping[str, Any]]], wait_s: float) -> dict[int, dict[str, Any]]:
-    """Wait for the answers of ranks, but not for ever, then for those of their children. Per rank {pid, state, wchan, stack}.
+async def collect_stacks(asking: Awaitable[Mapping[int, StackRequest]], wait_s: float) -> dict[int, RankStack]:
+    """Wait for the answers of ranks, but not for ever, then for those of their children; returns them by rank.
 
     `asking`: what `ask_for_stacks` returned, by rank; nothing when that does not come in time.
-
-    state: the letter in /proc, null when the process is gone; wchan: what it sleeps on in the kernel, null where that cannot be
-    read; stack: of the main thread, innermost first, "file:line in function", empty when it did not answer.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -73,22 +71,22 @@ async def collect_stacks(asking: Awaitable[Mapping[int, Mapping[str, Any]]], wai
     return dict(zip(asked, await asyncio.gather(*(_collect(one, deadline) for one in asked.values())), strict=True))
 
 
-async def _collect(asked: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-    pid, log, offset = asked["pid"], Path(asked["log"]), asked["offset"]
-    identity = identify(pid)
-    found: dict[str, Any] = {**{key: asked[key] for key in ("pid", "state", "wchan")}, "stack": []}
-    if offset is None or identity is None:
-        return found
-    await _answered(identity, log, offset, deadline)
+async def _collect(asked: StackRequest, deadline: float) -> RankStack:
+    log = Path(asked.log)
+    identity = identify(asked.pid)
+    if asked.offset is None or identity is None:
+        return RankStack(pid=asked.pid, state=asked.state, wchan=asked.wchan, stack=())
+    await _answered(identity, log, asked.offset, deadline)
+    stack: list[str] = []
     # Bytes: whatever a script prints.
     with suppress(OSError), log.open("rb") as file:
-        file.seek(offset)
-        found["stack"] = main_thread(file.read().decode(errors="replace"))
-    if not found["stack"]:
+        file.seek(asked.offset)
+        stack = main_thread(file.read().decode(errors="replace"))
+    if not stack:
         with suppress(OSError):
-            _announce(log, f"no answer: the process is in state {found['state']}")
+            _announce(log, f"no answer: the process is in state {asked.state}")
     await _ask_children(identity, log, deadline)
-    return found
+    return RankStack(pid=asked.pid, state=asked.state, wchan=asked.wchan, stack=tuple(stack))
 
 
 async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> None:
@@ -153,3 +151,13 @@ def _wchan(pid: int) -> str | None:
     except OSError:
         return None
     return None if name in ("", "0") else name
+
+
+def read_pulses(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Pulse]:
+    """Heartbeats and processor time of this node's ranks; `live` are the pids of those that have not exited."""
+    return {rank: _pulse(layout.heartbeat(rank), live.get(rank)) for rank in ranks}
+
+
+def _pulse(heartbeat: Path, pid: int | None) -> Pulse:
+    cpu_s, state = (0.0, None) if pid is None else cpu_and_state(pid)
+    return Pulse(beat=read_heartbeat(heartbeat), cpu_s=cpu_s, is_stopped=state == "T")

@@ -7,7 +7,7 @@ there. Knows nothing of attempts.
 
 import faulthandler
 import gc
-import json
+import importlib
 import os
 import signal
 import socket
@@ -17,8 +17,10 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
+from chaosrun.cluster.messages import decode_order, encode
 from chaosrun.cluster.stacks import answer_with_stacks
 from chaosrun.processes import die_with_parent
 from chaosrun.records.order import WorkerOrder
@@ -27,6 +29,25 @@ Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 
 HEADER_BYTES = 8
+
+
+def import_all(names: Iterable[str], target: str) -> Target:
+    module, _, function = target.partition(":")
+    for name in (*names, module):
+        importlib.import_module(name)
+    return getattr(sys.modules[module], function)
+
+
+def why_unsafe_to_fork() -> str | None:
+    """After the imports; None when a fork loses nothing."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
+        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the preloaded modules initialised CUDA; a forked process could not use it"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +59,7 @@ class Standby:
 
     def become(self, order: WorkerOrder, output: int, listener: socket.socket | None) -> None:
         """Make it a rank that writes to the file `output`. Raises BrokenPipeError or ConnectionResetError when it is dead."""
-        body = json.dumps(order.to_json()).encode()
+        body = encode(order)
         descriptors = [output] if listener is None else [output, listener.fileno()]
         socket.send_fds(self.channel, [len(body).to_bytes(HEADER_BYTES)], descriptors)
         self.channel.sendall(body)
@@ -108,7 +129,7 @@ def _wait_for_order(channel: socket.socket) -> tuple[WorkerOrder, int, int | Non
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     output, *listen = descriptors
-    return WorkerOrder.from_json(json.loads(body)), output, listen[0] if listen else None
+    return decode_order(body), output, listen[0] if listen else None
 
 
 def _reset_signals() -> None:

@@ -10,6 +10,7 @@ import ray
 
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
+from chaosrun.cluster.messages import AgentLost, RankStack
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
@@ -93,18 +94,18 @@ class ClusterWorkers:
             if node not in self._lost | self._leaving:
                 agent.submit("stop", attempt)
 
-    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
+    def next_event(self, timeout_s: float) -> tuple[str, Any] | None:
         try:
             node, event = self._cluster.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if event["event"] == "agent_lost":
+        if isinstance(event, AgentLost):
             if node in self._lost | self._leaving:
                 return None  # `lose` has told, or will
             self._lost.add(node)
-        return {**event, "node": node}
+        return node, event
 
-    def wake(self, event: dict[str, Any]) -> None:
+    def wake(self, event: object) -> None:
         self._cluster.events.put(("", event))
 
     # Faults
@@ -167,7 +168,7 @@ class ClusterWorkers:
 
     def _forget_old_events(self) -> None:
         """What agents have said that are no more. What was given to `wake` stays."""
-        kept: list[tuple[str, dict[str, Any]]] = []
+        kept: list[tuple[str, object]] = []
         with suppress(queue.Empty):
             while True:
                 node, event = self._cluster.events.get_nowait()
@@ -183,7 +184,7 @@ class ClusterWorkers:
             # An agent died. An event tells that; until it comes, nobody can say that the ranks are silent.
             return None
 
-    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, Mapping[str, Any]] | None:
+    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
         try:
             return self._cluster.stacks(attempt, wait_s=wait_s)
         except RecoveryError:

@@ -4,8 +4,9 @@ The shell around `supervise.hangs`, which decides. Restarts nothing.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+from chaosrun.cluster.messages import RankStack
 from chaosrun.records.codec import to_plain
 from chaosrun.records.heartbeat import Pulse
 from chaosrun.records.layout import LegLayout
@@ -25,7 +26,7 @@ class Monitor(Protocol):
         """What there is to see of every rank; None when that cannot be said now, because an agent has just died."""
         ...
 
-    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, Mapping[str, Any]] | None:
+    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
         """Have all live ranks write their stacks to their logs, and say where each is: `cluster.stacks.collect_stacks`."""
         ...
 

@@ -31,8 +31,8 @@ from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import leg_of, read_run, run_files, supervise_leg
-from chaosrun.supervise.orders import order_template
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, repeats, target_of

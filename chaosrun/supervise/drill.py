@@ -29,9 +29,9 @@ from chaosrun.records.storage_owner import NONCE, claim
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.hangs import patience_of
-from chaosrun.supervise.orders import order_template
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.supervise.workers import order_template
 from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 

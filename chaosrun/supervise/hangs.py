@@ -20,8 +20,8 @@ How long a stage is given:
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
+from chaosrun.cluster.messages import RankStack
 from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
 from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
@@ -184,6 +184,10 @@ class SeenRank:
     stack: Sequence[str]
     """Of its main thread, innermost first; empty when it did not say."""
 
+    @classmethod
+    def of(cls, rank: int, beat: Heartbeat | None, seen: RankStack) -> "SeenRank":
+        return cls(rank=rank, beat=beat, pid=seen.pid, state=seen.state, wchan=seen.wchan, stack=seen.stack)
+
     @property
     def is_stopped(self) -> bool:
         return self.state is not None and self.state in _STOPPED
@@ -227,12 +231,11 @@ class Standstill:
         silence: Silence,
         pulses: Mapping[int, Pulse],
         live: Mapping[int, int],
-        seen: Mapping[int, Mapping[str, Any]],
+        seen: Mapping[int, RankStack],
     ) -> "Standstill":
         """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank. Of what it says nothing, nothing is known."""
-        nothing: Mapping[str, Any] = {"state": None, "wchan": None, "stack": ()}
         ranks = [
-            SeenRank(rank=rank, beat=pulses[rank].beat, **{"pid": pid, **seen.get(rank, nothing)})
+            SeenRank.of(rank, pulses[rank].beat, seen.get(rank, RankStack(pid=pid)))
             for rank, pid in sorted(live.items())
             if rank in pulses
         ]

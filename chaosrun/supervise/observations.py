@@ -7,6 +7,7 @@ A fault counts as observed when something outside its own intention agrees with 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import death_problem, hang_problem
 from chaosrun.faults.observed import Observation
@@ -38,22 +39,22 @@ class Observations:
         """One that has come to the plan while the leg runs."""
         self._faults = {**self._faults, fault.id: fault}
 
-    def of_death(self, raw: Mapping[str, Any]) -> str | None:
-        """The fault that this death (an `exited` event) is the proof of, None when it is of none."""
-        who = (raw["attempt"], raw["rank"], raw["pid"])
+    def of_death(self, exited: Exited) -> str | None:
+        """The fault that this death is the proof of, None when it is of none."""
+        who = (exited.attempt, exited.rank, exited.pid)
         for fault, marker in self._unseen():
             if (marker.get("attempt"), marker.get("rank"), marker.get("pid")) != who:
                 continue
             found = {
-                "end": self._end_of(raw["attempt"], raw["rank"]),
+                "end": self._end_of(exited.attempt, exited.rank),
                 "note": read_note(self._leg, fault.id),
-                "after_s": round(raw["died_s"] - marker["time_s"], 6),
-                "killed": raw.get("killed", False),
-                "alone": not self._is_complete(fault, raw["attempt"]),
+                "after_s": round(exited.died_s - marker["time_s"], 6),
+                "killed": exited.killed,
+                "alone": not self._is_complete(fault, exited.attempt),
             }
-            seen = Observation(fault=fault, pid=raw["pid"], exit_code=raw["exit_code"], signal=raw["signal"], found=found)
+            seen = Observation(fault=fault, pid=exited.pid, exit_code=exited.exit_code, signal=exited.signal, found=found)
             if death_problem(seen) is None:
-                ended = {key: raw[key] for key in ("exit_code", "signal", "died_s")}
+                ended = {"exit_code": exited.exit_code, "signal": exited.signal, "died_s": exited.died_s}
                 self.see(fault.id, marker, how="death", found=found, **ended)
                 return fault.id
         return None

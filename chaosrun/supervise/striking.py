@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.control_plane import seen_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
@@ -159,9 +160,9 @@ class OutsideFaults:
         """This node is being ended: its attempt is not over before it is gone."""
         return node in self._terminating
 
-    def of_death(self, raw: Mapping[str, Any]) -> str | None:
+    def of_death(self, exited: Exited) -> str | None:
         """The fault on whose notice this rank, wherever it is, has left with the others."""
-        if raw["exit_code"] != PREEMPTED_EXIT_CODE:
+        if exited.exit_code != PREEMPTED_EXIT_CODE:
             return None
         return next((each.fault.id for each in self._terminating.values() if each.fault.facts.notice), None)
 
@@ -184,8 +185,8 @@ class OutsideFaults:
             waits.append(max(LOOK_EVERY_S if coming <= self._clock() else 0.0, coming - self._clock()))
         return min(waits)
 
-    def look(self, *, running: bool) -> dict[str, Any] | None:
-        """Strike what is due. Returns the end of a node, as an agent_lost {node, message, fault}."""
+    def look(self, *, running: bool) -> tuple[str, AgentLost] | None:
+        """Strike what is due. Returns a node that has ended, and how."""
         if running:
             self._strike([*self._arrivals(), *self._claims()])
             self._see_notes()
@@ -295,7 +296,7 @@ class OutsideFaults:
             if note is not None and marker is not None and note["final"]:
                 self._observations.see(fault.id, marker, how="note", found=note)
 
-    def _end_of_a_node(self) -> dict[str, Any] | None:
+    def _end_of_a_node(self) -> tuple[str, AgentLost] | None:
         for node, termination in self._terminating.items():
             note = read_note(self._leg, termination.fault.id)
             if note is None or not note["final"]:
@@ -308,7 +309,7 @@ class OutsideFaults:
             self._avoid(termination.fault, note)
             self._striker.lose(node)
             message = f"planned fault {termination.fault.id}"
-            return {"event": "agent_lost", "node": node, "message": message, "fault": termination.fault.id}
+            return node, AgentLost(message=message, fault=termination.fault.id)
         return None
 
     def _avoid(self, fault: Fault, found: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
+from chaosrun.cluster.messages import AgentLost, Exited, NodeEvent, Stopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
@@ -23,7 +24,7 @@ from chaosrun.supervise.detection import Detector
 from chaosrun.supervise.hangs import HangWatch, Patience
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
-from chaosrun.supervise.workers import Workers
+from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers
 
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
@@ -103,11 +104,11 @@ class Supervisor:
 
     def interrupt(self) -> None:
         """End the leg as soon as its processes are gone. May be called from a signal handler or another thread."""
-        self._workers.wake({"event": "interrupt", "to": self})
+        self._workers.wake(InterruptLeg(to=self))
 
     def inject(self, faults: Sequence[Fault]) -> None:
         """Have these strike, which are in the run's plan.json by now. May be called from another thread; does not wait."""
-        self._workers.wake({"event": "inject", "to": self, "faults": tuple(faults)})
+        self._workers.wake(AddFaults(to=self, faults=tuple(faults)))
 
     def run(self) -> LegResult:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
@@ -150,29 +151,28 @@ class Supervisor:
             running = state.phase == "running"
             patience_s = self.outside_faults.patience_s(TICK_S, running=running)
             raw = self.outside_faults.look(running=running) or self._workers.next_event(patience_s)
-            event = None if raw is None else self._understand(raw)
+            event = None if raw is None else self._understand(*raw)
             if (raw is None and patience_s >= TICK_S) or self._clock() > self._looked_s + TICK_S:
                 # Also while events keep coming that mean nothing to the leg.
                 self._look_at_clocks(state)
             if event is not None:
                 return event
 
-    def _understand(self, raw: dict[str, Any]) -> lifecycle.Event | None:
-        match raw["event"]:
-            case "exited" if raw["attempt"] == self._attempt:
-                return self._death(raw)
-            case "stopped" if raw["attempt"] == self._attempt and not self.outside_faults.is_terminating(raw["node"]):
-                return next(self._node_stopped(raw["node"], raw["killed"]), None)
-            case "agent_lost":
-                if raw.get("fault"):
-                    self._stop_reason = f"planned fault {raw['fault']}"
-                self._pending += self._node_stopped(raw["node"], [])
-                message = f"the agent on node {raw['node'][:8]} died: {raw['message']}"
-                return lifecycle.AgentLost(message=message, fault=raw.get("fault"))
-            case "interrupt" if raw["to"] is self:
+    def _understand(self, node: str, event: "NodeEvent | Woken") -> lifecycle.Event | None:
+        match event:
+            case Exited() if event.attempt == self._attempt:
+                return self._death(event)
+            case Stopped() if event.attempt == self._attempt and not self.outside_faults.is_terminating(node):
+                return next(self._node_stopped(node, event.killed), None)
+            case AgentLost():
+                if event.fault:
+                    self._stop_reason = f"planned fault {event.fault}"
+                self._pending += self._node_stopped(node, ())
+                return lifecycle.AgentLost(message=f"the agent on node {node[:8]} died: {event.message}", fault=event.fault)
+            case InterruptLeg() if event.to is self:
                 return lifecycle.Interrupt()
-            case "inject" if raw["to"] is self:
-                self._take_in(raw["faults"])
+            case AddFaults() if event.to is self:
+                self._take_in(event.faults)
         return None  # of an attempt, or a leg, that is already over
 
     def _take_in(self, faults: Sequence[Fault]) -> None:
@@ -183,7 +183,7 @@ class Supervisor:
             self._record(recorded.FaultInjected(fault=fault.id, **about))
         self.outside_faults.add(faults)
 
-    def _node_stopped(self, node: str, killed: list[int]) -> Iterator[lifecycle.Event]:
+    def _node_stopped(self, node: str, killed: Sequence[int]) -> Iterator[lifecycle.Event]:
         """Stopped, once the last node has stopped."""
         self._stopped_nodes.add(node)
         self._killed += killed
@@ -196,18 +196,18 @@ class Supervisor:
             self._record(stopped, durable=False)
             yield lifecycle.Stopped()
 
-    def _death(self, raw: dict[str, Any]) -> lifecycle.Death:
-        attempt, rank, pid = raw["attempt"], raw["rank"], raw["pid"]
-        ended = {"exit_code": raw["exit_code"], "signal": raw["signal"], "died_s": raw["died_s"]}
+    def _death(self, exited: Exited) -> lifecycle.Death:
+        attempt, rank, pid = exited.attempt, exited.rank, exited.pid
+        ended = {"exit_code": exited.exit_code, "signal": exited.signal, "died_s": exited.died_s}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
         self._record(recorded.WorkerExited(attempt=attempt, rank=rank, pid=pid, **ended), durable=False)
         self._detector.exited(rank)
-        if fault := self._observations.of_death(raw) or self.outside_faults.of_death(raw):
-            leaving = raw["exit_code"] == PREEMPTED_EXIT_CODE
-            return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=bool(raw["killed"]))
-        if raw["killed"]:
+        if fault := self._observations.of_death(exited) or self.outside_faults.of_death(exited):
+            leaving = exited.exit_code == PREEMPTED_EXIT_CODE
+            return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
+        if exited.killed:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
-        failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=raw["exit_code"], killed_by=raw["signal"])
+        failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=exited.exit_code, killed_by=exited.signal)
         return lifecycle.Death(rank=rank, failure=failure)
 
     def _record_failure(self, failure: lifecycle.Failure) -> None:
@@ -268,7 +268,7 @@ class Supervisor:
                     self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
-                self._observations.of_death(to_plain(exited))
+                self._observations.of_death(Exited.of(exited))
         attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
         return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observations.observed))
 

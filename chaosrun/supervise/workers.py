@@ -1,11 +1,36 @@
-"""What the supervisor needs from a cluster."""
+"""What a supervisor needs from a cluster, what wakes it, and what it tells each worker."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from chaosrun.cluster.messages import NodeEvent
+from chaosrun.faults.fault import Fault
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.detection import Monitor
+from chaosrun.supervise.reference import job_fingerprint
 from chaosrun.supervise.striking import Striker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptLeg:
+    """End the leg in order."""
+
+    to: object
+    """The supervisor that is meant: it may be over when this comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddFaults:
+    """Strike these, too."""
+
+    to: object
+    faults: tuple[Fault, ...]
+
+
+Woken = InterruptLeg | AddFaults
 
 
 class Workers(Striker, Monitor, Protocol):
@@ -35,14 +60,40 @@ class Workers(Striker, Monitor, Protocol):
         """Begin to kill an attempt; each node reports when it has stopped."""
         ...
 
-    def next_event(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next of these, None when none came in time:
-
-        exited {attempt, rank, pid, exit_code, signal, killed, died_s}, stopped {attempt, node, killed [ranks]} once per node,
-        agent_lost {node, message}, and what was given to `wake`. Others may come and are ignored.
-        """
+    def next_event(self, timeout_s: float) -> tuple[str, NodeEvent | Woken] | None:
+        """The next event, and its node, None when none came in time; Stopped comes once from each node."""
         ...
 
-    def wake(self, event: dict[str, Any]) -> None:
+    def wake(self, event: Woken) -> None:
         """Have `next_event` return this; safe from signal handlers and other threads."""
         ...
+
+
+def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
+    """What every worker of a leg is told; attempt and rank are filled in later."""
+    return WorkerOrder(
+        leg=name,
+        leg_path=str(leg.path.resolve()),
+        storage_path=str(leg.storage) if leg.storage else None,
+        attempt=0,
+        rank=0,
+        world_size=spec.workers,
+        local_rank=0,
+        local_world_size=spec.workers,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=0,
+        script=info["script"],
+        args=spec.args,
+        cwd=info["directory"],
+        seed=spec.seed,
+        deterministic=spec.deterministic,
+        threads=spec.threads,
+        max_steps=spec.max_steps,
+        every_steps=spec.checkpoint.every_steps,
+        keep=spec.checkpoint.keep,
+        classes=spec.checkpoint.classes,
+        data_resume=spec.data.resume,
+        probe=spec.data.probe,
+        job_fingerprint=job_fingerprint(spec),
+    )

@@ -19,11 +19,11 @@ def main(leg: Path, then: str) -> None:
         cluster.start_servers({}, preload=(), target=TARGET)
         started = cluster.start_attempt(1, make_orders(leg, "loader", workers=2))
         (agent,) = cluster.agents.values()
-        snapshot = agent.snapshot()
+        info = agent.info()
         told = {
             "pids": list(started.pids.values()),
-            "agent": snapshot["pid"],
-            "server": snapshot["server_pid"],
+            "agent": info.pid,
+            "server": info.server_pid,
             "mark": cluster.mark,
         }
         print(json.dumps(told), flush=True)

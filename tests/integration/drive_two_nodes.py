@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from chaosrun.cluster.messages import Stopped
 from chaosrun.cluster.ray_cluster import RayCluster
 from tests.integration.ranks import TARGET, make_orders, notes_of
 
@@ -36,7 +37,7 @@ def main(leg: Path, folder: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             while len(stopped) < 2:
                 node_id, event = cluster.events.get(timeout=120)
-                if event["event"] == "stopped":
+                if isinstance(event, Stopped):
                     stopped.append(node_id)
             told = {
                 "nodes": [node.node_id for node in placement.nodes],

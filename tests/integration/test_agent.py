@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import ray
 from ray._private.node import Node
@@ -60,7 +61,7 @@ def drain(cluster: RayCluster) -> None:
 def until(cluster: RayCluster, name: str, *, timeout_s: float = 120.0) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     while not events or events[-1]["event"] != name:
-        events.append(cluster.events.get(timeout=timeout_s)[1])
+        events.append(json.loads(msgspec.json.encode(cluster.events.get(timeout=timeout_s)[1])))
     return events
 
 
@@ -82,10 +83,10 @@ def test_the_placement_has_all_ranks_and_the_agent_knows_its_node(placed: RayClu
     assert node.gpus == ()
     assert placement.master_addr == "127.0.0.1"
     assert placed.acquire(1) is placement
-    snapshot = only_agent(placed).snapshot()
-    assert snapshot["hostname"] == socket.gethostname()
-    assert snapshot["node_id"] == node.node_id
-    assert "torch" not in Path(f"/proc/{snapshot['pid']}/maps").read_text(), "the agent must stay light"
+    info = only_agent(placed).info()
+    assert info.hostname == socket.gethostname()
+    assert info.node_id == node.node_id
+    assert "torch" not in Path(f"/proc/{info.pid}/maps").read_text(), "the agent must stay light"
 
 
 def test_the_ranks_see_the_given_environment_and_nothing_of_rays(placed: RayCluster, tmp_path: Path) -> None:
@@ -107,7 +108,6 @@ def test_a_death_is_told_with_what_the_kernel_said(placed: RayCluster, tmp_path:
     first = events[1]
     assert (first["rank"], first["signal"], first["exit_code"], first["killed"]) == (2, 9, None, False)
     assert events[-1]["killed"] == [0, 1]
-    assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + 5))
     assert alive(victims) == []
 
 
@@ -117,19 +117,20 @@ def test_stop_returns_when_all_are_gone_and_again_at_once(placed: RayCluster, tm
     everybody = identities([*started.pids.values(), *workers])
     assert len(everybody) == 9
     agent = only_agent(placed)
-    assert agent.stop(1) == [0, 1, 2]
+    assert list(agent.stop(1)) == [0, 1, 2]
     assert alive(everybody) == []
-    assert agent.stop(1) == []
-    assert agent.stop(99) == []
+    assert agent.stop(1) == ()
+    assert agent.stop(99) == ()
 
 
 def test_the_same_environment_keeps_the_server_and_another_replaces_it(placed: RayCluster) -> None:
     agent = only_agent(placed)
-    before = agent.snapshot()["server_pid"]
+    before = agent.info().server_pid
+    assert before is not None
     placed.start_servers({"CHAOSRUN_TEST": "yes"}, preload=(), target=TARGET)
-    assert agent.snapshot()["server_pid"] == before
+    assert agent.info().server_pid == before
     placed.start_servers({"CHAOSRUN_TEST": "no"}, preload=(), target=TARGET)
-    assert agent.snapshot()["server_pid"] != before
+    assert agent.info().server_pid != before
     assert identify(before) is None
 
 
@@ -166,16 +167,16 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
     started = placed.start_attempt(4, make_orders(tmp_path, ["say and sleep", "say and sleep", "loader"], attempt=4))
     loaders = notes_of(tmp_path, 2, attempt=4)["workers"]
     for rank in (0, 1):
-        notes_of(tmp_path, rank, attempt=4)  # it is in its script, no spare any more
+        notes_of(tmp_path, rank, attempt=4)  # it is in its script, no standby any more
     (stopped,) = identities([started.pids[1]])
     os.kill(stopped.pid, signal.SIGSTOP)
     eventually(lambda: state_of(stopped) == "T")
     found = placed.stacks(4, wait_s=120.0)
-    assert {rank: (told["pid"], told["state"] == "T") for rank, told in found.items()} == {
+    assert {rank: (told.pid, told.state == "T") for rank, told in found.items()} == {
         rank: (pid, rank == 1) for rank, pid in started.pids.items()
     }
-    assert found[1]["stack"] == []
-    assert "fork_targets.py" in found[0]["stack"][0]
+    assert found[1].stack == ()
+    assert "fork_targets.py" in found[0].stack[0]
     logs = {rank: LegLayout(tmp_path).attempt(4).log(rank).read_text() for rank in found}
     assert all("attempt 4 hangs" in log for log in logs.values())
     assert "most recent call first" in logs[0] and "most recent call first" not in logs[1]
@@ -191,7 +192,7 @@ def test_a_rank_that_would_not_survive_the_question_is_not_asked(placed: RayClus
     started = placed.start_attempt(4, make_orders(tmp_path, "exec sleep", attempt=4))
     eventually(lambda: all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in started.pids.values()))
     found = placed.stacks(4, wait_s=5.0)
-    assert found[0]["stack"] == []
+    assert found[0].stack == ()
     assert len(alive(identities([*started.pids.values()]))) == 3
 
 
@@ -203,7 +204,8 @@ def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings
     until(placed, "exited")  # rank 0 completes
     everybody = identities([started.pids[1], started.pids[2], *strays])
     assert len(everybody) == 8
-    server_pid = only_agent(placed).snapshot()["server_pid"]
+    server_pid = only_agent(placed).info().server_pid
+    assert server_pid is not None
     os.kill(server_pid, signal.SIGKILL)
     events = until(placed, "server_lost")
     assert [(event["event"], event.get("rank"), event.get("signal")) for event in events] == [
@@ -221,10 +223,11 @@ def test_the_death_of_the_fork_server_ends_the_attempt_and_the_next_start_brings
 def test_the_death_of_the_agent_is_told_and_leaves_no_process(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(1, make_orders(tmp_path, "loader"))
     workers = [pid for rank in range(3) for pid in notes_of(tmp_path, rank)["workers"]]
-    snapshot = only_agent(placed).snapshot()
-    everybody = identities([*started.pids.values(), *workers, snapshot["server_pid"]])
+    info = only_agent(placed).info()
+    assert info.server_pid is not None
+    everybody = identities([*started.pids.values(), *workers, info.server_pid])
     assert len(everybody) == 10
-    os.kill(snapshot["pid"], signal.SIGKILL)
+    os.kill(info.pid, signal.SIGKILL)
     lost = until(placed, "agent_lost")[-1]
     assert lost["message"]
     eventually(lambda: not alive(everybody))
@@ -243,7 +246,8 @@ def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
     try:
         cluster.start_servers({}, preload=PRELOAD, target=TARGET)
         drain(cluster)
-        server_pid = only_agent(cluster).snapshot()["server_pid"]
+        server_pid = only_agent(cluster).info().server_pid
+        assert server_pid is not None
         started = cluster.start_attempt(1, make_orders(tmp_path, "sleep"))
         told_ms: list[float] = []
         stopped_ms: list[float] = []

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.cluster.guard import PREFIX
 from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.preflight.checks import shared_storage
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE

@@ -13,6 +13,7 @@ from legs import KILLS, write_run
 
 from chaosrun import api
 from chaosrun.checkpoint.audit import audit_directory
+from chaosrun.cluster.messages import Exited
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.codec import encode
@@ -305,7 +306,7 @@ def test_markers_and_notes(examples: int, tmp_path: Path) -> None:
         journal: list[Any] = []
         seen = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: journal.append(event))
         seen.of_notes(at_last=True)
-        seen.of_death({"attempt": 1, "rank": 1, "pid": 1, "exit_code": None, "signal": 9, "died_s": 2.0})
+        seen.of_death(Exited(attempt=1, rank=1, pid=1, signal=9, died_s=2.0))
         [encode(event) for event in journal]
 
     both = st.one_of(st.tuples(changed_file(marker), st.just(note)), st.tuples(st.just(marker), changed_file(note)))

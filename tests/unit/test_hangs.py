@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster.messages import RankStack
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import hang_problem
 from chaosrun.faults.observed import Observation
@@ -196,8 +197,8 @@ def test_a_new_attempt_begins_with_silence_of_its_own() -> None:
 
 def standstill(pulses: Mapping[int, Pulse], **seen: tuple[str | None, list[str]]) -> Standstill:
     """`seen`: by "rankN" the process's state and its stack."""
-    found: dict[int, Mapping[str, Any]] = {
-        int(name.removeprefix("rank")): {"pid": 1, "state": state, "wchan": None, "stack": stack}
+    found = {
+        int(name.removeprefix("rank")): RankStack(pid=1, state=state, stack=tuple(stack))
         for name, (state, stack) in seen.items()
     }
     return Standstill.of(2, Silence(silent_s=3.2, patience_s=3.0), pulses, dict.fromkeys(pulses, 1), found)

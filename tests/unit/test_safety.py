@@ -20,7 +20,7 @@ ALLOWED_SIGNALS = {
     "cluster/probe_pool.py:close": "an actor, by Ray's handle",
     "cluster/forkserver.py:_kill_group": "a child that has not been reaped, and the group it leads",
     "cluster/guard.py:_kill_everything": "a child that has not been reaped",
-    "cluster/leftovers.py:remove_announced": "a child that has not been reaped",
+    "cluster/guard.py:remove_announced": "a child that has not been reaped",
     "cluster/probe_agent.py:_run": "its own child; subprocess signals none that it has reaped",
     "processes.py:send_signal": "through a pidfd, after a look at its start time",
     "cluster/stacks.py:ask_for_stacks": "a live child of the fork server, which alone reaps it",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
@@ -88,7 +89,7 @@ class Bench:
         self.observations.observed = {event.fault for event in past if isinstance(event, FaultObserved)}
         self.outside_faults.take_over(past)
 
-    def look(self, at_s: float, *, running: bool = True) -> dict[str, Any] | None:
+    def look(self, at_s: float, *, running: bool = True) -> tuple[str, AgentLost] | None:
         self.now = START_S + at_s
         return self.outside_faults.look(running=running)
 
@@ -242,7 +243,8 @@ def test_a_node_is_lost_when_its_witness_has_spoken(folder: Path) -> None:
     bench.witness("F1", gone=[])
     lost = bench.look(0.3, running=False)
     assert lost is not None
-    assert (lost["event"], lost["node"], lost["fault"]) == ("agent_lost", "n0", "F1")
+    node, how = lost
+    assert (node, how.fault) == ("n0", "F1")
     assert bench.hands.lost == ["n0"]
     assert bench.hands.avoided == {}, "chaosrun's own processes went, the node may be used again"
     assert bench.told() == [("fault.requested", "F1"), ("fault.observed", "F1")]
@@ -274,20 +276,20 @@ def test_ranks_of_a_group_are_all_waited_for_and_one_node_ends_once(folder: Path
     assert bench.hands.struck == [[("F0", "node", 100), ("F2", "node", 102)]], "F1 shares its node with F0"
     bench.witness("F0")
     bench.witness("F2", node="n1")
-    assert {(bench.look(0.3) or {})["node"], (bench.look(0.4) or {})["node"]} == {"n0", "n1"}
+    assert {node for at_s in (0.3, 0.4) for node, _ in [bench.look(at_s) or ("", None)]} == {"n0", "n1"}
     observed = [fault for event, fault in bench.told() if event == "fault.observed"]
     assert sorted(observed) == ["F0", "F1", "F2"]
 
 
 def test_ranks_that_leave_while_a_node_is_drained_leave_on_its_notice(folder: Path) -> None:
     bench = Bench(folder, parked("F1", "drain"))
-    left = {"exit_code": 85, "signal": None}
+    left = Exited(attempt=1, rank=1, pid=101, exit_code=85, died_s=0.0)
     bench.start(1)
     assert bench.outside_faults.of_death(left) is None
     bench.arrive("F1", 1)
     bench.look(0.1)
     assert bench.outside_faults.of_death(left) == "F1"
-    assert bench.outside_faults.of_death({"exit_code": 1, "signal": None}) is None
+    assert bench.outside_faults.of_death(Exited(attempt=1, rank=1, pid=101, exit_code=1, died_s=0.0)) is None
     write_note(bench.leg, "F1", final=False, told=[0, 1])
     assert bench.look(0.2) is None, "its witness has not spoken"
 

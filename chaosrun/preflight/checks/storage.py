@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
-from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.cluster.guard import PREFIX
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage_saves import SAMPLE_BYTES, saves
 from chaosrun.preflight.model import PROBES, Answers, Check, Facts, Finding, Level, Measure, Rows, Setting, Status

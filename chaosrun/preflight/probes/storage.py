@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from chaosrun.cluster.leftovers import new_name
+from chaosrun.cluster.guard import new_name
 from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.storage_kills import kill_writers
 from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder, remove_stale

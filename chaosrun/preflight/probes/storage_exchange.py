@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaosrun.cluster.leftovers import PREFIX
+from chaosrun.cluster.guard import PREFIX
 from chaosrun.preflight.model import Facts
 from chaosrun.preflight.probes.storage_kills import number_in, payload
 from chaosrun.preflight.probes.storage_promises import created

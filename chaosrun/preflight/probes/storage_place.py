@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chaosrun.cluster.leftovers import PREFIX, announce
+from chaosrun.cluster.guard import PREFIX, announce
 from chaosrun.preflight.model import Facts
 
 STALE_S = 3600.0
