@@ -90,7 +90,7 @@ def cpu_and_state(pid: int) -> tuple[float, str | None]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0].decode()
 
 
-def catches(identity: ProcessIdentity, number: signal.Signals) -> bool:
+def catches(identity: ProcessIdentity, number: int) -> bool:
     """Whether this process has a handler for a signal."""
     try:
         lines = Path(f"/proc/{identity.pid}/status").read_text().splitlines()

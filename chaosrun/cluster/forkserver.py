@@ -10,7 +10,6 @@ rank does is the target's business; this module imports neither ray nor, by itse
 """
 
 import gc
-import json
 import math
 import os
 import select
@@ -25,7 +24,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from chaosrun.cluster.messages import (
     Configure,
@@ -76,14 +76,21 @@ REPLENISH_AFTER_S = 0.5
 @dataclass(slots=True, kw_only=True)
 class RunningAttempt:
     number: int
+    layout: AttemptLayout
     ranks: dict[int, int] = field(default_factory=dict)
     """pid → rank, of all ranks ever started here."""
-    layouts: dict[int, AttemptLayout] = field(default_factory=dict)
     live: set[int] = field(default_factory=set)
     """pids of ranks whose death has not been seen."""
     killed: set[int] = field(default_factory=set)
     """Ranks that this server killed."""
     shared_memory: frozenset[str]
+
+
+class _End(msgspec.Struct):
+    """What counts of a rank's end record."""
+
+    status: str = ""
+    completed: bool = False
 
 
 class ForkServer:
@@ -159,7 +166,8 @@ class ForkServer:
     def _start(self, command: Start) -> None:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
         number, orders = command.attempt, command.orders
-        attempt = RunningAttempt(number=number, shared_memory=shared_memory_entries())
+        layout = LegLayout(Path(orders[0].leg_path)).attempt(number)
+        attempt = RunningAttempt(number=number, layout=layout, shared_memory=shared_memory_entries())
         self._attempt = attempt
         self._wanted = len(orders)
         self._replenish_s = math.inf
@@ -188,13 +196,11 @@ class ForkServer:
                 listener.close()
 
     def _start_rank(self, attempt: RunningAttempt, order: WorkerOrder, listener: socket.socket | None) -> None:
-        layout = LegLayout(Path(order.leg_path)).attempt(order.attempt)
-        layout.path.mkdir(parents=True, exist_ok=True)
-        output = os.open(layout.log(order.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        attempt.layout.path.mkdir(parents=True, exist_ok=True)
+        output = os.open(attempt.layout.log(order.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             standby = self._standbys.pop(0)
             attempt.ranks[standby.pid] = order.rank
-            attempt.layouts[order.rank] = layout
             attempt.live.add(standby.pid)
             # One that died while it waited breaks the pipe here: an OSError that fails the start.
             standby.become(order, output, listener)
@@ -236,11 +242,11 @@ class ForkServer:
         for seen in dead:
             attempt.live.remove(seen.si_pid)
             _kill_group(seen.si_pid)
-            end = _end_record(attempt.layouts[attempt.ranks[seen.si_pid]].end(attempt.ranks[seen.si_pid]))
-            left_with = seen.si_status if seen.si_code == os.CLD_EXITED else None
-            completed[seen.si_pid] = left_with == 0 and end.get("completed") is True
+            end = _end_of(attempt.layout.end(attempt.ranks[seen.si_pid]))
+            exit_code = seen.si_status if seen.si_code == os.CLD_EXITED else None
+            completed[seen.si_pid] = exit_code == 0 and end.completed
             # On notice all ranks leave after the same step: the others are on their way.
-            on_notice = left_with == PREEMPTED_EXIT_CODE and end.get("status") == LEFT_ON_NOTICE
+            on_notice = exit_code == PREEMPTED_EXIT_CODE and end.status == LEFT_ON_NOTICE
             in_order.append(completed[seen.si_pid] or on_notice)
         if not all(in_order):
             self._kill_ranks(attempt)
@@ -248,18 +254,9 @@ class ForkServer:
             os.waitid(os.P_PID, seen.si_pid, os.WEXITED)
             exited = seen.si_code == os.CLD_EXITED
             rank = attempt.ranks[seen.si_pid]
-            self.send(
-                Exited(
-                    attempt=attempt.number,
-                    rank=rank,
-                    pid=seen.si_pid,
-                    exit_code=seen.si_status if exited else None,
-                    signal=None if exited else seen.si_status,
-                    completed=completed[seen.si_pid],
-                    killed=rank in attempt.killed,
-                    died_s=died_s,
-                )
-            )
+            how = {"exit_code": seen.si_status} if exited else {"signal": seen.si_status}
+            told = {"completed": completed[seen.si_pid], "killed": rank in attempt.killed, "died_s": died_s}
+            self.send(Exited(attempt=attempt.number, rank=rank, pid=seen.si_pid, **how, **told))
 
     def _kill_ranks(self, attempt: RunningAttempt) -> None:
         for pid in attempt.live:
@@ -273,15 +270,14 @@ class ForkServer:
             for pid in attempt.live:
                 rank = attempt.ranks[pid]
                 title = f"attempt {number} hangs; where the threads of rank {rank}, process {pid}, are"
-                asked[rank] = ask_for_stacks(pid, attempt.layouts[rank].log(rank), title)
+                asked[rank] = ask_for_stacks(pid, attempt.layout.log(rank), title)
         self.send(StacksAsked(attempt=number, ranks=asked))
 
     def _forget_dead_standbys(self) -> None:
         """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
-        for standby in list(self._standbys):
-            if os.waitid(os.P_PID, standby.pid, os.WEXITED | os.WNOHANG) is not None:
-                standby.channel.close()
-                self._standbys.remove(standby)
+        for standby in [each for each in self._standbys if os.waitid(os.P_PID, each.pid, os.WEXITED | os.WNOHANG)]:
+            standby.channel.close()
+            self._standbys.remove(standby)
 
     def _orphans(self) -> list[int]:
         standbys = {standby.pid for standby in self._standbys}
@@ -336,12 +332,12 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _end_record(path: Path) -> dict[str, Any]:
-    """Empty when the rank left none, or only a part of one."""
+def _end_of(path: Path) -> _End:
+    """Of a rank that left no end record, or only a part of one: that it did not end well."""
     try:
-        return json.loads(path.read_bytes())
+        return msgspec.json.decode(path.read_bytes(), type=_End)
     except (FileNotFoundError, ValueError):
-        return {}
+        return _End()
 
 
 def main(arguments: list[str]) -> int:

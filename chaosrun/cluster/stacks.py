@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from chaosrun.cluster.messages import RankStack, StackRequest
-from chaosrun.processes import ProcessIdentity, children, cpu_and_state, identify, send_signal, state_of
+from chaosrun.processes import ProcessIdentity, catches, children, cpu_and_state, identify, send_signal, state_of
 from chaosrun.records.heartbeat import Pulse, read_heartbeat
 from chaosrun.records.layout import AttemptLayout
 
@@ -52,7 +52,7 @@ def ask_for_stacks(pid: int, log: Path, title: str) -> StackRequest:
         offset = _announce(log, title)
     except OSError:
         return unasked
-    if not _catches(pid):
+    if identity is None or not catches(identity, STACKS_SIGNAL):
         return unasked
     os.kill(pid, STACKS_SIGNAL)
     return msgspec.structs.replace(unasked, offset=offset)
@@ -103,7 +103,7 @@ async def _ask_children(parent: ProcessIdentity, log: Path, deadline: float) -> 
     """One after the other: they write into the same log."""
     for pid in children(parent.pid)[:CHILDREN]:
         child = identify(pid)
-        if child is None or not _catches(pid):
+        if child is None or not catches(child, STACKS_SIGNAL):
             continue
         with suppress(OSError):
             offset = _announce(log, f"its child, process {pid}")
@@ -133,16 +133,6 @@ def _announce(log: Path, title: str) -> int:
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-
-
-def _catches(pid: int) -> bool:
-    """The process has a handler for the signal, which would end it otherwise."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _wchan(pid: int) -> str | None:
