@@ -98,9 +98,8 @@ def _pool(address: str | None, job: "Job | None", interrupts: Interrupts) -> "It
 
 def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
     from chaosrun.preflight.drills.on_ray import RayDrills
-    from chaosrun.preflight.earlier_run import last_run, saves_of
+    from chaosrun.preflight.earlier_run import earlier_run
 
-    run = None if job is None else last_run(root, job)
     return Setting(
         level=request.level,
         root=root,
@@ -110,7 +109,7 @@ def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
         seconds=request.seconds,
         mtbf_s=request.mtbf_s,
         forecast_nodes=tuple(request.forecast_nodes),
-        former=None if run is None else saves_of(run),
+        last_run=None if job is None else earlier_run(root, job),
         drills=RayDrills(),
     )
 

@@ -1,92 +1,131 @@
-"""The last run of a job that went through: which one it is, and what its checkpoints came to. Read from its files."""
+"""The last run of a job that went through: what its steps, saves and restarts took, and how large its checkpoints are."""
 
 import os
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from msgspec import Struct
+
 from chaosrun.errors import UsageError
-from chaosrun.preflight.costs import costs_of
-from chaosrun.preflight.model import Facts
-from chaosrun.records.history import read_leg
+from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
-from chaosrun.records.run_file import read_json, read_object, read_run, recorded_leg
-from chaosrun.records.tail import Tail
+from chaosrun.records.run_file import read_object, read_run, recorded_leg
 from chaosrun.spec.source import Job
+from chaosrun.verify.recovery_times import recoveries_of
 
-TAIL_BYTES = 1 << 20
-"""Of a trace: its last steps say enough."""
+OF_ONE_RUN = ("faults", "recovery", "verify", "timeout")
+"""Parts of a job that may be others in each run of it: what it trains, and what that costs, stays the same."""
 
 
-def last_run(root: Path, job: Job) -> RunLayout | None:
-    """The newest run of this job file, with as many workers, that went through."""
-    folder, found = root / "runs", list[tuple[float, RunLayout]]()
+class Costs(Struct, frozen=True, kw_only=True):
+    """Medians, in seconds; None of what was not seen."""
+
+    step_s: float | None = None
+    save_s: float | None = None
+    restart_s: float | None = None
+    steps: int = 0
+    """How many the training made."""
+
+
+class EarlierRun(Struct, frozen=True, kw_only=True):
+    run: str
+    costs: Costs = Costs()
+    bytes: int | None = None
+    """Of its newest checkpoint; None: none is left."""
+    files: int = 0
+
+
+def earlier_run(root: Path, job: Job) -> EarlierRun | None:
+    """The newest run of this very job under a root that went through; None: there is none."""
+    found = list[tuple[float, RunLayout]]()
     with suppress(OSError):
-        for path in folder.iterdir():
+        for path in (root / "runs").iterdir():
             run = RunLayout(path)
-            try:
+            with suppress(UsageError):  # one that goes on, was interrupted, or is damaged
                 info = read_run(run)
-                same = info["job"] == str(job.path.resolve()) and info["spec"].get("workers") == job.spec.workers
+                same = info["job"] == str(job.path.resolve()) and _training(info["spec"]) == _training(_plain(job))
                 if same and read_object(run.verdict_json).get("outcome") == "completed":
                     found.append((info["created_s"], run))
-            except UsageError:
-                continue  # one that goes on, was interrupted, or is damaged
-    return max(found, key=lambda entry: entry[0], default=(0.0, None))[1]
-
-
-def saves_of(run: RunLayout) -> Facts:
-    """{run, folder, bytes and files (of its newest checkpoint, None: none is left), step_s and save_s (medians, None where its
-    trace does not say)}."""
-    told: Facts = {"run": run.run_id, "folder": str(run.path)}
-    nothing = {"bytes": None, "files": None, "step_s": None, "save_s": None}
+    if not found:
+        return None
+    _, run = max(found, key=lambda entry: entry[0])
     with suppress(UsageError, OSError):
         info = read_run(run)
-        for name in ("chaos", "reference"):
-            leg = recorded_leg(run, info, name)
-            if (size := _newest_checkpoint(leg)) is not None:
-                return {**told, **size, **_times(leg)}
-    return {**told, **nothing}
+        legs = [recorded_leg(run, info, name) for name in ("chaos", "reference")]
+        size, files = next(filter(None, map(_newest_checkpoint, legs)), (None, 0))
+        return EarlierRun(run=run.run_id, costs=costs_of([read_leg(leg) for leg in legs]), bytes=size, files=files)
+    return EarlierRun(run=run.run_id)
 
 
-def costs_of_run(folder: str) -> Facts:
-    """What its steps, saves and restarts took: see `costs`."""
-    run = RunLayout(Path(folder))
-    info = read_run(run)
-    return costs_of([read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")])
+def _plain(job: Job) -> Mapping[str, Any]:
+    return job.spec.model_dump(mode="json")
 
 
-def _newest_checkpoint(leg: LegLayout) -> dict[str, int] | None:
-    if not leg.checkpoints.is_dir():
-        return None
-    for name in sorted(filter(lambda name: checkpoint_step(name) is not None, os.listdir(leg.checkpoints)), reverse=True):
+def _training(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    checkpoint = spec.get("checkpoint")
+    storage = checkpoint.get("storage") if isinstance(checkpoint, Mapping) else None
+    return {**{key: part for key, part in spec.items() if key not in OF_ONE_RUN}, "checkpoint": storage}
+
+
+def _newest_checkpoint(leg: LegLayout) -> tuple[int, int] | None:
+    """Its bytes and files."""
+    names = os.listdir(leg.checkpoints) if leg.checkpoints.is_dir() else []
+    for name in sorted((name for name in names if checkpoint_step(name) is not None), reverse=True):
         files = [path for path in (leg.checkpoints / name).rglob("*") if path.is_file() and not path.is_symlink()]
         if files:
-            return {"bytes": sum(path.stat().st_size for path in files), "files": len(files)}
+            return sum(path.stat().st_size for path in files), len(files)
     return None
 
 
-def _times(leg: LegLayout) -> dict[str, float | None]:
-    """Of rank 0 in its last attempt that says."""
-    for number in reversed(leg.attempts()):
-        records = list(_last_records(leg.attempt(number).trace(0)))
-        # A step with a save before it has the save in it.
-        steps = [
-            after["time_s"] - before["time_s"]
-            for before, after in pairwise(records)
-            if before.get("kind") == after.get("kind") == "step"
-        ]
-        saves = [record["duration_s"] for record in records if record.get("kind") == "checkpoint"]
-        if steps:
-            return {"step_s": statistics.median(steps), "save_s": statistics.median(saves) if saves else None}
-    return {"step_s": None, "save_s": None}
+# What a run cost
 
 
-def _last_records(path: Path) -> Iterator[Mapping[str, Any]]:
-    for line in Tail(path, last_bytes=TAIL_BYTES).lines(2 * TAIL_BYTES):
-        with suppress(ValueError):
-            record = read_json(line)
-            if isinstance(record, dict) and isinstance(record.get("time_s"), float):
-                yield record
+def costs_of(legs: Sequence[LegHistory]) -> Costs:
+    """A step that a save preceded, and the first one of an attempt, are left out: they have more to do."""
+    attempts = [attempt for leg in legs for attempt in leg.attempts]
+    steps = [record.step for attempt in attempts for trace in attempt.traces.values() for record in trace.steps]
+    return Costs(
+        step_s=_median(seconds for attempt in attempts for seconds in _steps(attempt)),
+        save_s=_median(seconds for attempt in attempts for seconds in _saves(attempt)),
+        restart_s=_median(times.total_s for leg in legs for times in recoveries_of(leg)),
+        steps=max(steps, default=0),
+    )
+
+
+def together(costs: Sequence[Costs]) -> Costs:
+    """Of several runs of the same training."""
+    return Costs(
+        step_s=_median(each.step_s for each in costs),
+        save_s=_median(each.save_s for each in costs),
+        restart_s=_median(each.restart_s for each in costs),
+        steps=max((each.steps for each in costs), default=0),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _steps(attempt: Attempt) -> Iterator[float]:
+    ends: dict[int, float] = {}
+    for trace in attempt.traces.values():
+        for record in trace.steps:
+            ends[record.step] = max(record.time_s, ends.get(record.step, record.time_s))
+    saved = {record.step for trace in attempt.traces.values() for record in trace.checkpoints}
+    for (before, begin_s), (step, end_s) in pairwise(sorted(ends.items())):
+        if step == before + 1 and before not in saved:
+            yield max(0.0, end_s - begin_s)
+
+
+def _saves(attempt: Attempt) -> Iterator[float]:
+    """Each save's seconds, on the rank on which it took longest: the others wait for it."""
+    durations: dict[int, float] = {}
+    for trace in attempt.traces.values():
+        for record in trace.checkpoints:
+            durations[record.step] = max(record.duration_s, durations.get(record.step, 0.0))
+    yield from durations.values()

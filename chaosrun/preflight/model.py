@@ -11,7 +11,8 @@ from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
 from chaosrun.records.codec import convert
 
 if TYPE_CHECKING:
-    from chaosrun.preflight.drills.request import Drills
+    from chaosrun.preflight.checks.drill import Drills
+    from chaosrun.preflight.earlier_run import EarlierRun
     from chaosrun.spec.source import Job
 
 F = TypeVar("F")
@@ -237,8 +238,8 @@ class Setting:
     """Cluster sizes to extrapolate to, if given."""
     earlier: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the checks before this one, by the check's name."""
-    former: Facts | None = None
-    """What `earlier_run` says of the last run of the job; None: there is none."""
+    last_run: "EarlierRun | None" = None
+    """Of this very job, that went through; None: there is none."""
     drills: "Drills | None" = None
     """Who carries drills out; None: there is nobody."""
 

@@ -21,7 +21,7 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1)]
 
 _T = TypeVar("_T")
-_R = TypeVar("_R", bound="Record")
+_R = TypeVar("_R", bound=Struct)
 
 
 class DamagedRecordError(RecoveryError, ValueError):

@@ -108,8 +108,8 @@ def be_patient() -> None:
 def bad_nodes(root: Path, cluster: Cluster, *others: Any) -> dict[str, Any]:
     """Two nodes with a layer under their processes; the checks are the real ones."""
     checks = ("cluster", "host", "bits", "network")
-    wish = conduct.Request(level=Level.QUICK, only=checks, good_nodes=root / "good")
-    result = api.preflight(wish, root=root, address=cluster.address)
+    request = conduct.Request(level=Level.QUICK, only=checks, good_nodes=root / "good")
+    result = api.preflight(request, root=root, address=cluster.address)
     return told(result, root, ids(cluster, *others))
 
 

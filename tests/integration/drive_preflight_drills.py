@@ -17,6 +17,7 @@ from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import RayDrills
 from chaosrun.preflight.engine import Participants
 from chaosrun.preflight.model import Level, Setting
+from chaosrun.records.codec import changed, to_plain
 
 FAULTY = Path(__file__).parent / "faulty"
 
@@ -36,11 +37,11 @@ def main(root: Path, layers: list[str], folder: str) -> None:
             setting = Setting(level=Level.STANDARD, root=root, storage=root, drills=RayDrills())
             assert DRILL.gather is not None
             facts = DRILL.gather(setting, Participants(pool, frozenset(node.name for node in pool.nodes)))
-            facts = {**facts, "nodes": {node.name: facts["nodes"][node.name] for node in nodes}}
+            facts = changed(facts, nodes={node.name: facts.nodes[node.name] for node in nodes})
             rows = DRILL.judge(setting, pool.nodes, facts)
         finally:
             pool.close()
-        print(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}), flush=True)
+        print(json.dumps({"facts": to_plain(facts), "rows": [asdict(row) for row in rows]}), flush=True)
     finally:
         raylets.shutdown()
 

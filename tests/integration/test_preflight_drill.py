@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from chaosrun.cluster.probing import Node
+from chaosrun.preflight.checks.drill import DrillFacts, DrillRequest, Terms, request_on
 from chaosrun.preflight.checks.forecast import CHECK as FORECAST
 from chaosrun.preflight.drills.on_ray import JOB, RayDrills
-from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on
-from chaosrun.preflight.earlier_run import last_run, saves_of
-from chaosrun.preflight.model import Facts, Level, Setting, Status
+from chaosrun.preflight.earlier_run import earlier_run
+from chaosrun.preflight.model import Level, Setting, Status
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
 from tests.conftest import REPOSITORY
@@ -38,9 +38,9 @@ def here() -> DrillRequest:
     (info,) = ray.nodes()
     node = Node(name="here", node_id=info["NodeID"], address="127.0.0.1", hostname="here", cpus=2.0, gpus=0)
     root = Path("/runs")
-    wish = request_on(Setting(level=Level.STANDARD, root=root, storage=root), node, [node])
-    assert isinstance(wish, DrillRequest)
-    return wish
+    request = request_on(Setting(level=Level.STANDARD, root=root, storage=root), node, [node])
+    assert isinstance(request, DrillRequest)
+    return request
 
 
 def terms(root: Path, *, limit_s: float = 400.0, begin_within_s: float | None = None, repeat_s: float = 0.0) -> Terms:
@@ -50,13 +50,14 @@ def terms(root: Path, *, limit_s: float = 400.0, begin_within_s: float | None = 
 def test_a_sound_node_comes_back_and_nothing_is_left(local_ray: None, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (told,) = RayDrills().run([here()], terms(root, repeat_s=0.1))
-    assert told is not None
-    assert (told["status"], told["landed"], told["rounds"]) == ("PASS", 2, 1), told
-    assert all(told["costs"][name] > 0 for name in ("step_s", "save_s", "restart_s", "restore_s"))
+    assert (told.status, told.landed, told.rounds) == ("PASS", 2, 1), told
+    assert all((told.costs.step_s, told.costs.save_s, told.costs.restart_s))
     assert not list((root / "runs").iterdir())
 
     # What a forecast then goes by.
-    setting = Setting(level=Level.STANDARD, root=root, storage=root, mtbf_s=86400.0, earlier={"drill": drill_facts(told)})
+    setting = Setting(
+        level=Level.STANDARD, root=root, storage=root, mtbf_s=86400.0, earlier={"drill": DrillFacts(nodes={"here": told})}
+    )
     assert FORECAST.gather is not None
     found = FORECAST.judge(setting, here().nodes, FORECAST.gather(setting, nobody()))
     assert {finding.status for finding in found} == {Status.PASS}
@@ -68,7 +69,7 @@ def test_a_drill_that_is_ended_leaves_nothing(how: str, local_ray: None, tmp_pat
     root = tmp_path / "root"
     if how == "limit":
         (told,) = RayDrills().run([here()], terms(root, limit_s=1.0))
-        assert told is not None and "did not end" in told["error"]
+        assert told.status == "ERROR" and "did not end" in told.cause
     else:
         threading.Thread(target=lambda: when(lambda: any(root.glob("runs/*/reference")), interrupt), daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
@@ -78,7 +79,8 @@ def test_a_drill_that_is_ended_leaves_nothing(how: str, local_ray: None, tmp_pat
 
 
 def test_what_there_is_no_time_for_is_not_begun(local_ray: None, tmp_path: Path) -> None:
-    assert RayDrills().run([here(), here()], terms(tmp_path / "root", begin_within_s=-1.0)) == [None, None]
+    told = RayDrills().run([here(), here()], terms(tmp_path / "root", begin_within_s=-1.0))
+    assert [each.status for each in told] == ["LATE", "LATE"]
 
 
 def test_a_node_that_changes_a_bit_after_a_restart_is_named(tmp_path: Path) -> None:
@@ -91,15 +93,12 @@ def test_a_node_that_changes_a_bit_after_a_restart_is_named(tmp_path: Path) -> N
     assert str(kept) in rows[bad]["reason"] and [path.name for path in (tmp_path / "root" / "runs").iterdir()] == [kept.name]
 
     # To a forecast it is a run of its job like any other, once it has come to its end.
-    root, job = tmp_path / "root", load_job(JOB)
-    former = last_run(root, job)
-    assert former is not None and FORECAST.gather is not None
-    setting = Setting(level=Level.STANDARD, root=root, storage=tmp_path, job=job, former=saves_of(former))
-    figures = FORECAST.gather(setting, nobody())
-    assert figures["run"] == kept.name
-    assert all(figures["job"][name] > 0 for name in ("step_s", "save_s", "restart_s"))
+    root, job = tmp_path / "root", load_job(JOB, ["per_worker.cpu=1.0", "per_worker.gpu=0"])
+    last = earlier_run(root, job)
+    assert last is not None and last.run == kept.name
+    assert all((last.costs.step_s, last.costs.save_s, last.costs.restart_s))
     RunLayout(kept).verdict_json.unlink()
-    assert last_run(root, job) is None
+    assert earlier_run(root, job) is None
 
 
 @pytest.mark.nightly
@@ -119,10 +118,6 @@ def driven(tmp_path: Path, *layers: str) -> tuple[dict[str, Any], dict[str, dict
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     return told["facts"], {row["node"] or "all": row for row in told["rows"] if row["name"] != "restart"}
-
-
-def drill_facts(told: Facts) -> Facts:
-    return {"nodes": {"here": told}, "all": None}
 
 
 def nobody() -> Any:

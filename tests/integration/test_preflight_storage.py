@@ -22,6 +22,7 @@ from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.preflight.checks import shared_storage
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.storage import CHECK as STORAGE
+from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -226,9 +227,9 @@ def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) ->
 
 def test_a_storage_too_slow_for_the_job(tmp_path: Path) -> None:
     size = 2 << 30
-    former = {"run": "probe-1", "folder": "", "bytes": size, "files": 1, "step_s": 0.1, "save_s": None}
+    last = EarlierRun(run="probe-1", costs=Costs(step_s=0.1), bytes=size, files=1)
     job = job_of(checkpoint={"every_steps": 50}, recovery={"hang_timeout": 4.0})
-    setting = replace(setting_of(tmp_path / "checkpoints", job), former=former)
+    setting = replace(setting_of(tmp_path / "checkpoints", job), last_run=last)
     # However slow this machine is: as much is written as it takes to be sure.
     pool = Asking(LocalPool({"slow": layer("slow")}), kills=1, speed_s=20.0, speed_bytes=64 << 20)
     save = by_name(found_on(pool, setting), "slow")["a save of the job"]

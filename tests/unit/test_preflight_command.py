@@ -31,8 +31,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What `api.preflight` was asked; its answer is that all is well."""
     seen: list[dict[str, Any]] = []
 
-    def preflight(wish: Request, *, on_event: Any, **more: Any) -> Result:
-        seen.append({"wish": wish, "on_event": on_event, **more})
+    def preflight(request: Request, *, on_event: Any, **more: Any) -> Result:
+        seen.append({"request": request, "on_event": on_event, **more})
         if on_event is not None:
             on_event({"event": "cluster.joined", "nodes": 1, "address": None})
         return result(Status.PASS)
@@ -46,7 +46,7 @@ def test_what_is_asked_for(asked: list[dict[str, Any]], tmp_path: Path) -> None:
     files = f"--write-good-nodes {tmp_path}/good --baseline {tmp_path}/old.json --root {tmp_path} --address auto"
     assert cli.main(["preflight", "job.yaml", "workers=4", *options.split(), *files.split(), "-q"]) == 0
     (call,) = asked
-    assert call["wish"] == Request(
+    assert call["request"] == Request(
         job=Path("job.yaml"),
         overrides=("workers=4",),
         level=Level.DEEP,
@@ -84,7 +84,7 @@ def test_what_is_printed(
 )
 def test_exit_codes(status: Status, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     # A warning alone shows nothing to be right; beside a PASS it does no harm (see test_preflight_engine).
-    monkeypatch.setattr(api, "preflight", lambda wish, **more: result(status))
+    monkeypatch.setattr(api, "preflight", lambda request, **more: result(status))
     assert cli.main(["preflight", "-o", "json"]) == code
     assert json.loads(capsys.readouterr().out)["v"] == 2
 
@@ -153,10 +153,10 @@ def test_a_job_gives_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("chaosrun.cluster.probe_pool.ProbePool.connect", connect)
     monkeypatch.setattr("chaosrun.preflight.engine.Engine.run", fly)
-    wish = Request(
+    request = Request(
         job=job, overrides=["workers=3"], strict=True, level=Level.DEEP, seconds=90.0, mtbf_s=7200.0, forecast_nodes=[4]
     )
-    made = api.preflight(wish, root=tmp_path, address="auto")
+    made = api.preflight(request, root=tmp_path, address="auto")
     alone = api.preflight(root=tmp_path)
     assert (settings[0]["storage"], settings[0]["root"]) == (tmp_path / "there", tmp_path)
     assert settings[0]["job"].spec.workers == 3

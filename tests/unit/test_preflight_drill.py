@@ -8,42 +8,55 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S
+from chaosrun.preflight.checks.drill import (
+    BEGIN_WITHIN_S,
+    Difference,
+    DrillOutcome,
+    DrillRequest,
+    Terms,
+    request_on,
+    request_over,
+)
 from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
-from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on, request_over
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.earlier_run import Costs
+from chaosrun.preflight.model import Finding, Level, Setting, Status
+from chaosrun.records.codec import changed
 from chaosrun.spec.source import Job, load_job
 from tests.preflight_answers import Answering
 
 NODES = tuple(
     Node(name=name, node_id=f"id-{name}", address="192.0.2.1", hostname=name, cpus=8.0, gpus=0) for name in ("a", "b", "c")
 )
-PASSED: Facts = {
-    "status": "PASS",
-    "outcome": "completed",
-    "cause": "bit-identical",
-    "hint": None,
-    "irreproducible": None,
-    "divergence": None,
-    "landed": 2,
-    "planned": 2,
-    "rounds": 1,
-    "ranks": {"0": "a", "1": "b", "2": "c"},
-    "costs": {"restart_s": 0.3},
-    "seconds": 5.0,
-}
-DIVERGENCE = {"step": 11, "rank": 1, "ranks": [1], "kind": "rng", "cause": "RNG not restored", "tensor": "0.weight"}
-RUN = {"run": "/runs/runs/preflight-1", "run_argument": "preflight-1"}
-FAILED = {**PASSED, **RUN, "status": "FAIL", "cause": "RNG not restored", "hint": "restore it", "divergence": DIVERGENCE}
+PASSED = DrillOutcome(
+    status="PASS",
+    outcome="completed",
+    cause="bit-identical",
+    landed=2,
+    planned=2,
+    ranks={0: "a", 1: "b", 2: "c"},
+    costs=Costs(restart_s=0.3),
+    seconds=5.0,
+)
+DIFFERENCE = Difference(step=11, rank=1, ranks=(1,), kind="rng", cause="RNG not restored", tensor="0.weight")
+FAILED = changed(
+    PASSED,
+    status="FAIL",
+    cause="RNG not restored",
+    hint="restore it",
+    difference=DIFFERENCE,
+    run="/runs/runs/preflight-1",
+    run_argument="preflight-1",
+)
+UNSURE = changed(FAILED, status="INCONCLUSIVE", difference=None)
 
 
 @dataclass
 class Answers(Answering):
     """A pool that sees what `blind` does not hide, and drills that come to what was written down."""
 
-    told: Mapping[str, Facts | None] = field(default_factory=dict)
-    whole: Facts = field(default_factory=lambda: PASSED)
+    told: Mapping[str, DrillOutcome] = field(default_factory=dict)
+    whole: DrillOutcome = PASSED
     blind: Mapping[str, str] = field(default_factory=dict)
     nodes: Sequence[Node] = NODES
     asked: list[tuple[list[DrillRequest], Terms]] = field(default_factory=list)
@@ -51,11 +64,11 @@ class Answers(Answering):
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         for call in calls.values():
             assert Path(call.parameters["path"]).read_text() == call.parameters["text"]
-        return {name: Outcome(facts={"seen": name not in self.blind, "why": self.blind.get(name)}) for name in calls}
+        return {name: Outcome(facts={"missing": self.blind.get(name, "")}) for name in calls}
 
-    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         self.asked.append((list(wanted), terms))
-        return [self.whole if wish.spread else self.told.get(wish.nodes[0].name, PASSED) for wish in wanted]
+        return [self.whole if request.spread else self.told.get(request.nodes[0].name, PASSED) for request in wanted]
 
 
 def findings(answers: Answers, root: Path, *, drills: bool = True, **about: Any) -> dict[str, Finding]:
@@ -80,8 +93,8 @@ def setting_of(job: Job | None) -> Setting:
 
 def alone(*nodes: Node, job: Job | None = None) -> list[DrillRequest]:
     """The drills of these, where there can be one."""
-    wishes = [request_on(setting_of(job), node, nodes) for node in nodes]
-    return [wish for wish in wishes if isinstance(wish, DrillRequest)]
+    requests = [request_on(setting_of(job), node, nodes) for node in nodes]
+    return [request for request in requests if isinstance(request, DrillRequest)]
 
 
 def job(folder: Path, text: str) -> Job:
@@ -98,7 +111,7 @@ def test_every_node_and_all_together(tmp_path: Path) -> None:
     assert found["a"].measured == "bit-identical after 2 faults: 2 workers on CPUs (gloo)"
     assert found["all"].measured == "bit-identical after 2 faults: 3 workers on CPUs (gloo)"
     (each, _), (whole, _) = answers.asked
-    assert [len(wish.nodes) for wish in (*each, *whole)] == [1, 1, 1, 3]
+    assert [len(request.nodes) for request in (*each, *whole)] == [1, 1, 1, 3]
 
 
 def test_nodes_are_compared_by_a_row_that_says_what_its_number_is(tmp_path: Path) -> None:
@@ -114,7 +127,7 @@ def test_a_node_that_does_not_come_back_exactly_is_named_and_left_out_of_the_res
     bad = found["b"]
     assert bad.status is Status.FAIL
     assert all(word in bad.measured for word in ("step 11", "rank 1", "0.weight"))
-    assert "RNG not restored" in bad.reason and RUN["run"] in bad.reason
+    assert "RNG not restored" in bad.reason and FAILED.run in bad.reason
     assert "leave the node out" in bad.remedy and "chaosrun verify preflight-1" in bad.remedy
     assert [node.name for node in answers.asked[1][0][0].nodes] == ["a", "c"]
 
@@ -122,18 +135,18 @@ def test_a_node_that_does_not_come_back_exactly_is_named_and_left_out_of_the_res
 @pytest.mark.parametrize(
     ("told", "status", "word"),
     [
-        ({**FAILED, "divergence": None, "outcome": "inexact_restore"}, Status.FAIL, "RNG not restored"),
-        ({**FAILED, "status": "INCONCLUSIVE", "divergence": None, "outcome": "recovery_failed"}, Status.FAIL, "not come back"),
-        ({**FAILED, "status": "INCONCLUSIVE", "irreproducible": "two runs differ"}, Status.FAIL, "two runs differ"),
-        ({**FAILED, "status": "INCONCLUSIVE", "divergence": None, "outcome": "resources"}, Status.ERROR, "RNG"),
-        ({**FAILED, "status": "INCONCLUSIVE", "divergence": None, "outcome": "timeout"}, Status.ERROR, "RNG"),
-        ({**FAILED, "status": "INCONCLUSIVE", "divergence": None, "outcome": None}, Status.ERROR, "RNG"),
-        ({**PASSED, "landed": 1}, Status.ERROR, "only 1 of 2"),
-        ({"error": "it did not end within 120 s", "seconds": 120.0}, Status.ERROR, "120 s"),
-        (None, Status.SKIP, "--level deep"),
+        (changed(FAILED, difference=None, outcome="inexact_restore"), Status.FAIL, "RNG not restored"),
+        (changed(UNSURE, outcome="recovery_failed"), Status.FAIL, "not come back"),
+        (changed(UNSURE, cause="two runs differ", irreproducible=True), Status.FAIL, "two runs differ"),
+        (changed(UNSURE, outcome="resources"), Status.ERROR, "RNG"),
+        (changed(UNSURE, outcome="timeout"), Status.ERROR, "RNG"),
+        (changed(UNSURE, outcome=None), Status.ERROR, "RNG"),
+        (changed(PASSED, landed=1), Status.ERROR, "only 1 of 2"),
+        (DrillOutcome(status="ERROR", cause="it did not end within 120 s"), Status.ERROR, "120 s"),
+        (DrillOutcome(status="LATE"), Status.SKIP, "--level deep"),
     ],
 )
-def test_what_is_no_pass(told: Facts | None, status: Status, word: str, tmp_path: Path) -> None:
+def test_what_is_no_pass(told: DrillOutcome, status: Status, word: str, tmp_path: Path) -> None:
     found = findings(Answers(told={"b": told}), tmp_path)
     assert found["b"].status is status
     assert word in found["b"].measured + found["b"].reason
@@ -141,7 +154,7 @@ def test_what_is_no_pass(told: Facts | None, status: Status, word: str, tmp_path
 
 
 def test_a_job_that_allows_differences_blames_no_node_for_them(tmp_path: Path) -> None:
-    answers = Answers(told={"b": {**FAILED, "status": "INCONCLUSIVE", "irreproducible": "two runs differ"}})
+    answers = Answers(told={"b": changed(UNSURE, irreproducible=True)})
     assert findings(answers, tmp_path, job=job(tmp_path.parent, "deterministic: off"))["b"].status is Status.ERROR
 
 
@@ -163,7 +176,8 @@ def test_all_nodes_failing_speaks_of_what_they_share(tmp_path: Path) -> None:
 def test_a_drill_over_all_blames_the_nodes_that_differ(
     ranks: list[int] | None, node: str, blames: tuple[str, ...], tmp_path: Path
 ) -> None:
-    failed = {**FAILED, "outcome": "recovery_failed", "divergence": ranks and {**DIVERGENCE, "ranks": ranks}}
+    difference = changed(DIFFERENCE, ranks=tuple(ranks)) if ranks else None
+    failed = changed(FAILED, outcome="recovery_failed", difference=difference)
     whole = next(row for row in judged(Answers(whole=failed), tmp_path) if row.name == "drill over all nodes")
     assert (whole.status, whole.node or "all", tuple(whole.blames)) == (Status.FAIL, node, blames)
 
@@ -198,7 +212,7 @@ def test_no_empty_folder_is_left_that_was_not_there(before: tuple[str, ...], tmp
         (root / part).mkdir()
 
     class Writing(Answers):
-        def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
+        def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
             (terms.root / "runs").mkdir(exist_ok=True)
             return super().run(wanted, terms)
 
@@ -237,8 +251,8 @@ def test_without_anybody_to_drill(tmp_path: Path) -> None:
 
 def test_a_node_has_two_workers_where_it_has_room(tmp_path: Path) -> None:
     def size(node: Node, job: Job | None = None) -> tuple[int, float, int] | str:
-        wish = request_on(setting_of(job), node, [node])
-        return wish if isinstance(wish, str) else (wish.workers, wish.cpu, wish.gpu)
+        request = request_on(setting_of(job), node, [node])
+        return request if isinstance(request, str) else (request.workers, request.cpu, request.gpu)
 
     node = NODES[0]
     assert size(node) == (2, 1.0, 0)
@@ -259,8 +273,8 @@ def test_the_jobs_settings_are_the_drills(tmp_path: Path) -> None:
         tmp_path,
         "env: {NAME: 'a: \"b\" # c'}\ndeterministic: warn\nrecovery: {preload: [json]}\ncheckpoint: {storage: there}\n",
     )
-    (wish,) = alone(NODES[0], job=asked)
-    spec = load_job(JOB, wish.overrides).spec
+    (request,) = alone(NODES[0], job=asked)
+    spec = load_job(JOB, request.overrides).spec
     assert (spec.env, spec.deterministic, spec.recovery.preload) == (asked.spec.env, "warn", ("json",))
     assert spec.checkpoint.storage == str(tmp_path / "there")
     assert (spec.name, spec.workers) == ("preflight", 2)
@@ -270,8 +284,8 @@ def test_the_jobs_settings_are_the_drills(tmp_path: Path) -> None:
 def test_the_drill_is_one_that_can_be_carried_out(workers: int) -> None:
     from chaosrun import api
 
-    wish = request_over(alone(*(replace(node, name=str(number)) for number, node in enumerate(NODES[:1] * workers))), None)
-    loaded, plan = api.plan(JOB, (*wish.overrides, "args[3]=7"))
+    request = request_over(alone(*(replace(node, name=str(number)) for number, node in enumerate(NODES[:1] * workers))), None)
+    loaded, plan = api.plan(JOB, (*request.overrides, "args[3]=7"))
     assert loaded.spec.args[3] == "7"
     assert [(fault.rank, fault.phase) for fault in plan.faults] == [(workers - 1, "step"), (0, "checkpoint.file")]
 

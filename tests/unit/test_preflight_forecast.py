@@ -1,16 +1,29 @@
 """The forecast against published values, against its own optimum, against simulated failures; and the rows made of it."""
 
+import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from legs import KILLS, write_run
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.forecast import HERE, INTERVAL, LARGER, judge_forecast
-from chaosrun.preflight.forecast import Costs, daly_interval, forecast, goodput, young_interval
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.checks.forecast import (
+    HERE,
+    INTERVAL,
+    LARGER,
+    ForecastFacts,
+    daly_interval,
+    forecast,
+    goodput,
+    judge,
+    young_interval,
+)
+from chaosrun.preflight.earlier_run import Costs, EarlierRun, earlier_run
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.spec.source import load_job
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -35,60 +48,59 @@ def test_beyond_its_limit_the_interval_is_the_mtbf() -> None:
 
 @pytest.mark.parametrize("share", [1e-5, 1e-3, 0.01, 0.1, 0.5])
 def test_no_other_interval_is_better_by_much(share: float) -> None:
-    costs = Costs(save_s=share * DAY, restart_s=60.0)
-    best = goodput(daly_interval(costs.save_s, DAY), costs, DAY)
-    others = [goodput(DAY * 10 ** (exponent / 50), costs, DAY) for exponent in range(-250, 50)]
+    save_s = share * DAY
+    best = goodput(daly_interval(save_s, DAY), save_s, 60.0, DAY)
+    others = [goodput(DAY * 10 ** (exponent / 50), save_s, 60.0, DAY) for exponent in range(-250, 50)]
     assert max(others) <= best * 1.002
 
 
 def test_goodput_by_hand() -> None:
     # τ = M, no costs: 1 / (e - 1).
-    assert goodput(100.0, Costs(save_s=0.0, restart_s=0.0), 100.0) == pytest.approx(0.581977, rel=1e-5)
-    assert goodput(1e9, Costs(save_s=1.0, restart_s=1.0), 1.0) == 0.0
+    assert goodput(100.0, 0.0, 0.0, 100.0) == pytest.approx(0.581977, rel=1e-5)
+    assert goodput(1e9, 1.0, 1.0, 1.0) == 0.0
 
 
 @pytest.mark.parametrize(
     ("save_s", "restart_s", "mtbf_s"), [(30.0, 120.0, 4 * HOUR), (60.0, 300.0, 20 * MINUTE), (5.0, 600.0, 15 * MINUTE)]
 )
 def test_goodput_is_that_of_simulated_failures(save_s: float, restart_s: float, mtbf_s: float) -> None:
-    costs = Costs(save_s=save_s, restart_s=restart_s)
     interval_s = daly_interval(save_s, mtbf_s)
-    assert simulated(interval_s, costs, mtbf_s) == pytest.approx(goodput(interval_s, costs, mtbf_s), rel=0.02)
+    expected = goodput(interval_s, save_s, restart_s, mtbf_s)
+    assert simulated(interval_s, save_s, restart_s, mtbf_s) == pytest.approx(expected, rel=0.02)
 
 
-def simulated(interval_s: float, costs: Costs, mtbf_s: float, failures: int = 20_000) -> float:
+def simulated(interval_s: float, save_s: float, restart_s: float, mtbf_s: float, failures: int = 20_000) -> float:
     """Goodput until so many failures have struck, whatever the training was at."""
     draw = random.Random(1)
     kept_s = clock_s = 0.0
     for _ in range(failures):
         life_s = draw.expovariate(1 / mtbf_s)
         clock_s += life_s
-        kept_s += max(0.0, life_s - costs.restart_s) // (interval_s + costs.save_s) * interval_s
+        kept_s += max(0.0, life_s - restart_s) // (interval_s + save_s) * interval_s
     return kept_s / clock_s
 
 
 def test_more_nodes_fail_more_often() -> None:
-    costs = Costs(save_s=10.0, restart_s=60.0)
-    one, many = (forecast(costs, node_mtbf_s=30 * DAY, nodes=nodes) for nodes in (1, 1000))
+    one, many = (forecast(10.0, 60.0, node_mtbf_s=30 * DAY, nodes=nodes) for nodes in (1, 1000))
     assert many.mtbf_s == one.mtbf_s / 1000
     assert many.interval_s < one.interval_s and many.goodput < one.goodput
     assert not many.is_hopeless
-    assert forecast(costs, node_mtbf_s=30 * DAY, nodes=1_000_000).is_hopeless
+    assert forecast(10.0, 60.0, node_mtbf_s=30 * DAY, nodes=1_000_000).is_hopeless
 
 
-DRILLED = {"step_s": 0.006, "save_s": 0.03, "restart_s": 0.2}
-RUN = {"step_s": 0.5, "save_s": 4.0, "restart_s": 30.0}
+DRILLED = Costs(step_s=0.006, save_s=0.03, restart_s=0.2, steps=24)
+RUN = Costs(step_s=0.5, save_s=4.0, restart_s=30.0, steps=100_000)
 NODE = Node(name="a", node_id="1", address="192.0.2.1", hostname="a", cpus=8, gpus=0)
 
 
-def rows(facts: Facts, *, nodes: int = 2, **setting: Any) -> dict[str, Finding]:
+def rows(facts: ForecastFacts, *, nodes: int = 2, **setting: Any) -> dict[str, Finding]:
     asked = Setting(level=Level.STANDARD, root=Path("/runs"), storage=Path("/runs"), **setting)
-    found = judge_forecast(asked, [replace(NODE, name=f"n{number}") for number in range(nodes)], facts)
+    found = judge(asked, [replace(NODE, name=f"n{number}") for number in range(nodes)], facts)
     return {finding.name: finding for finding in found}
 
 
-def facts(drill: Facts | None = DRILLED, job: Facts | None = None) -> Facts:
-    return {"drill": drill, "job": job, "run": "probe-1" if job else None}
+def facts(drill: Costs | None = DRILLED, job: Costs | None = None) -> ForecastFacts:
+    return ForecastFacts(drill=drill, job=job, run="probe-1" if job else None)
 
 
 def job(folder: Path, every: int = 50, extra: str = "") -> Any:
@@ -104,8 +116,8 @@ def test_without_an_mtbf_it_says_what_it_knows_and_what_to_give() -> None:
     assert "30 ms" in row.measured and "200 ms" in row.measured and "small training" in row.measured
 
 
-@pytest.mark.parametrize("drill", [None, {**DRILLED, "restart_s": None}])
-def test_nothing_measured_is_no_pass(drill: Facts | None) -> None:
+@pytest.mark.parametrize("drill", [None, Costs(step_s=0.006, save_s=0.03)])
+def test_nothing_measured_is_no_pass(drill: Costs | None) -> None:
     (row,) = rows(facts(drill), mtbf_s=DAY).values()
     assert row.status is Status.SKIP and "nothing was measured" in row.reason
 
@@ -148,5 +160,44 @@ def test_a_jobs_interval_takes_a_run_of_that_job(tmp_path: Path) -> None:
 
 
 def test_a_run_without_faults_takes_its_restarts_from_the_drill(tmp_path: Path) -> None:
-    found = rows(facts(job={**RUN, "restart_s": None}), mtbf_s=DAY, job=job(tmp_path))
+    found = rows(facts(job=Costs(step_s=0.5, save_s=4.0, steps=100_000)), mtbf_s=DAY, job=job(tmp_path))
     assert "a restart 200 ms" in found[HERE].reason
+
+
+def test_a_job_that_is_over_before_the_best_interval_is_too_short_to_forecast(tmp_path: Path) -> None:
+    short = Costs(step_s=0.5, save_s=4.0, restart_s=30.0, steps=32)
+    row = rows(facts(job=short), mtbf_s=DAY, job=job(tmp_path, extra="max_steps: 32"))[INTERVAL]
+    assert row.status is Status.SKIP and not row.remedy
+    assert row.reason.startswith("too short to forecast: 32 steps in 16 s (run probe-1), the best interval is 13 min")
+
+
+def test_only_runs_of_this_very_job_that_went_through_count(tmp_path: Path) -> None:
+    asked = job(tmp_path, every=4)
+    spec, path = asked.spec.model_dump(mode="json"), str(asked.path)
+
+    def ran(name: str, created_s: float, outcome: str = "completed", job: str = path, **changes: Any) -> None:
+        run = write_run(tmp_path / "runs" / "new", workers=2, kills=KILLS[:1], created_s=created_s, job=job)
+        told = {**json.loads(run.run_json.read_text()), "run_id": name, "spec": {**spec, **changes}}
+        run.run_json.write_text(json.dumps(told))
+        run.verdict_json.write_text(json.dumps({"outcome": outcome}))
+        run.path.rename(tmp_path / "runs" / name)
+        (tmp_path / "runs" / "new").rmdir()
+
+    assert earlier_run(tmp_path, asked) is None
+    ran("interrupted", 4.0, outcome="interrupted")
+    ran("elsewhere", 5.0, job="/elsewhere/job.yaml")
+    ran("larger", 6.0, workers=8)
+    ran("shrunk", 7.0, max_steps=3)
+    assert earlier_run(tmp_path, asked) is None
+    ran("older", 1.0)
+    # Other faults and another interval make no other job.
+    ran("newer", 2.0, faults={"schedule": []}, checkpoint={**spec["checkpoint"], "every_steps": 9})
+    last = earlier_run(tmp_path, asked)
+    assert last is not None and (last.run, last.costs.steps) == ("newer", 12) and last.bytes and last.files
+    assert all((last.costs.step_s, last.costs.save_s, last.costs.restart_s))
+    for leg in ("chaos", "reference"):
+        shutil.rmtree(tmp_path / "runs" / "newer" / leg / "checkpoints")
+    assert earlier_run(tmp_path, asked) == EarlierRun(run="newer", costs=last.costs)
+    (tmp_path / "runs" / "newer" / "run.json").write_text("[]")
+    last = earlier_run(tmp_path, asked)
+    assert last is not None and last.run == "older"

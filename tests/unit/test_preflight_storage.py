@@ -1,7 +1,5 @@
 """What the check of storage says of good and of bad facts; what a probe reads of mounts and of earlier runs."""
 
-import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +8,9 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight import conduct
 from chaosrun.preflight.checks.storage import CHECK
 from chaosrun.preflight.checks.storage_saves import ROOM, SAVE
-from chaosrun.preflight.earlier_run import last_run, saves_of
+from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
 from chaosrun.preflight.probes.storage_kills import number_in, payload
@@ -44,7 +41,7 @@ GOOD: Mapping[str, Any] = {
     "kills": {"kills": 8, "saves": 30, "wrong": [], "wrong_count": 0},
     "speed": SPEED,
 }
-FORMER = {"run": "probe-1", "folder": "/runs/probe-1", "bytes": 4 * GIB, "files": 3, "step_s": 1.0, "save_s": 30.0}
+LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB, files=3)
 
 
 def setting_of(
@@ -52,10 +49,10 @@ def setting_of(
     *,
     storage: str = "/data",
     root: str = "/data",
-    former: dict[str, Any] | None = None,
+    last_run: EarlierRun | None = None,
     level: Level = Level.QUICK,
 ) -> Setting:
-    return Setting(level=level, root=Path(root), storage=Path(storage), job=job, former=former)
+    return Setting(level=level, root=Path(root), storage=Path(storage), job=job, last_run=last_run)
 
 
 def job_of(workers: int = 2, **parts: Any) -> Job:
@@ -93,7 +90,7 @@ def rows_of(facts: dict[str, Any], setting: Setting | None = None) -> dict[str, 
 
 
 def test_good_facts_pass() -> None:
-    rows = rows_of(facts_of(), setting_of(job_of(checkpoint={"every_steps": 1000}), former=FORMER))
+    rows = rows_of(facts_of(), setting_of(job_of(checkpoint={"every_steps": 1000}), last_run=LAST))
     assert {row.status for row in rows.values()} == {Status.PASS}
     assert all(row.node == "a" and row.device == "/data" for row in rows.values())
     assert "cannot be seen from here" in rows["killed writer"].reason, "a PASS says no more than it can"
@@ -164,38 +161,43 @@ def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "words", "job", "former"),
+    ("status", "words", "job", "last"),
     [
-        (Status.WARN, "32 s to write 4 GiB: 64% of the interval of 50 s", {}, {}),
-        (Status.WARN, "40 s as in probe-1, 32 s to write 4 GiB: 80% of the interval", {}, {"save_s": 40.0}),
-        (Status.PASS, "3% of the interval", {"checkpoint": {"every_steps": 1000}}, {}),
-        (Status.PASS, "32 s to write 4 GiB", {}, {"step_s": None, "save_s": None}),
-        (Status.PASS, "156% of the interval", {}, {"bytes": 100 * MIB, "step_s": 0.01, "files": 0, "save_s": None}),
-        (Status.FAIL, "32 s to write 4 GiB", {"recovery": {"hang_timeout": 20.0}}, {}),
+        (Status.WARN, "32 s to write 4 GiB: 64% of the interval of 50 s", {}, LAST),
+        (
+            Status.WARN,
+            "40 s as in probe-1, 32 s to write 4 GiB: 80% of the interval",
+            {},
+            EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=40.0), bytes=4 * GIB, files=3),
+        ),
+        (Status.PASS, "3% of the interval", {"checkpoint": {"every_steps": 1000}}, LAST),
+        (Status.PASS, "32 s to write 4 GiB", {}, EarlierRun(run="probe-1", bytes=4 * GIB, files=3)),
+        (Status.PASS, "156% of the interval", {}, EarlierRun(run="probe-1", costs=Costs(step_s=0.01), bytes=100 * MIB)),
+        (Status.FAIL, "32 s to write 4 GiB", {"recovery": {"hang_timeout": 20.0}}, LAST),
     ],
 )
-def test_a_save_beside_the_interval(status: Status, words: str, job: dict[str, Any], former: dict[str, Any]) -> None:
-    save = rows_of(facts_of(), setting_of(job_of(**job), former={**FORMER, **former}))[SAVE]
+def test_a_save_beside_the_interval(status: Status, words: str, job: dict[str, Any], last: EarlierRun) -> None:
+    save = rows_of(facts_of(), setting_of(job_of(**job), last_run=last))[SAVE]
     assert save.status is status and words in save.measured, save
     assert save.threshold.startswith("at most ")
 
 
 def test_a_small_sample_is_not_enough_to_fail_a_save() -> None:
-    setting = setting_of(job_of(recovery={"hang_timeout": 20.0}), former=FORMER)
+    setting = setting_of(job_of(recovery={"hang_timeout": 20.0}), last_run=LAST)
     save = rows_of(facts_of(speed={"bytes": MIB, "write_s": 0.3}), setting)[SAVE]
     assert save.status is Status.WARN and "only 1 MiB were written" in save.reason
 
 
 def test_room_for_what_is_kept_and_two_more() -> None:
-    setting = setting_of(job_of(checkpoint={"keep": 3}), former=FORMER)
+    setting = setting_of(job_of(checkpoint={"keep": 3}), last_run=LAST)
     enough, short = (rows_of(facts_of(place={"free_bytes": free}), setting)[ROOM] for free in (20 * GIB, 20 * GIB - 1))
     assert enough.status is Status.PASS and short.status is Status.FAIL
     assert short.threshold.startswith("at least 20 GiB: 3 that are kept and 2 more")
 
 
 def test_without_an_earlier_run_nothing_is_guessed() -> None:
-    gone = {**FORMER, "bytes": None}
-    for setting in (setting_of(), setting_of(job_of()), setting_of(job_of(), former=gone)):
+    gone = EarlierRun(run="probe-1")
+    for setting in (setting_of(), setting_of(job_of()), setting_of(job_of(), last_run=gone)):
         rows = rows_of(facts_of(), setting)
         assert rows[SAVE].status is rows[ROOM].status is Status.SKIP
 
@@ -263,43 +265,3 @@ def test_who_goes_on_is_slow_and_who_does_not_is_dead() -> None:
 
     dead = watched(hangs, patience_s=1.0, limit_s=60.0)
     assert (dead["hung"], dead["slow"]) == ("step", None)
-
-
-def test_the_last_run_and_what_it_tells(tmp_path: Path) -> None:
-    job = job_of()
-
-    def run(name: str, created_s: float, steps: list[dict[str, Any]], **changes: Any) -> None:
-        folder = tmp_path / "runs" / name
-        (folder / "chaos" / "checkpoints" / "step-00000010" / "rng").mkdir(parents=True)
-        (folder / "chaos" / "checkpoints" / "step-00000010" / "model.bin").write_bytes(bytes(1000))
-        (folder / "chaos" / "checkpoints" / "step-00000010" / "rng" / "0").write_bytes(bytes(24))
-        (folder / "chaos" / "attempts" / "001").mkdir(parents=True)
-        lines = "".join(json.dumps(step) + "\n" for step in steps)
-        (folder / "chaos" / "attempts" / "001" / "rank-0.trace.jsonl").write_text(lines + '{"torn')
-        about: dict[str, Any] = {"run_id": name, "created_s": created_s, "job": str(job.path), "directory": "", "script": ""}
-        about |= {"spec": {"name": "probe", "workers": 2}, "reference": {"mode": "run"}, "storage": {}, "irreproducible": None}
-        (folder / "run.json").write_text(json.dumps({**about, "overrides": [], **changes}))
-        (folder / "verdict.json").write_text(json.dumps({"outcome": changes.get("outcome", "completed")}))
-
-    assert last_run(tmp_path, job) is None
-    run("probe-4", 4.0, [], outcome="interrupted")
-    run("probe-5", 5.0, [], job="/elsewhere/job.yaml")
-    run("probe-6", 6.0, [], spec={"name": "probe", "workers": 3})
-    assert last_run(tmp_path, job) is None
-    save = {"kind": "checkpoint", "time_s": 3.9, "duration_s": 1.5}
-    times = [1.0, 1.5, 2.0, 4.0, 4.5]
-    steps: list[dict[str, Any]] = [{"kind": "step", "time_s": time_s} for time_s in times]
-    run("probe-1", 1.0, [])
-    run("probe-2", 2.0, [*steps[:3], save, *steps[3:]])
-    last = last_run(tmp_path, job)
-    assert last is not None
-    former = conduct._setting(conduct.Request(), job, tmp_path).former  # pyright: ignore[reportPrivateUsage]
-    assert former == saves_of(last), "all checks are told of the same run"
-    assert saves_of(last) == {
-        "run": "probe-2", "folder": str(last.path), "bytes": 1024, "files": 2, "step_s": 0.5, "save_s": 1.5
-    }  # fmt: skip
-    shutil.rmtree(last.path / "chaos" / "checkpoints")
-    assert saves_of(last)["bytes"] is None
-    (last.path / "run.json").write_text("[]")
-    last = last_run(tmp_path, job)
-    assert last is not None and last.run_id == "probe-1"

@@ -1,18 +1,31 @@
-"""The check "drill": a small real drill on each node, and one over all nodes that came back."""
+"""The check "drill": a small real drill on each node, and one over all nodes that came back.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+Who carries drills out is a `Drills`; `preflight.drills.on_ray` has the one on a Ray.
+"""
+
+import json
+import random
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal, Protocol
 
-from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.drills.folders import marked_file, no_empty_folders, shuffled
-from chaosrun.preflight.drills.request import DrillRequest, Terms, request_on, request_over
-from chaosrun.preflight.model import PROBES, Check, Facts, Finding, Level, Measure, Pool, Rows, Setting, Status
+from msgspec import Struct
+
+from chaosrun.cluster.probing import Node
+from chaosrun.preflight.earlier_run import Costs
+from chaosrun.preflight.model import Check, Finding, Level, Measure, Pool, Rows, Setting, Status, ask
+from chaosrun.preflight.placement import gpus_per_worker, room_on
+from chaosrun.preflight.probes.shared_file import SharedFile
+from chaosrun.records.codec import changed
+from chaosrun.spec.source import Job
 from chaosrun.wording import listed
 
-ROWS = Rows(check="drill")
-
+ROWS = Rows(check="drill", name="drill")
+MOST_WORKERS = 2
+"""Of a drill on one node."""
 BEGIN_WITHIN_S = 40.0
 """No drill of a single node begins later, unless the preflight is deep."""
 LIMIT_S = 120.0
@@ -20,74 +33,6 @@ LIMIT_S = 120.0
 SEEN_WITHIN_S = 5.0
 DEEP_SHARE = 0.3
 """Of the time that a deep preflight may take, drills of single nodes are repeated for this share."""
-
-
-def gather(setting: Setting, pool: Pool) -> Facts:
-    """{"nodes": {name: facts | None}, "all": facts | None, "unplaced": {name: why}, "unseen": {name: why}, "unwritable": why,
-    "strict": whether the drill's job forbids what is not deterministic}; of each drill also "workers", "gpu" (of each worker)
-    and "on" (names of its nodes), of the one over all also "left_out"."""
-    with no_empty_folders(setting.root):
-        return _drilled(setting, pool)
-
-
-def _drilled(setting: Setting, pool: Pool) -> Facts:
-    strict = setting.job is None or setting.job.spec.deterministic == "strict"
-    facts = {"nodes": {}, "all": None, "unplaced": {}, "unseen": {}, "unwritable": None, "strict": strict}
-    if setting.drills is None:
-        return {**facts, "unplaced": {node.name: "there is no Ray to place it on" for node in pool.nodes}}
-    try:
-        with marked_file(setting.root) as (path, text):
-            unseen = _nodes_without(pool, path, text)
-    except OSError as error:
-        return {**facts, "unwritable": f"{error.filename or setting.root}: {error.strerror}"}
-    nodes = list(pool.nodes)
-    wishes = {node.name: request_on(setting, node, nodes) for node in nodes if node.name not in unseen}
-    wanted = {name: wish for name, wish in wishes.items() if isinstance(wish, DrillRequest)}
-    unplaced = {name: wish for name, wish in wishes.items() if isinstance(wish, str)}
-    # Should time run out, it is not always for the same ones.
-    order = shuffled(wanted)
-    alone = dict(zip(order, setting.drills.run([wanted[name] for name in order], _terms(setting)), strict=True))
-    told = {name: _with_place(alone[name], wish) for name, wish in wanted.items()}
-    whole = None
-    sound = [name for name, each in told.items() if each is None or each.get("status") == "PASS"]
-    if len(sound) > 1:
-        terms = Terms(root=setting.root, begin_within_s=None, limit_s=LIMIT_S)
-        over = request_over([wanted[name] for name in sound], setting.job)
-        whole = _with_place(setting.drills.run([over], terms)[0], over)
-        if whole is not None:
-            whole = {**whole, "left_out": [name for name in sound if name not in whole["on"]]}
-    return {**facts, "nodes": told, "all": whole, "unplaced": unplaced, "unseen": unseen}
-
-
-def _with_place(told: Facts | None, wish: DrillRequest) -> Facts | None:
-    place = {"workers": wish.workers, "gpu": wish.gpu, "on": [node.name for node in wish.nodes]}
-    return None if told is None else {**told, **place}
-
-
-def _terms(setting: Setting) -> Terms:
-    deep = setting.level is Level.DEEP
-    return Terms(
-        root=setting.root,
-        begin_within_s=None if deep else BEGIN_WITHIN_S,
-        limit_s=LIMIT_S,
-        repeat_s=DEEP_SHARE * setting.seconds if deep and setting.seconds else 0.0,
-    )
-
-
-def _nodes_without(pool: Pool, path: Path, text: str) -> dict[str, str]:
-    """Nodes that do not see what this process writes under the root, and why."""
-    call = Call(
-        probe=f"{PROBES}.shared_file",
-        parameters={"path": str(path), "text": text, "wait_s": SEEN_WITHIN_S},
-        limit_s=4 * SEEN_WITHIN_S,
-    )
-    told = pool.ask({node.name: call for node in pool.nodes}, dict)
-    return {
-        **{name: silence.error for name, silence in told.unanswered.items()},
-        **{name: facts["why"] for name, facts in told.answered.items() if not facts["seen"]},
-    }
-
-
 LEAST_FAULTS = 2
 EXACT = f"bit-identical to the undisturbed run after at least {LEAST_FAULTS} faults"
 ENDED = {"recovery_failed": "it did not come back", "inexact_restore": "it did not come back exactly"}
@@ -100,130 +45,317 @@ SLOW = 0.2
 """A restart that takes five times as long as on the other nodes is told."""
 
 
-def judge_drill(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    if facts["unwritable"]:
-        reason = f"runs cannot be written: {facts['unwritable']}"
-        return [_finding(Status.ERROR, reason=reason, remedy="name a writable folder with --root")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillRequest:
+    """Where a drill is to be, how large, and the overrides of the drill's job file."""
+
+    nodes: tuple[Node, ...]
+    workers: int
+    cpu: float
+    gpu: int
+    overrides: tuple[str, ...]
+
+    @property
+    def spread(self) -> bool:
+        """One worker on each node."""
+        return len(self.nodes) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    root: Path
+    begin_within_s: float | None
+    """Drills that have not begun by then are left out; None: all of them are made."""
+    limit_s: float
+    """After this a drill has not ended."""
+    repeat_s: float = 0.0
+    """A drill that passes is repeated until this much time is over."""
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """The first one between a drill and its undisturbed run."""
+
+    step: int
+    rank: int
+    ranks: tuple[int, ...]
+    """All that differ there."""
+    kind: str
+    cause: str
+    tensor: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} differs first at step {self.step}, rank {self.rank}{f', {self.tensor}' if self.tensor else ''}"
+
+
+class DrillOutcome(Struct, frozen=True, kw_only=True):
+    """Of the first round that did not pass, or of the last one."""
+
+    status: Literal["PASS", "FAIL", "INCONCLUSIVE", "ERROR", "LATE"]
+    """Of its verdict; ERROR: it could not be carried out; LATE: no time was left to begin it."""
+    outcome: str | None = None
+    cause: str = ""
+    hint: str | None = None
+    irreproducible: bool = False
+    """Two undisturbed runs differed."""
+    difference: Difference | None = None
+    landed: int = 0
+    planned: int = 0
+    rounds: int = 1
+    ranks: dict[int, str] = {}
+    """The node of each."""
+    costs: Costs = Costs()
+    seconds: float = 0.0
+    run: str = ""
+    """Path of the run, where it is kept."""
+    run_argument: str = ""
+    workers: int = 0
+    gpu: int = 0
+    """Of each worker."""
+    on: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Sound nodes that the drill over all did without."""
+
+
+class DrillFacts(Struct, frozen=True, kw_only=True):
+    nodes: dict[str, DrillOutcome] = {}
+    all: DrillOutcome | None = None
+    """Over the nodes that came back."""
+    unplaced: dict[str, str] = {}
+    """Why there can be no drill, by node."""
+    unseen: dict[str, str] = {}
+    """Why the folder for runs is not seen, by node."""
+    unwritable: str = ""
+    strict: bool = True
+    """Whether the drill's job forbids what is not deterministic."""
+
+
+class Drills(Protocol):
+    """Carries drills out."""
+
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
+        """What became of each, as many at a time as there is room for. A KeyboardInterrupt is raised again once no drill runs
+        any more."""
+        ...
+
+
+# Which drills
+
+
+def gather(setting: Setting, pool: Pool) -> DrillFacts:
+    strict = setting.job is None or setting.job.spec.deterministic == "strict"
+    if setting.drills is None:
+        return DrillFacts(unplaced={node.name: "there is no Ray to place it on" for node in pool.nodes}, strict=strict)
+    with _no_empty_folders(setting.root):
+        try:
+            unseen = _nodes_without_the_root(setting, pool)
+        except OSError as error:
+            return DrillFacts(unwritable=f"{error.filename or setting.root}: {error.strerror}", strict=strict)
+        nodes = list(pool.nodes)
+        requests = {node.name: request_on(setting, node, nodes) for node in nodes if node.name not in unseen}
+        wanted = {name: request for name, request in requests.items() if isinstance(request, DrillRequest)}
+        told = _each(setting, setting.drills, wanted)
+        return DrillFacts(
+            nodes=told,
+            all=_together(setting, setting.drills, {name: wanted[name] for name in wanted if told[name].status in SOUND}),
+            unplaced={name: request for name, request in requests.items() if isinstance(request, str)},
+            unseen=unseen,
+            strict=strict,
+        )
+
+
+SOUND = ("PASS", "LATE")
+
+
+def _each(setting: Setting, drills: Drills, wanted: dict[str, DrillRequest]) -> dict[str, DrillOutcome]:
+    deep = setting.level is Level.DEEP
+    terms = Terms(
+        root=setting.root,
+        begin_within_s=None if deep else BEGIN_WITHIN_S,
+        limit_s=LIMIT_S,
+        repeat_s=DEEP_SHARE * setting.seconds if deep and setting.seconds else 0.0,
+    )
+    # Should time run out, it is not always for the same ones.
+    order = random.sample(sorted(wanted), len(wanted))
+    told = dict(zip(order, drills.run([wanted[name] for name in order], terms), strict=True))
+    return {name: _placed(told[name], request) for name, request in wanted.items()}
+
+
+def _together(setting: Setting, drills: Drills, sound: dict[str, DrillRequest]) -> DrillOutcome | None:
+    if len(sound) < 2:
+        return None
+    request = request_over(list(sound.values()), setting.job)
+    (told,) = drills.run([request], Terms(root=setting.root, begin_within_s=None, limit_s=LIMIT_S))
+    on = {node.name for node in request.nodes}
+    return changed(_placed(told, request), left_out=tuple(name for name in sound if name not in on))
+
+
+def _placed(told: DrillOutcome, request: DrillRequest) -> DrillOutcome:
+    return changed(told, workers=request.workers, gpu=request.gpu, on=tuple(node.name for node in request.nodes))
+
+
+def request_on(setting: Setting, node: Node, nodes: Sequence[Node]) -> DrillRequest | str:
+    """The drill of one of the nodes: two workers, or one where there is no room for more; why there can be none."""
+    job = setting.job
+    gpu = gpus_per_worker(setting, [node] if job is None else nodes)
+    if gpu and not node.gpus:
+        return "a worker of the job needs a GPU, and Ray counts none there"
+    most = min(MOST_WORKERS, node.gpus) if gpu else MOST_WORKERS
+    cpu = min(1.0, node.cpus / most) if job is None else job.spec.per_worker.cpu
+    workers = min(most, room_on(node, cpu=cpu, gpu=gpu)) if cpu else 0
+    if not workers:
+        need = "a CPU" if job is None or cpu == 1 else f"{cpu:g} CPUs"
+        return f"a worker needs {need}, and Ray counts {node.cpus:g} there"
+    return _request([node], workers, cpu, gpu, job)
+
+
+def request_over(alone: Sequence[DrillRequest], job: Job | None) -> DrillRequest:
+    """The drill over the nodes of these, one worker on each. Those that have GPUs are drilled without the others: a training
+    on both would leave the GPUs idle."""
+    on_gpus = [request for request in alone if request.gpu]
+    chosen = on_gpus if len(on_gpus) > 1 else alone
+    nodes = [node for request in chosen for node in request.nodes]
+    cpu = min(1.0, *(node.cpus for node in nodes)) if job is None else job.spec.per_worker.cpu
+    return _request(nodes, len(nodes), cpu, int(all(request.gpu for request in chosen)), job)
+
+
+def _request(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job | None) -> DrillRequest:
+    overrides = {"workers": workers, "per_worker.cpu": cpu, "per_worker.gpu": gpu, "faults.schedule[0].rank": workers - 1}
+    if job is not None:
+        overrides |= {
+            "env": dict(job.spec.env),
+            "deterministic": job.spec.deterministic,
+            "recovery.preload": list(job.spec.recovery.preload),
+        }
+        if job.spec.checkpoint.storage is not None:
+            overrides["checkpoint.storage"] = str(job.directory / job.spec.checkpoint.storage)
+    told = tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
+    return DrillRequest(nodes=tuple(nodes), workers=workers, cpu=cpu, gpu=gpu, overrides=told)
+
+
+@contextmanager
+def _no_empty_folders(root: Path) -> Iterator[None]:
+    """Whatever was not there before is not left there empty."""
+    absent = [path for path in (root / "runs", root) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in absent:
+            with suppress(OSError):  # kept runs
+                path.rmdir()
+
+
+def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
+    """Nodes that do not see what this process writes under the root, and why. Raises OSError where it cannot write there."""
+    setting.root.mkdir(parents=True, exist_ok=True)
+    text = uuid.uuid4().hex  # nobody else can have written it
+    path = setting.root / f".preflight-{text}"
+    path.write_text(text)
+    try:
+        call = ask("shared_file", 4 * SEEN_WITHIN_S, path=str(path), text=text, wait_s=SEEN_WITHIN_S)
+        told = pool.ask({node.name: call for node in pool.nodes}, SharedFile)
+    finally:
+        path.unlink()
+    return {
+        **{name: silence.error for name, silence in told.unanswered.items()},
+        **{name: facts.missing for name, facts in told.answered.items() if facts.missing},
+    }
+
+
+# What they came to
+
+
+def judge(setting: Setting, nodes: Sequence[Node], facts: DrillFacts) -> list[Finding]:
+    if facts.unwritable:
+        return [ROWS.error(f"runs cannot be written: {facts.unwritable}", "name a writable folder with --root")]
     findings = [*_unplaced(setting, facts), *_unseen(facts)]
-    sound = any(told is not None and told.get("status") == "PASS" for told in facts["nodes"].values())
+    sound = any(told.status == "PASS" for told in facts.nodes.values())
     remedy = LEAVE_OUT if sound else f"{LEAVE_OUT}; {SHARED}"
-    for name, told in facts["nodes"].items():
-        if told is None:
-            reason = "left out: no time was left to begin it; --level deep drills every node"
-            findings.append(_finding(Status.SKIP, node=name, reason=reason))
-        else:
-            findings.append(replace(_judged(told, facts["strict"], remedy), node=name))
-            findings += _restart(name, told)
+    for name, told in facts.nodes.items():
+        rows = ROWS.of(node=name)
+        if told.status == "LATE":
+            findings.append(rows.skip("left out: no time was left to begin it; --level deep drills every node"))
+            continue
+        findings.append(_judged(rows, told, facts.strict, remedy))
+        seconds = told.costs.restart_s
+        if told.status == "PASS" and seconds is not None:
+            # Nodes are compared by it; how long a job's takes is the forecast's.
+            measure = Measure(number=seconds, unit="s", better="lower", warn=SLOW)
+            findings.append(rows.passed(f"{seconds:.2g} s from a kill to the next step", name="restart", measure=measure))
     return [*findings, _over_all(facts)]
 
 
-def _unplaced(setting: Setting, facts: Facts) -> Iterator[Finding]:
+def _unplaced(setting: Setting, facts: DrillFacts) -> Iterator[Finding]:
     """A job leaves a node without room for its workers alone, such as a head without CPUs; it has to have room somewhere."""
-    nowhere = setting.drills is not None and setting.job is not None and not facts["nodes"]
-    status, remedy = (Status.ERROR, "lower per_worker in the job file, or add nodes") if nowhere else (Status.SKIP, "")
-    for name, why in facts["unplaced"].items():
-        yield _finding(status, node=name, reason=why, remedy=remedy)
+    nowhere = setting.drills is not None and setting.job is not None and not facts.nodes
+    for name, why in facts.unplaced.items():
+        rows = ROWS.of(node=name)
+        yield rows.error(why, "lower per_worker in the job file, or add nodes") if nowhere else rows.skip(why)
 
 
-def _unseen(facts: Facts) -> list[Finding]:
+def _unseen(facts: DrillFacts) -> Iterator[Finding]:
     """A folder that only this machine sees is not shared; one that others see and a node does not is missing there."""
-    shared = len(facts["nodes"]) > 1
-    status = Status.ERROR if shared else Status.SKIP
+    shared = len(facts.nodes) > 1
     remedy = "mount there what the other nodes have" if shared else SHARE_ROOT
-    return [
-        _finding(status, node=name, reason=f"the folder for runs is not seen there ({why}): {remedy}", remedy=remedy)
-        for name, why in facts["unseen"].items()
-    ]
+    for name, why in facts.unseen.items():
+        reason = f"the folder for runs is not seen there ({why}): {remedy}"
+        yield ROWS.row(Status.ERROR if shared else Status.SKIP, node=name, reason=reason, remedy=remedy)
 
 
-def _over_all(facts: Facts) -> Finding:
-    told, name = facts["all"], "drill over all nodes"
+def _over_all(facts: DrillFacts) -> Finding:
+    told, rows = facts.all, ROWS.of(name="drill over all nodes")
     if told is None:
-        drilled = sum(each is None or each.get("status") == "PASS" for each in facts["nodes"].values())
-        reason = f"it takes two nodes on which a drill can be carried out, there {'is' if drilled == 1 else 'are'} {drilled}"
-        return _finding(Status.SKIP, name=name, reason=reason)
-    where = _nodes_of(told)
-    judged = replace(_judged(told, facts["strict"], LEAVE_OUT if where else BETWEEN), name=name)
-    if told["left_out"]:
-        without = f"without {listed(told['left_out'])}: a training over both would leave the GPUs idle"
+        drilled = sum(each.status in SOUND for each in facts.nodes.values())
+        return rows.skip(
+            f"it takes two nodes on which a drill can be carried out, there {'is' if drilled == 1 else 'are'} {drilled}"
+        )
+    where = _nodes_that_differ(told)
+    judged = _judged(rows, told, facts.strict, LEAVE_OUT if where else BETWEEN)
+    if told.left_out:
+        without = f"without {listed(told.left_out)}: a training over both would leave the GPUs idle"
         judged = replace(judged, reason=_joined(judged.reason, without))
     if judged.status is not Status.FAIL:
-        return replace(judged, covers=tuple(told["on"]))
+        return replace(judged, covers=told.on)
     # Of one node it is that node's; of several the cluster's, and they are named. Where nothing tells them apart, none of them
     # has been shown to train with the others.
-    return replace(judged, node=where[0] if len(where) == 1 else None, blames=where or tuple(told["on"]))
+    return replace(judged, node=where[0] if len(where) == 1 else None, blames=where or told.on)
 
 
-def _nodes_of(told: Facts) -> tuple[str, ...]:
-    """The nodes whose ranks differ, unless all do."""
-    divergence, ranks = told.get("divergence"), told.get("ranks", {})
-    if not divergence:
-        return ()
-    differing = dict.fromkeys(ranks[str(rank)] for rank in divergence["ranks"] if str(rank) in ranks)
-    return tuple(differing) if len(differing) < len(set(ranks.values())) else ()
+def _nodes_that_differ(told: DrillOutcome) -> tuple[str, ...]:
+    """Unless all do."""
+    ranks = told.difference.ranks if told.difference else ()
+    differing = tuple(dict.fromkeys(told.ranks[rank] for rank in ranks if rank in told.ranks))
+    return differing if len(differing) < len(set(told.ranks.values())) else ()
 
 
-def _judged(told: Facts, strict: bool, remedy: str) -> Finding:
-    if "error" in told:
-        return _finding(Status.ERROR, reason=told["error"], remedy=told.get("hint") or AGAIN)
-    if told["status"] == "PASS":
-        return _passed(told)
-    shown = f"`chaosrun verify {told['run_argument']}` shows all of it" if told.get("run") else ""
+def _judged(rows: Rows, told: DrillOutcome, strict: bool, remedy: str) -> Finding:
+    if told.status == "PASS":
+        return _passed(rows, told)
+    shown = f"`chaosrun verify {told.run_argument}` shows all of it" if told.run else ""
+    kept = f"the run is kept: {told.run}" if told.run else ""
     remedy = _joined(remedy, shown)
-    kept = f"the run is kept: {told['run']}" if told.get("run") else ""
-    if told["irreproducible"] and strict:
-        return _finding(
-            Status.FAIL,
-            measured=told["irreproducible"],
-            threshold="two undisturbed runs are bit-identical",
-            reason=_joined("on a sound machine this training repeats itself", kept),
-            remedy=remedy,
-        )
-    if told["status"] == "FAIL" or told["outcome"] in ENDED:
-        divergence = told["divergence"]
-        return _finding(
-            Status.FAIL,
-            measured=_difference(divergence) or f"{ENDED.get(told['outcome'], 'it differs')}: {told['cause']}",
-            threshold=EXACT,
-            reason=_joined(divergence["cause"] if divergence else None, told["hint"], kept),
-            remedy=remedy,
-        )
-    return _finding(Status.ERROR, reason=_joined(told["cause"], kept), remedy=_joined(told["hint"], shown) or AGAIN)
+    if told.irreproducible and strict:
+        reason = _joined("on a sound machine this training repeats itself", kept)
+        return rows.fail(told.cause, "two undisturbed runs are bit-identical", remedy, reason=reason)
+    if told.status == "FAIL" or told.outcome in ENDED:
+        first = told.difference
+        measured = str(first) if first else f"{ENDED.get(told.outcome or '', 'it differs')}: {told.cause}"
+        return rows.fail(measured, EXACT, remedy, reason=_joined(first and first.cause, told.hint, kept))
+    return rows.error(_joined(told.cause, kept), _joined(told.hint, shown) or AGAIN)
 
 
-def _passed(told: Facts) -> Finding:
-    if told["landed"] < LEAST_FAULTS:
-        reason = f"only {told['landed']} of {told['planned']} faults landed: the training was over before the others"
-        return _finding(Status.ERROR, reason=reason, remedy=AGAIN)
-    times = f", {told['rounds']} times" if told["rounds"] > 1 else ""
-    several = told["workers"] > 1
-    of = f"{told['workers']} worker{'s' * several} on " + ("GPUs" if told["gpu"] else "CPUs")
-    through = f" ({'NCCL' if told['gpu'] else 'gloo'})" if several else ""
-    return _finding(Status.PASS, measured=f"bit-identical after {told['landed']} faults{times}: {of}{through}", threshold=EXACT)
-
-
-def _restart(node: str, told: Facts) -> Iterator[Finding]:
-    """Nodes are compared by it; how long a job's takes is the forecast's."""
-    seconds = told["costs"].get("restart_s") if told.get("status") == "PASS" else None
-    if seconds is not None:
-        measure = Measure(number=seconds, unit="s", better="lower", warn=SLOW)
-        measured = f"{seconds:.2g} s from a kill to the next step"
-        yield _finding(Status.PASS, name="restart", node=node, measured=measured, measure=measure)
-
-
-def _difference(divergence: Mapping[str, Any] | None) -> str:
-    if not divergence:
-        return ""
-    tensor = f", {divergence['tensor']}" if divergence["tensor"] else ""
-    return f"{divergence['kind']} differs first at step {divergence['step']}, rank {divergence['rank']}{tensor}"
+def _passed(rows: Rows, told: DrillOutcome) -> Finding:
+    if told.landed < LEAST_FAULTS:
+        why = f"only {told.landed} of {told.planned} faults landed: the training was over before the others"
+        return rows.error(why, AGAIN)
+    times = f", {told.rounds} times" if told.rounds > 1 else ""
+    several = told.workers > 1
+    of = f"{told.workers} worker{'s' * several} on " + ("GPUs" if told.gpu else "CPUs")
+    through = f" ({'NCCL' if told.gpu else 'gloo'})" if several else ""
+    return rows.passed(f"bit-identical after {told.landed} faults{times}: {of}{through}", EXACT)
 
 
 def _joined(*sentences: str | None) -> str:
     return "; ".join(filter(None, sentences))
-
-
-def _finding(status: Status, *, name: str = "drill", **about: Any) -> Finding:
-    return ROWS.row(status, name=name, **about)
 
 
 CHECK = Check(
@@ -231,6 +363,6 @@ CHECK = Check(
     about="a small training is killed, and comes back exactly, on each node and over all",
     order=90,
     level=Level.STANDARD,
-    judge=judge_drill,
+    judge=judge,
     gather=gather,
 )

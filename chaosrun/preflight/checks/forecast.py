@@ -1,41 +1,29 @@
-"""The check "forecast": goodput and the best checkpoint interval when nodes fail as often as said, the job's own beside it."""
+"""The check "forecast": goodput and the best checkpoint interval when nodes fail as often as said, the job's own beside it.
 
+Symbols as in Daly: M, the mean time between failures of everything that the training runs on; δ, the time of a save; R, that of
+a restart; τ, the time between two saves in which it trains. Failures are independent and exponential, so N nodes have M / N.
+
+J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9), 1974, 530-531.
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems
+22(3), 2006, 303-312.
+"""
+
+import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.costs import together
-from chaosrun.preflight.earlier_run import costs_of_run
-from chaosrun.preflight.forecast import Costs, Forecast, forecast, goodput
-from chaosrun.preflight.model import Check, Facts, Finding, Level, Pool, Rows, Setting, Status
+from chaosrun.preflight.checks.drill import DrillFacts
+from chaosrun.preflight.earlier_run import Costs, together
+from chaosrun.preflight.model import Check, Finding, Level, Pool, Rows, Setting, Status
 from chaosrun.preflight.placement import nodes_used
 from chaosrun.spec.source import Job
 from chaosrun.wording import count, duration
 
 ROWS = Rows(check="forecast")
-
-
-def gather(setting: Setting, pool: Pool) -> Facts:
-    """{"drill": costs, "job": costs, "run": its id}; None of what there is not."""
-    former = setting.former
-    return {
-        "drill": _of_drills(setting.earlier.get("drill")),
-        "job": None if former is None else costs_of_run(former["folder"]),
-        "run": None if former is None else former["run"],
-    }
-
-
-def _of_drills(facts: Facts | None) -> Facts | None:
-    """Of the drill over all nodes, where there was one: a job meets what that met."""
-    if facts is None:
-        return None
-    passed = [told["costs"] for told in facts["nodes"].values() if told and told.get("status") == "PASS"]
-    whole = facts["all"]
-    if whole and whole.get("status") == "PASS":
-        return whole["costs"]
-    return together(passed) if passed else None
-
-
+LARGEST_EXPONENT = 700.0
 LARGEST_CLUSTER = 1024
 LEAST_GOODPUT = 0.5
 """Below it a training spends more time on failures than on steps."""
@@ -45,53 +33,136 @@ HERE = "goodput here"
 LARGER = "goodput at other sizes"
 INTERVAL = "checkpoint.every_steps"
 FASTER = "make saves and restarts shorter: faster storage, fewer bytes, warm starts; or use fewer nodes"
+NO_RUN = (
+    "how long the job's steps and saves take is not known, and the drill's say nothing of it: no run of this job "
+    "went through under this root; after `chaosrun submit` of it this row compares"
+)
 
 
-def judge_forecast(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    figures = facts["job"] or facts["drill"]
-    drill = facts["drill"] or {}
-    if figures is None:
-        reason = "nothing was measured: it goes by what the drills took, and none has passed"
-        return [_finding(Status.SKIP, HERE, reason=reason)]
-    save_s, restart_s = figures["save_s"] or drill.get("save_s"), figures["restart_s"] or drill.get("restart_s")
-    if not save_s or not restart_s:
-        return [_finding(Status.SKIP, HERE, reason="nothing was measured: no save or no restart was seen")]
-    source = f"of run {facts['run']}" if facts["job"] else "of the drill's small training; a job's own take longer"
-    took = f"a save takes {duration(save_s)} and a restart {duration(restart_s)} ({source})"
-    if setting.mtbf_s is None:
-        reason = "how often a node fails is not known: give its mean time between failures, such as --mtbf 720h"
-        return [_finding(Status.SKIP, HERE, measured=took, reason=reason)]
-    costs = Costs(save_s=save_s, restart_s=restart_s)
-    here = forecast(costs, node_mtbf_s=setting.mtbf_s, nodes=max(1, nodes_used(setting, nodes)))
-    findings = [_here(here, took), _elsewhere(setting, setting.mtbf_s, costs, here.nodes)]
-    return findings if setting.job is None else [*findings, _interval(setting.job, facts, costs, here)]
+class ForecastFacts(Struct, frozen=True, kw_only=True):
+    """What saves and restarts were seen to take; None: nothing was seen."""
+
+    drill: Costs | None = None
+    job: Costs | None = None
+    run: str | None = None
+    """Of the job: which one it was."""
 
 
-def _here(here: Forecast, took: str) -> Finding:
-    number = f"{count(here.nodes, 'node')}, a failure every {duration(here.mtbf_s)}"
-    return _finding(
-        Status.PASS if here.goodput >= LEAST_GOODPUT else Status.WARN,
-        HERE,
-        measured=f"{_best(here)} ({number})",
-        threshold=f"at least {LEAST_GOODPUT:.0%}",
-        reason=f"{took}; intervals after Daly 2006, Young 1974 gives {duration(here.young_s)}",
-        remedy="" if here.goodput >= LEAST_GOODPUT else FASTER,
+def gather(setting: Setting, pool: Pool) -> ForecastFacts:
+    run = setting.last_run
+    drill = _of_drills(setting.earlier.get("drill"))
+    return ForecastFacts(drill=drill, job=run and run.costs, run=run and run.run)
+
+
+def _of_drills(facts: DrillFacts | None) -> Costs | None:
+    """Of the drill over all nodes, where there was one: a job meets what that met."""
+    if facts is None:
+        return None
+    if facts.all is not None and facts.all.status == "PASS":
+        return facts.all.costs
+    passed = [told.costs for told in facts.nodes.values() if told is not None and told.status == "PASS"]
+    return together(passed) if passed else None
+
+
+# The model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    nodes: int
+    mtbf_s: float
+    """Of all nodes together."""
+    interval_s: float
+    """Between saves: Daly's."""
+    goodput: float
+    """From 0 to 1, with Daly's interval."""
+    is_hopeless: bool
+    """A save takes twice the time between failures, or more: beyond that no interval is any good."""
+
+    def __str__(self) -> str:
+        hopeless = ": a save takes twice the time between failures, or more"
+        return f"{_percent(self.goodput)}{hopeless if self.is_hopeless else f', saving every {duration(self.interval_s)}'}"
+
+
+def young_interval(save_s: float, mtbf_s: float) -> float:
+    """√(2 δ M). Good where δ is small beside M; what the save itself delays and failures in a restart are left out."""
+    return math.sqrt(2 * save_s * mtbf_s)
+
+
+def daly_interval(save_s: float, mtbf_s: float) -> float:
+    """The higher order estimate: √(2 δ M) · [1 + ⅓ (δ / 2M)^½ + ⅑ (δ / 2M)] − δ where δ < 2M, else M, whatever R."""
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = save_s / (2 * mtbf_s)
+    return young_interval(save_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+    """The share of the time in which steps are made that last: Daly's complete model of the wall-clock time,
+    T = M e^(R/M) (e^((τ+δ)/M) − 1) T_s / τ, as T_s / T. Failures while it saves and restarts are in it."""
+    lost, segment = restart_s / mtbf_s, (interval_s + save_s) / mtbf_s
+    if lost + segment > LARGEST_EXPONENT:
+        return 0.0
+    return interval_s / (mtbf_s * math.exp(lost) * math.expm1(segment))
+
+
+def forecast(save_s: float, restart_s: float, *, node_mtbf_s: float, nodes: int) -> Forecast:
+    mtbf_s = node_mtbf_s / nodes
+    interval_s = daly_interval(save_s, mtbf_s)
+    return Forecast(
+        nodes=nodes,
+        mtbf_s=mtbf_s,
+        interval_s=interval_s,
+        goodput=goodput(interval_s, save_s, restart_s, mtbf_s),
+        is_hopeless=save_s >= 2 * mtbf_s,
     )
 
 
-def _elsewhere(setting: Setting, node_mtbf_s: float, costs: Costs, here: int) -> Finding:
+# What it comes to
+
+
+def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list[Finding]:
+    here, drill = ROWS.of(name=HERE), facts.drill or Costs()
+    figures = facts.job or facts.drill
+    if figures is None:
+        return [here.skip("nothing was measured: it goes by what the drills took, and none has passed")]
+    save_s, restart_s = figures.save_s or drill.save_s, figures.restart_s or drill.restart_s
+    if not save_s or not restart_s:
+        return [here.skip("nothing was measured: no save or no restart was seen")]
+    source = f"of run {facts.run}" if facts.job else "of the drill's small training; a job's own take longer"
+    took = f"a save takes {duration(save_s)} and a restart {duration(restart_s)} ({source})"
+    if setting.mtbf_s is None:
+        why = "how often a node fails is not known: give its mean time between failures, such as --mtbf 720h"
+        return [here.skip(why, measured=took)]
+    used = max(1, nodes_used(setting, nodes))
+    sizes = sorted(set(setting.forecast_nodes)) or [size for size in _powers() if size > used]
+    now, *others = (forecast(save_s, restart_s, node_mtbf_s=setting.mtbf_s, nodes=size) for size in (used, *sizes))
+    number = f"{count(now.nodes, 'node')}, a failure every {duration(now.mtbf_s)}"
+    young = duration(young_interval(save_s, now.mtbf_s))
+    findings = [
+        here.row(
+            Status.PASS if now.goodput >= LEAST_GOODPUT else Status.WARN,
+            f"{now} ({number})",
+            f"at least {LEAST_GOODPUT:.0%}",
+            reason=f"{took}; intervals after Daly 2006, Young 1974 gives {young}",
+            remedy="" if now.goodput >= LEAST_GOODPUT else FASTER,
+        ),
+        _elsewhere(setting, others),
+    ]
+    return findings if setting.job is None else [*findings, _interval(setting.job, facts, now, save_s, restart_s)]
+
+
+def _elsewhere(setting: Setting, found: Sequence[Forecast]) -> Finding:
     """Sizes that were asked for are judged; others are told."""
-    asked = sorted(set(setting.forecast_nodes))
-    sizes = asked or [size for size in _powers() if size > here]
-    found = [forecast(costs, node_mtbf_s=node_mtbf_s, nodes=size) for size in sizes]
     if not found:
-        return _finding(Status.SKIP, LARGER, reason="no other size was asked for")
-    poor = bool(asked) and any(each.goodput < LEAST_GOODPUT for each in found)
-    return _finding(
+        return ROWS.skip("no other size was asked for", name=LARGER)
+    asked = bool(setting.forecast_nodes)
+    poor = asked and any(each.goodput < LEAST_GOODPUT for each in found)
+    return ROWS.row(
         Status.WARN if poor else Status.PASS,
-        LARGER,
-        measured="; ".join(f"{each.nodes}: {_best(each)}" for each in found),
-        threshold=f"at least {LEAST_GOODPUT:.0%}" if asked else "",
+        "; ".join(f"{each.nodes}: {each}" for each in found),
+        f"at least {LEAST_GOODPUT:.0%}" if asked else "",
+        name=LARGER,
         reason="if saves and restarts take as long there",
         remedy=FASTER if poor else "",
     )
@@ -102,29 +173,25 @@ def _powers() -> list[int]:
     return [4**power for power in range(1, 6) if 4**power <= LARGEST_CLUSTER]
 
 
-def _interval(job: Job, facts: Facts, costs: Costs, here: Forecast) -> Finding:
-    every = job.spec.checkpoint.every_steps
-    step_s = (facts["job"] or {}).get("step_s")
-    if not step_s:
-        reason = (
-            "how long the job's steps and saves take is not known, and the drill's say nothing of it: no run of this job "
-            "went through under this root; after `chaosrun submit` of it this row compares"
-        )
-        return _finding(Status.SKIP, INTERVAL, reason=reason)
-    best_steps = _rounded(here.interval_s / step_s)
-    if job.spec.max_steps is not None:
-        best_steps = min(best_steps, job.spec.max_steps)
-    best, own = (goodput(steps * step_s, costs, here.mtbf_s) for steps in (best_steps, every))
+def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, restart_s: float) -> Finding:
+    row, every = ROWS.of(name=INTERVAL), job.spec.checkpoint.every_steps
+    costs = facts.job or Costs()
+    if not costs.step_s:
+        return row.skip(NO_RUN)
+    length_s = costs.steps * costs.step_s
+    if now.interval_s >= length_s:
+        made = f"{count(costs.steps, 'step')} in {duration(length_s)} (run {facts.run})"
+        return row.skip(f"too short to forecast: {made}, the best interval is {duration(now.interval_s)}")
+    best_steps = _rounded(now.interval_s / costs.step_s)
+    best, own = (goodput(steps * costs.step_s, save_s, restart_s, now.mtbf_s) for steps in (best_steps, every))
     # A rounded interval may be worse than the one that it is compared with.
     lost = 0.0 if best <= own else 1 - own / best
-    good = lost <= MOST_LOST
-    return _finding(
-        Status.PASS if good else Status.WARN,
-        INTERVAL,
-        measured=f"{every} ({duration(every * step_s)}): goodput {_percent(own)}, {_percent(best)} with {best_steps}",
-        threshold=f"at most {MOST_LOST:.0%} less than with the best interval",
-        reason=f"a step takes {duration(step_s)} (run {facts['run']})",
-        remedy="" if good else f"set checkpoint.every_steps to {best_steps}, every {duration(best_steps * step_s)}",
+    return row.judged(
+        Status.PASS if lost <= MOST_LOST else Status.WARN,
+        f"{every} ({duration(every * costs.step_s)}): goodput {_percent(own)}, {_percent(best)} with {best_steps}; "
+        f"a step takes {duration(costs.step_s)} (run {facts.run})",
+        f"at most {MOST_LOST:.0%} less than with the best interval",
+        f"set checkpoint.every_steps to {best_steps}, every {duration(best_steps * costs.step_s)}",
     )
 
 
@@ -133,19 +200,9 @@ def _rounded(steps: float) -> int:
     return max(1, round(float(f"{steps:.2g}")))
 
 
-def _best(told: Forecast) -> str:
-    if told.is_hopeless:
-        return f"{_percent(told.goodput)}: a save takes twice the time between failures, or more"
-    return f"{_percent(told.goodput)}, saving every {duration(told.interval_s)}"
-
-
 def _percent(share: float) -> str:
     """As many digits as tell it from 100%."""
     return f"{share:.1%}" if share < 0.999 else f"{min(share, 0.99999):.3%}"
-
-
-def _finding(status: Status, name: str, **about: Any) -> Finding:
-    return ROWS.row(status, name=name, **about)
 
 
 CHECK = Check(
@@ -153,6 +210,6 @@ CHECK = Check(
     about="goodput and the best checkpoint interval when nodes fail",
     order=100,
     level=Level.STANDARD,
-    judge=judge_forecast,
+    judge=judge,
     gather=gather,
 )

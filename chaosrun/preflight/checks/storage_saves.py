@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from chaosrun.cluster.probing import Node
+from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import Facts, Finding, Setting, Status
 from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, size
@@ -20,25 +21,25 @@ MORE = 2
 
 
 def saves(setting: Setting, node: Node, place: Facts, speed: Facts) -> Iterator[Finding]:
-    former = setting.former
+    last = setting.last_run
     row = partial(Finding, check="storage", node=node.name, device=str(setting.storage))
     free = f"{size(place['free_bytes'])} free"
-    if setting.job is None or former is None or former["bytes"] is None:
+    if setting.job is None or last is None or last.bytes is None:
         why = "no job was named"
         if setting.job is not None:
             name = setting.job.spec.name
             why = f"no earlier run of {name} under {setting.root} went through, and its checkpoints' size is not known"
-            if former is not None:
-                why = f"{former['run']} has no checkpoint any more to know its size from"
+            if last is not None:
+                why = f"{last.run} has no checkpoint any more to know its size from"
         yield row(name=SAVE, status=Status.SKIP, reason=why)
         yield row(name=ROOM, status=Status.SKIP, measured=free, reason=why)
         return
     spec = setting.job.spec
-    yield _save(partial(row, name=SAVE), spec, former, speed)
+    yield _save(partial(row, name=SAVE), spec, last, last.bytes, speed)
     keep = spec.checkpoint.keep
-    need = (keep + MORE) * former["bytes"]
+    need = (keep + MORE) * last.bytes
     enough = place["free_bytes"] >= need
-    each = f"{size(former['bytes'])} as in {former['run']}"
+    each = f"{size(last.bytes)} as in {last.run}"
     yield row(
         name=ROOM,
         status=Status.PASS if enough else Status.FAIL,
@@ -48,16 +49,16 @@ def saves(setting: Setting, node: Node, place: Facts, speed: Facts) -> Iterator[
     )
 
 
-def _save(row: Callable[..., Finding], spec: JobSpec, former: Facts, speed: Facts) -> Finding:
-    write_s = former["bytes"] * speed["write_s"] / speed["bytes"] + former["files"] * speed["small_s"]
+def _save(row: Callable[..., Finding], spec: JobSpec, last: EarlierRun, size_bytes: int, speed: Facts) -> Finding:
+    write_s = size_bytes * speed["write_s"] / speed["bytes"] + last.files * speed["small_s"]
     # What a save does besides writing, it did in the earlier run too.
-    took_s = max(write_s, former["save_s"] or 0.0)
-    measured = f"{duration(write_s)} to write {size(former['bytes'])}"
+    took_s = max(write_s, last.costs.save_s or 0.0)
+    measured = f"{duration(write_s)} to write {size(size_bytes)}"
     if took_s > write_s:
-        measured = f"{duration(took_s)} as in {former['run']}, {measured}"
+        measured = f"{duration(took_s)} as in {last.run}, {measured}"
     patience_s = spec.recovery.hang_timeout or spec.recovery.start_timeout
     patience = f"at most {duration(patience_s)}, after which a rank that saves counts as hung"
-    interval_s = former["step_s"] and former["step_s"] * spec.checkpoint.every_steps
+    interval_s = last.costs.step_s and last.costs.step_s * spec.checkpoint.every_steps
     share = f"at most {LARGEST_SHARE:.0%} of the interval, or {duration(SHORT_S)}"
     if interval_s:
         measured += f": {took_s / interval_s:.0%} of the interval of {duration(interval_s)}"

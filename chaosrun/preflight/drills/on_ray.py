@@ -4,7 +4,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from chaosrun.campaign.placements import Watch, drill_on, new_run, remove_run
 from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
-from chaosrun.preflight.costs import costs_of
-from chaosrun.preflight.drills.request import DrillRequest, Terms
-from chaosrun.preflight.model import Facts
+from chaosrun.preflight.checks.drill import Difference, DrillOutcome, DrillRequest, Terms
+from chaosrun.preflight.earlier_run import costs_of
+from chaosrun.records.codec import changed
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -32,9 +32,9 @@ END_WITHIN_S = 30.0
 
 
 class RayDrills:
-    """Implements `preflight.drills.wanted.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
+    """Implements `preflight.checks.drill.Drills`. The Ray is one that this process is connected to, and stays so meanwhile."""
 
-    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[Facts | None]:
+    def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         work = _Work(wanted=wanted, terms=terms)
         try:
             work.begin()
@@ -42,8 +42,9 @@ class RayDrills:
         finally:
             work.working.interrupt()
             work.wait(time.monotonic() + END_WITHIN_S)
-        late = {"error": f"it did not end within {terms.limit_s:g} s", "seconds": terms.limit_s}
-        return [work.told.get(number, late if number in work.begun else None) for number in range(len(wanted))]
+        unended = DrillOutcome(status="ERROR", cause=f"it did not end within {terms.limit_s:g} s", seconds=terms.limit_s)
+        late = DrillOutcome(status="LATE")
+        return [work.told.get(number, unended if number in work.begun else late) for number in range(len(wanted))]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class _Work:
 
     wanted: Sequence[DrillRequest]
     terms: Terms
-    told: dict[int, Facts] = field(default_factory=dict)
+    told: dict[int, DrillOutcome] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     working: RunningSupervisors = field(default_factory=RunningSupervisors)
     began_s: float = field(default_factory=time.monotonic)
@@ -107,69 +108,71 @@ class _Work:
             except InterruptedRunError:
                 if self.working.interrupted:
                     return
-                told = {"error": "it was cancelled", "hint": "run the preflight again"}
+                told = DrillOutcome(status="ERROR", cause="it was cancelled", hint="run the preflight again")
             except ChaosrunError as error:
-                told = {"error": error.message, "hint": error.hint}
+                told = DrillOutcome(status="ERROR", cause=error.message, hint=error.hint)
             except Exception as error:
                 # Whatever it is, the drills of other nodes go on, and its place is in this one's row.
-                told = {"error": f"{type(error).__name__}: {error}"}
-            self.told[number] = {**told, "seconds": time.monotonic() - began_s}
+                told = DrillOutcome(status="ERROR", cause=f"{type(error).__name__}: {error}")
+            self.told[number] = changed(told, seconds=time.monotonic() - began_s)
 
     def _is_late(self) -> bool:
         within_s = self.terms.begin_within_s
         return within_s is not None and time.monotonic() > self.began_s + within_s
 
 
-def _drill(wish: DrillRequest, terms: Terms, watch: Watch) -> Facts:
+def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
     """Carry a drill out, again and again for as long as the terms say and it passes."""
     until_s = time.monotonic() + terms.repeat_s
-    names = {node.node_id: node.name for node in wish.nodes}
+    names = {node.node_id: node.name for node in request.nodes}
     cluster = RayCluster.connect(
-        None, workers=wish.workers, cpu=wish.cpu, gpu=wish.gpu, only_on=names.keys(), spread=wish.spread
+        None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=request.spread
     )
     rounds = 0
     # Undisturbed runs of this drill alone: another node's would make it a comparison of nodes.
     with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
-        carry_out = partial(drill_on, cluster, job=load_job(JOB, wish.overrides), root=Path(references), watch=watch)
+        carry_out = partial(drill_on, cluster, job=load_job(JOB, request.overrides), root=Path(references), watch=watch)
         while True:
             rounds += 1
-            told = {**_round(carry_out, wish, terms, seed=rounds, names=names), "rounds": rounds}
-            if told["status"] != "PASS" or time.monotonic() >= until_s:
+            told = changed(_round(carry_out, (*request.overrides, f"args[3]={rounds}"), terms, names), rounds=rounds)
+            if told.status != "PASS" or time.monotonic() >= until_s:
                 return told
 
 
-def _round(carry_out: Callable[..., Verdict], wish: DrillRequest, terms: Terms, *, seed: int, names: dict[str, str]) -> Facts:
-    ranks: dict[str, str] = {}
+def _round(carry_out: Callable[..., Verdict], overrides: Sequence[str], terms: Terms, names: Mapping[str, str]) -> DrillOutcome:
+    ranks: dict[int, str] = {}
 
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(record: Mapping[str, Any]) -> None:
         if record["event"] == "placement.acquired":
-            ranks.update({str(rank): names[node] for node, about in record["nodes"].items() for rank in about["ranks"]})
+            ranks.update({rank: names[node] for node, about in record["nodes"].items() for rank in about["ranks"]})
 
-    overrides = (*wish.overrides, f"args[3]={seed}")
     run = new_run(terms.root, JOB, overrides, reference="fresh")
     try:
         verdict = carry_out(run, on_record=on_record)
     except InterruptedRunError:
         remove_run(run)
         raise
-    told = {**_facts(run, verdict), "ranks": ranks}
+    told = changed(_outcome(run, verdict), ranks=ranks)
     if verdict.status == "PASS":
         remove_run(run)
         return told
-    return {**told, "run": str(run.path), "run_argument": run_argument(run)}
+    return changed(told, run=str(run.path), run_argument=run_argument(run))
 
 
-def _facts(run: RunLayout, verdict: Verdict) -> dict[str, Any]:
+def _outcome(run: RunLayout, verdict: Verdict) -> DrillOutcome:
     info = read_run(run)
-    legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
-    return {
-        "status": verdict.status,
-        "outcome": verdict.outcome,
-        "cause": verdict.cause,
-        "hint": verdict.hint,
-        "irreproducible": info["irreproducible"] and verdict.cause,
-        "divergence": verdict.divergence.to_json() if verdict.divergence else None,
-        "landed": sum(fault.landed for fault in verdict.faults),
-        "planned": len(verdict.faults),
-        "costs": costs_of(legs),
-    }
+    first = verdict.divergence
+    return DrillOutcome(
+        status=verdict.status,
+        outcome=verdict.outcome,
+        cause=verdict.cause,
+        hint=verdict.hint,
+        irreproducible=bool(info["irreproducible"]),
+        difference=first
+        and Difference(
+            step=first.step, rank=first.rank, ranks=first.ranks, kind=first.kind, cause=first.cause, tensor=first.tensor
+        ),
+        landed=sum(fault.landed for fault in verdict.faults),
+        planned=len(verdict.faults),
+        costs=costs_of([read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]),
+    )

@@ -1,26 +1,28 @@
-"""Whether a file that was written elsewhere is seen on this node: {"path", "text", "wait_s"} → {"seen", "why"}."""
+"""Whether a file that was written elsewhere is seen on this node."""
 
 import time
 from pathlib import Path
-from typing import Any
 
-from chaosrun.preflight.model import Facts
+from msgspec import Struct
 
 POLL_S = 0.1
 
 
-def probe(**parameters: Any) -> Facts:
-    path, deadline = Path(parameters["path"]), time.monotonic() + parameters["wait_s"]
-    while True:
-        why = _missing(path, parameters["text"])
-        if why is None or time.monotonic() > deadline:
-            return {"seen": why is None, "why": why}
+class SharedFile(Struct, frozen=True, kw_only=True):
+    missing: str
+    """Why it is not seen; empty: it is."""
+
+
+def probe(*, path: str, text: str, wait_s: float) -> SharedFile:
+    deadline = time.monotonic() + wait_s
+    while (missing := _missing(Path(path), text)) and time.monotonic() <= deadline:
         time.sleep(POLL_S)
+    return SharedFile(missing=missing)
 
 
-def _missing(path: Path, text: str) -> str | None:
+def _missing(path: Path, text: str) -> str:
     try:
         found = path.read_text()
     except OSError as error:
         return f"{path.parent}: {error.strerror}"
-    return None if found == text else f"{path} holds something else"
+    return "" if found == text else f"{path} holds something else"
