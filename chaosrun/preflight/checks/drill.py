@@ -4,7 +4,6 @@ Who carries drills out is a `Drills`; `preflight.drills.on_ray` has the one on a
 """
 
 import json
-import random
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -174,10 +173,8 @@ def _each(setting: Setting, drills: Drills, wanted: dict[str, DrillRequest]) -> 
         limit_s=LIMIT_S,
         repeat_s=DEEP_SHARE * setting.seconds if deep and setting.seconds else 0.0,
     )
-    # Should time run out, it is not always for the same ones.
-    order = random.sample(sorted(wanted), len(wanted))
-    told = dict(zip(order, drills.run([wanted[name] for name in order], terms), strict=True))
-    return {name: _placed(told[name], request) for name, request in wanted.items()}
+    told = zip(wanted.items(), drills.run(list(wanted.values()), terms), strict=True)
+    return {name: _placed(outcome, request) for (name, request), outcome in told}
 
 
 def _together(setting: Setting, drills: Drills, sound: dict[str, DrillRequest]) -> DrillOutcome | None:

@@ -1,6 +1,7 @@
 """Drills on the Ray that this process is connected to, several at a time, each in a thread of its own."""
 
 import queue
+import random
 import tempfile
 import threading
 import time
@@ -64,7 +65,8 @@ class _Work:
     ended (3.11), so nobody joins them."""
 
     def begin(self) -> None:
-        for number in range(len(self.wanted)):
+        # Should time run out, it is not always for the same ones.
+        for number in random.sample(range(len(self.wanted)), len(self.wanted)):
             self._waiting.put(number)
         for _ in range(min(AT_ONCE, len(self.wanted))):
             # A daemon: one that waits for a node which does not answer must not keep this process.
