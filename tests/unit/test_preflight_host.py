@@ -19,7 +19,7 @@ from chaosrun.cluster.probing import Node
 from chaosrun.housekeeping.limits import memory_room, process_room
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.preflight.probes import busy
+from chaosrun.preflight.probes import busy, host
 from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log, told_by
 from chaosrun.spec.source import Job, load_job
 from chaosrun.wording import GIB, MIB
@@ -39,41 +39,23 @@ PLACE: dict[str, Any] = {
     "block_devices": ["nvme0n1p1", "nvme0n1"],
 }
 GOOD: dict[str, Any] = {
-    "cpus": {"machine": 8, "usable": 8, "cgroup": None},
+    "cpus": {"machine": 8, "usable": 8.0},
     "memory": {
         "total": 64 * GIB,
         "available": 60 * GIB,
-        "cgroup_limit": None,
-        "cgroup_room": None,
+        "limited": False,
+        "machine_total": 64 * GIB,
         "swap_total": 0,
         "swap_used": 0,
     },
     "places": {"storage": PLACE, "temporary files": {**PLACE, "path": "/tmp"}},
-    "shared_memory": {"total": 32 * GIB, "free": 32 * GIB},
-    "limits": {
-        "open_files": 65536,
-        "processes": 10000,
-        "threads_of_user": 300,
-        "cgroup_room": None,
-        "locked_memory": None,
-        "infiniband": [],
-    },
-    "busy": {
-        "load": 0.5,
-        "cores": 0.6,
-        "ours": 0.4,
-        "others": 0.2,
-        "heavy": [],
-        "large": [],
-        "zombies": 0,
-        "waiting": [],
-        "hidden": False,
-        "paged_bytes": 0,
-    },
+    "shared_memory": {"path": "/dev/shm", "total": 32 * GIB, "free": 32 * GIB},
+    "limits": {"open_files": 65536, "process_room": 9700, "locked_memory": None, "infiniband": []},
+    "busy": {"cores": 0.6, "ours": 0.4, "others": 0.2, "heavy": [], "waiting": [], "hidden": False},
     "left_over": {"processes": [], "folders": [], "shared_memory": {}, "unreadable": 0},
     "kernel_log": {"messages": [], "truncated": False},
 }
-PROCESS = {"pid": 77, "name": "python train.py", "rss": GIB, "cores": 3.0, "created_s": 0.0}
+PROCESS = {"pid": 77, "name": "python train.py", "cores": 3.0, "created_s": 0.0}
 
 
 def node(name: str, *, cpus: float = 8, gpus: int = 0) -> Node:
@@ -133,13 +115,12 @@ def test_sound_nodes_pass() -> None:
     ("changes", "name", "status"),
     [
         ({"cpus/usable": 1}, "CPUs", Status.FAIL),
-        ({"cpus/cgroup": 2.5}, "CPUs", Status.FAIL),
-        ({"cpus/cgroup": 6.0}, "CPUs", Status.WARN),
+        ({"cpus/usable": 6.0}, "CPUs", Status.WARN),
         ({"memory/available": 3 * GIB}, "memory", Status.FAIL),
         ({"memory/available": 4 * GIB}, "memory", Status.WARN),
-        ({"memory/cgroup_limit": 2 * GIB, "memory/cgroup_room": 100 * MIB}, "memory", Status.FAIL),
+        ({"memory/total": 2 * GIB, "memory/available": 100 * MIB}, "memory", Status.FAIL),
         ({"memory/swap_total": 64 * GIB, "memory/swap_used": 20 * GIB}, "swap", Status.WARN),
-        ({"memory/swap_total": 64 * GIB, "busy/paged_bytes": 50 * MIB}, "swap", Status.WARN),
+        ({"memory/swap_total": 64 * GIB, "memory/paged": 50 * MIB}, "swap", Status.WARN),
         ({"places/storage": {**PLACE, "free": 100 * MIB}}, "room for storage", Status.FAIL),
         ({"places/storage": {**PLACE, "free": GIB}}, "room for storage", Status.WARN),
         ({"places/storage": {**PLACE, "read_only": True}}, "room for storage", Status.FAIL),
@@ -148,19 +129,16 @@ def test_sound_nodes_pass() -> None:
         ({"places/storage": {"path": "/x", "error": "stale file handle"}}, "room for storage", Status.ERROR),
         ({"places/temporary files": {**PLACE, "free": 100 * MIB}}, "room for temporary files", Status.WARN),
         ({"places/temporary files": {**PLACE, "free": 0}}, "room for temporary files", Status.FAIL),
-        ({"shared_memory": {"error": "No such file or directory"}}, "/dev/shm", Status.WARN),
-        ({"shared_memory": {"total": 64 * MIB, "free": 64 * MIB}}, "/dev/shm", Status.WARN),
-        ({"shared_memory": {"total": MIB, "free": 1000}}, "/dev/shm", Status.FAIL),
+        ({"shared_memory": {"path": "/dev/shm", "error": "No such file or directory"}}, "/dev/shm", Status.WARN),
+        ({"shared_memory": {"path": "/dev/shm", "total": 64 * MIB, "free": 64 * MIB}}, "/dev/shm", Status.WARN),
+        ({"shared_memory": {"path": "/dev/shm", "total": MIB, "free": 1000}}, "/dev/shm", Status.FAIL),
         ({"limits/open_files": 128}, "open files", Status.FAIL),
         ({"limits/open_files": 512}, "open files", Status.WARN),
-        ({"limits/cgroup_room": 20}, "processes and threads", Status.FAIL),
-        ({"limits/threads_of_user": 9950}, "processes and threads", Status.WARN),
-        ({"busy/load": 40.0}, "load", Status.WARN),
+        ({"limits/process_room": 20}, "processes and threads", Status.FAIL),
+        ({"limits/process_room": 50}, "processes and threads", Status.WARN),
         ({"busy/others": 4.0, "busy/cores": 4.5, "busy/heavy": [PROCESS]}, "other processes", Status.WARN),
         ({"busy/cores": 6.0}, "other processes", Status.WARN),
-        ({"busy/large": [{**PROCESS, "rss": 40 * GIB}]}, "other processes", Status.WARN),
         ({"busy/waiting": [PROCESS]}, "processes in the kernel", Status.WARN),
-        ({"busy/zombies": 500}, "zombies", Status.WARN),
         ({"left_over/processes": [PROCESS]}, "left over of earlier runs", Status.WARN),
         ({"left_over/folders": ["/tmp/chaosrun-ray-x"]}, "left over of earlier runs", Status.WARN),
         ({"left_over/shared_memory": {"psm_1": 4096}}, "left over of earlier runs", Status.WARN),
@@ -184,7 +162,7 @@ def test_what_is_wrong_is_named_with_its_node(changes: dict[str, Any], name: str
         {"memory/swap_total": 0, "memory/swap_used": 0},
         {"memory/swap_total": 8 * GIB, "memory/swap_used": 2 * GIB},  # pages of a desktop that nobody looks at
         {"places/storage": {**PLACE, "inodes": 0, "inodes_free": 0}},  # btrfs counts none
-        {"limits/open_files": None, "limits/processes": None, "limits/cgroup_room": None},
+        {"limits/open_files": None, "limits/process_room": None},
         {"limits/open_files": 1024},
         {"kernel_log": {"error": "/dev/kmsg: Operation not permitted"}},
         {"kernel_log/messages": [xid(13), xid(31), xid(43), xid(45)]},  # programs that were wrong, or killed
@@ -198,13 +176,13 @@ def test_what_does_no_harm(changes: dict[str, Any]) -> None:
 
 
 def test_a_container_that_is_made_to_look_large_trains_slowly() -> None:
-    assert {row[2] for row in bad(judge({"cpus/cgroup": 1.0}, every_node=True))} == {Status.WARN}
+    assert {row[2] for row in bad(judge({"cpus/usable": 1.0}, every_node=True))} == {Status.WARN}
 
 
 def test_what_cannot_be_seen_is_not_said_to_be_right() -> None:
     rows = {row.name: row for row in judge({"busy/hidden": True, "busy/waiting": [PROCESS]}) if row.node == "b"}
     skipped = {name for name, row in rows.items() if row.status is Status.SKIP and "hidepid" in row.reason}
-    assert skipped == {"zombies", "left over of earlier runs"}
+    assert skipped == {"left over of earlier runs"}
     assert rows["processes in the kernel"].status is Status.WARN
     (row,) = [row for row in judge({"left_over/unreadable": 12}) if row.node == "b" and row.name.startswith("left over")]
     assert row.status is Status.PASS and "12 processes of other users could not be looked into" in row.measured
@@ -228,7 +206,7 @@ def test_locked_memory_of_gpus_on_infiniband() -> None:
 
 def test_the_need_grows_with_the_job(tmp_path: Path) -> None:
     its = job(tmp_path, "workers: 16", "per_worker: {cpu: 1, gpu: 0}")
-    enough = {"memory/available": 5 * GIB, "limits/open_files": 300, "limits/cgroup_room": 300}
+    enough = {"memory/available": 5 * GIB, "limits/open_files": 300, "limits/process_room": 300}
     assert {row[2] for row in bad(judge(enough)) if row[0] != "open files"} == set()
     assert bad(judge(enough, with_job=its)) == {
         ("memory", "b", Status.FAIL),
@@ -240,15 +218,15 @@ def test_the_need_grows_with_the_job(tmp_path: Path) -> None:
 def test_loader_workers_fill_shared_memory(tmp_path: Path) -> None:
     """8 workers on the node, 4 loader workers each, 2 batches ahead: 64 batches."""
     its = job(tmp_path, "workers: 8", "per_worker: {cpu: 1, gpu: 0}")
-    few = {"shared_memory": {"total": 64 * MIB, "free": 63 * MIB}}
-    some = {"shared_memory": {"total": GIB, "free": GIB}}
-    tiny = {"shared_memory": {"total": MIB, "free": MIB // 2}}
+    few = {"shared_memory": {"path": "/dev/shm", "total": 64 * MIB, "free": 63 * MIB}}
+    some = {"shared_memory": {"path": "/dev/shm", "total": GIB, "free": GIB}}
+    tiny = {"shared_memory": {"path": "/dev/shm", "total": MIB, "free": MIB // 2}}
     assert bad(judge(tiny, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
     # Batches of text have 128 KiB: these go into what Docker gives.
     assert bad(judge(few, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
     assert bad(judge(some, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
     assert bad(judge(few, with_job=its)) == set()
-    none = {"shared_memory": {"error": "No such file or directory"}}
+    none = {"shared_memory": {"path": "/dev/shm", "error": "No such file or directory"}}
     assert bad(judge(none, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
     # With --only host nothing is known of the script.
     assert bad(judge(few, with_job=its, loaders=None)) == {("/dev/shm", "b", Status.WARN)}
@@ -307,7 +285,7 @@ class TestProcesses:
                 break
             assert time.monotonic() < deadline, found
         assert found.others >= busy.LEAST_CORES
-        foreign = {process.pid for process in found.heavy + found.large}
+        foreign = {process.pid for process in found.heavy}
         assert not foreign & {os.getpid(), started[1].pid, probe.pid, *(child.pid for child in probe.children())}
 
     def test_what_has_lost_its_supervisor(
@@ -372,6 +350,22 @@ class TestKernelLog:
             os.close(reading)
             os.close(writing)
         assert kernel_log(str(tmp_path / "none")) == KernelLog(error=f"{tmp_path}/none: No such file or directory")
+
+
+def test_of_the_machine_and_the_control_group_the_smaller_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(cpu: float | None, limit: int | None, room: int | None) -> tuple[str, bool]:
+        for name, value in (("cpu_limit", cpu), ("memory_limit", limit), ("memory_room", room), ("process_room", 7)):
+            monkeypatch.setattr(host, name, lambda value=value: value)
+        facts = host.probe(places={})
+        assert facts.cpus.usable == (cpu or len(os.sched_getaffinity(0))) and facts.limits.process_room == 7
+        assert facts.memory.total == (limit or facts.memory.machine_total) and facts.memory.available <= (
+            room or limit or 1 << 60
+        )
+        return facts.cpus.limited_by, facts.memory.limited
+
+    monkeypatch.setattr(busy, "APART_S", 0.0)
+    assert seen(0.5, MIB, 1000) == ("control group", True)
+    assert not seen(None, None, None)[1]
 
 
 def test_room_of_control_groups(tmp_path: Path) -> None:

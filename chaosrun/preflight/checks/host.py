@@ -3,29 +3,24 @@
 Of the job's need only a lower bound is known before it has run; what is below that is a FAIL, what is near it a WARN.
 """
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from shlex import join
+from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.host_activity import activity
-from chaosrun.preflight.checks.host_kernel_log import kernel_log
-from chaosrun.preflight.checks.host_limits import limits
-from chaosrun.preflight.checks.host_places import places, shared_memory
-from chaosrun.preflight.checks.host_rows import row
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Setting, Status, ask, graded
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
-from chaosrun.preflight.probes.host import HostFacts
-from chaosrun.preflight.probes.room import Cpus, Memory
-from chaosrun.wording import GIB, MIB, count, size
+from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
+from chaosrun.preflight.probes.host import Cpus, HostFacts, Limits, Memory, Place
+from chaosrun.preflight.probes.kernel_log import KernelLog, Message
+from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
+ROWS = Rows(check="host")
 LIMIT_S = 15.0
-
-
-def call(setting: Setting, node: Node) -> Call:
-    places = {"storage": setting.storage}
-    if not setting.storage.is_relative_to(setting.root):
-        places["runs"] = setting.root
-    return ask("host", LIMIT_S, places={purpose: str(path) for purpose, path in places.items()})
-
 
 LEAST_WORKER_BYTES = 256 * MIB
 """Python, torch and accelerate alone, measured: 0.2 GiB."""
@@ -37,91 +32,356 @@ PAGING_BYTES = 4 * MIB
 HALF = 0.5
 PEERS_WARN = 0.9
 
+ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
+"""FAIL and WARN below this many bytes: a small model's checkpoints, a run's traces and logs. Whether the job's own checkpoints
+fit, the check of the storage knows."""
+ROOM_ELSEWHERE = (32 * MIB, 512 * MIB)
+"""Sockets, logs, a compiler's temporary files."""
+INODES = (1_000, 20_000)
+"""A run of a few hundred checkpoints makes some thousand files."""
+SHM_FAIL_BYTES = MIB
+"""A lock that processes share takes a page there, a batch of text 128 KiB."""
+SHM_WARN_BYTES = 64 * MIB
+"""What Docker gives unless it is told otherwise; torch's own README calls it too little for loader workers."""
+BATCHES_AHEAD = 2
+"""DataLoader's prefetch_factor: batches that a loader worker has ready, each in shared memory."""
+BATCH_WARN_BYTES = 32 * MIB
+"""A batch of 64 colour images of 224 × 224 has 37 MB as floats."""
+LOADER_ARGUMENT = re.compile(r"--?[\w-]*workers(?:=(\d+))?")
+
+FILES_OF_A_WORKER = 256
+"""Measured: 21 with torch and Gloo. Loader workers take one more for every tensor that is on its way from them."""
+FILES_PER_RANK = 4
+"""Gloo connects every rank with every other one, in each process group."""
+FEW_FILES = 1024
+"""What Linux gives unless it is told otherwise."""
+THREADS_OF_A_WORKER = 32
+"""Measured: 7 with torch and Gloo, of one compute thread. Loader workers and what a script starts come on top."""
+SMALL_LOCKED_BYTES = 64 * MIB
+
+OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
+"""Of the CPUs, and in cores: less is a desktop, or a service that woke up."""
+NAMED = 3
+HIDDEN = "/proc shows no processes of other users here (hidepid)"
+
+RECENT_S = 86400.0
+"""Older than a day, and still up: somebody has seen to it, or it does no harm."""
+OF_PROGRAMS = frozenset({8, 13, 31, 32, 43, 45, 68, 69})
+"""Xids that a faulty or killed program causes. Source: NVIDIA's Xid catalog."""
+MESSAGES = {
+    "gpu": (
+        "of a GPU",
+        "it may have been reset since, or be another container's: whether this node's GPUs work, the check devices tells",
+        "if it does not work: reset the GPU (`nvidia-smi --gpu-reset`) or reboot; if that does not help, have it replaced",
+    ),
+    "disk": ("of a disk", "", "look at the disk (`smartctl -a`) or the server behind it, and check the file system"),
+    "out of memory": ("of memory", "", "see what used the memory, and lower workers or raise the limit"),
+    "hardware": ("of the machine", "", "look at the machine's event log (`ipmitool sel list`, `mcelog`)"),
+}
+"""Of each kind: its name, why it is no FAIL, what to do."""
+
+
+def call(setting: Setting, node: Node) -> Call:
+    places = {"storage": setting.storage}
+    if not setting.storage.is_relative_to(setting.root):
+        places["runs"] = setting.root
+    return ask("host", LIMIT_S, places={purpose: str(path) for purpose, path in places.items()})
+
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> list[Finding]:
-    answered = told.answered
     found: list[Finding] = []
-    shares = {node.name: _share(answered[node.name].cpus, node) for node in nodes if node.name in answered}
+    best = max((_share(facts.cpus, node) for node in nodes if (facts := told.answered.get(node.name))), default=1.0)
     for node in nodes:
-        if node.name not in answered:
+        if (facts := told.answered.get(node.name)) is None:
             continue  # the engine says why
-        of_node = answered[node.name]
+        row = ROWS.of(node=node.name)
         workers = max(1, workers_on(setting, node, nodes))
         world = workers if setting.job is None else setting.job.spec.workers
         found += [
-            _cpus(node, of_node.cpus, shares[node.name], max(shares.values())),
-            _memory(node, of_node.memory, workers),
-            _swap(node, of_node.memory, of_node.busy.paged_bytes),
-            *places(node, of_node.places),
-            shared_memory(setting, node, of_node.shared_memory, workers),
-            *limits(node, of_node.limits, workers, world),
-            *activity(node, of_node, usable_cpus(of_node.cpus)),
-            *kernel_log(node, of_node.kernel_log, of_node.places),
+            _cpus(row.of(name="CPUs"), node, facts.cpus, best),
+            _memory(row.of(name="memory"), facts.memory, workers),
+            _swap(row.of(name="swap"), facts.memory),
+            *(finding for purpose, place in facts.places.items() for finding in _place(row, purpose, place)),
+            _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, setting, node, workers),
+            *_limits(row, facts.limits, node, workers, world),
+            _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
+            *_of_all(row, facts.busy, facts.left_over),
+            *_kernel_log(row, facts.kernel_log, facts.places),
         ]
     return found
 
 
-def usable_cpus(cpus: Cpus) -> float:
-    return min(cpus.usable, cpus.cgroup or cpus.usable)
+def _enough(row: Rows, value: int | None, limits: tuple[float, float], show: Callable[[Any], str], **words: Any) -> Finding:
+    """A FAIL below the first limit, a WARN below the second; None: there is no limit."""
+    status = graded(value, *limits)
+    words = {"measured": "no limit" if value is None else show(value), **words}
+    return row.judged(status, threshold=f"at least {show(limits[status is not Status.FAIL])}", **words)
 
 
 def _share(cpus: Cpus, node: Node) -> float:
     """What there is of the CPUs that Ray counts on."""
-    return min(1.0, usable_cpus(cpus) / node.cpus) if node.cpus else 1.0
+    return min(1.0, cpus.usable / node.cpus) if node.cpus else 1.0
 
 
-def _cpus(node: Node, cpus: Cpus, share: float, best: float) -> Finding:
+def _cpus(row: Rows, node: Node, cpus: Cpus, best: float) -> Finding:
     """All ranks wait for the slowest: a node with far less of its CPUs than another one has. Where every node has as little,
     as in a container that is made to look large, the job trains, and slowly."""
-    usable = usable_cpus(cpus)
-    why = "control group" if cpus.cgroup is not None and cpus.cgroup <= cpus.usable else "affinity"
-    limited = f" (limited by {why})" if usable < cpus.machine else ""
-    return row(
-        node,
-        "CPUs",
+    share = _share(cpus, node)
+    limited = f" (limited by {cpus.limited_by})" if cpus.limited_by else ""
+    return row.judged(
         Status.PASS if share >= 1 else Status.FAIL if share <= HALF * best else Status.WARN,
-        measured=f"{usable:g} of the machine's {cpus.machine} can be used{limited}",
-        threshold=f"at least {node.cpus:g}, as Ray counts",
+        f"{cpus.usable:g} of the machine's {cpus.machine} can be used{limited}",
+        f"at least {node.cpus:g}, as Ray counts",
+        "give the container or the service more CPUs, or start Ray there with a --num-cpus that is true",
         reason="workers share CPUs, and every rank waits for the slowest",
-        remedy="give the container or the service more CPUs, or start Ray there with a --num-cpus that is true",
-        measure=Measure(number=usable, unit="CPUs", better="higher", warn=PEERS_WARN),
+        measure=Measure(number=cpus.usable, unit="CPUs", better="higher", warn=PEERS_WARN),
     )
 
 
-def _memory(node: Node, memory: Memory, workers: int) -> Finding:
-    limit, room = memory.cgroup_limit, memory.cgroup_room
-    total = memory.total if limit is None else min(limit, memory.total)
-    available = memory.available if room is None else min(room, memory.available)
-    kept = (1 - RAY_KILLS_ABOVE) * total
-    least, small = workers * LEAST_WORKER_BYTES + kept, workers * SMALL_WORKER_BYTES + kept
-    status = graded(available, least, small)
-    by_group = " (control group)" if limit is not None and limit <= total else ""
-    return row(
-        node,
-        "memory",
-        status,
-        measured=f"{size(available)} of {size(total)} free{by_group}",
-        threshold=f"at least {size(least if status is Status.FAIL else small)}",
+def _memory(row: Rows, memory: Memory, workers: int) -> Finding:
+    kept = (1 - RAY_KILLS_ABOVE) * memory.total
+    return _enough(
+        row,
+        memory.available,
+        (workers * LEAST_WORKER_BYTES + kept, workers * SMALL_WORKER_BYTES + kept),
+        size,
+        measured=f"{size(memory.available)} of {size(memory.total)} free{' (control group)' if memory.limited else ''}",
         reason=f"{count(workers, 'worker')} of {size(SMALL_WORKER_BYTES)} and {size(kept)} that Ray keeps free: it kills "
         f"processes above {RAY_KILLS_ABOVE:.0%}",
         remedy="end what else uses memory there, or raise the container's limit",
-        measure=Measure(number=total / GIB, unit="GiB", better="higher", warn=PEERS_WARN),
+        measure=Measure(number=memory.total / GIB, unit="GiB", better="higher", warn=PEERS_WARN),
     )
 
 
-def _swap(node: Node, memory: Memory, paged: int) -> Finding:
-    used = memory.swap_used
-    bad = used > SWAP_SHARE * memory.total or paged > PAGING_BYTES
+def _swap(row: Rows, memory: Memory) -> Finding:
+    most, paged = SWAP_SHARE * memory.machine_total, memory.paged
     moving = f", {size(paged)} moved in a moment" if paged > PAGING_BYTES else ""
-    return row(
-        node,
-        "swap",
-        Status.WARN if bad else Status.PASS,
-        measured=f"{size(used)} used{moving}" if memory.swap_total else "there is none",
-        threshold=f"at most {size(SWAP_SHARE * memory.total)} used, nothing moving",
+    return row.judged(
+        Status.WARN if memory.swap_used > most or moving else Status.PASS,
+        f"{size(memory.swap_used)} used{moving}" if memory.swap_total else "there is none",
+        f"at most {size(most)} used, nothing moving",
+        "end what uses the memory; `swapoff -a && swapon -a` brings pages back",
         reason="a rank whose pages are on the disk holds up all others",
-        remedy="end what uses the memory; `swapoff -a && swapon -a` brings pages back",
     )
+
+
+# Room on disks, and in /dev/shm
+
+
+def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
+    row = row.of(name=f"room for {purpose}", device=place.path)
+    if place.error:
+        yield row.error(place.error, "look at the mount, or choose another directory")
+        return
+    if place.read_only or not place.writable:
+        why, remedy = "may not be written to by this user", "give this user write permission"
+        if place.read_only:
+            why, remedy = "is mounted read-only", "remount it, or look at the kernel's messages for why it was"
+        yield row.fail(f"{place.there} {why}", "can be written to", f"{remedy}; or choose another directory")
+        return
+    elsewhere = "or set TMPDIR, and Ray's --temp-dir, to a larger disk"
+    if purpose in ROOM:
+        elsewhere = "for example with `chaosrun clean`, or choose another directory"
+    yield _enough(
+        row,
+        place.free,
+        ROOM.get(purpose, ROOM_ELSEWHERE),
+        size,
+        measured=f"{size(place.free)} of {size(place.total)} free",
+        remedy=f"make room below {place.there}, {elsewhere}",
+    )
+    # Only where they are short: some file systems count none, and elsewhere bytes run out first.
+    if place.inodes and graded(place.inodes_free, *INODES) is not Status.PASS:
+        measured = f"{place.inodes_free} of {place.inodes} inodes free"
+        remedy = f"remove files below {place.there}; `df -i` shows which file system is full of them"
+        yield _enough(row.of(name=f"{row.name}, files"), place.inodes_free, INODES, str, measured=measured, remedy=remedy)
+
+
+def _shared_memory(row: Rows, shm: Place, setting: Setting, node: Node, workers: int) -> Finding:
+    """Batches in flight are what fills it: every loader worker of every rank keeps some there."""
+    loaders = _loader_workers(setting, node)
+    used = bool(loaders) or node.gpus > 1
+    if shm.error:
+        reason = "loader workers and locks between processes need it"
+        status = Status.FAIL if used else Status.WARN
+        return row.judged(status, shm.error, "a directory in memory", "mount a tmpfs at /dev/shm", reason=reason)
+    batches = workers * (loaders or 0) * BATCHES_AHEAD
+    least, small = 0, SHM_FAIL_BYTES
+    # Docker's own size is too little; a job that is known to put nothing there needs nothing there.
+    if used or loaders is None:
+        least, small = SHM_FAIL_BYTES, max(SHM_WARN_BYTES + 1, batches * BATCH_WARN_BYTES)
+    status = graded(shm.free, least, small)
+    need = f" for {batches} batches that loader workers keep ready" if batches else ""
+    return row.judged(
+        status,
+        f"{size(shm.free)} of {size(shm.total)} free",
+        f"at least {size(least)}" if status is Status.FAIL else f"more than {size(small - 1)}{need}",
+        "start the container with a larger --shm-size (Kubernetes: an emptyDir of medium Memory), or remove what lies "
+        "there; or use fewer loader workers",
+        reason="a DataLoader with workers, or NCCL, dies of a bus error where it is full",
+    )
+
+
+def _loader_workers(setting: Setting, node: Node) -> int | None:
+    """What the script says as a number (the check "cluster" has read it), else what an argument such as --num-workers says;
+    None: unknown."""
+    if setting.job is None:
+        return None
+    script = setting.earlier.get("cluster", {}).get("answered", {}).get(node.name, {}).get("script") or {}
+    if (in_script := script.get("loader_workers")) is not None:
+        return in_script
+    for word, following in pairwise([*setting.job.spec.args, ""]):
+        if match := LOADER_ARGUMENT.fullmatch(str(word)):
+            number = match[1] or str(following)
+            return int(number) if number.isdecimal() else None
+    return None
+
+
+# Limits of processes
+
+
+def _limits(row: Rows, limits: Limits, node: Node, workers: int, world: int) -> Iterator[Finding]:
+    least = FILES_OF_A_WORKER + FILES_PER_RANK * world
+    yield _enough(
+        row.of(name="open files"),
+        limits.open_files,
+        (least, max(FEW_FILES, least)),
+        str,
+        reason=f"files, and connections to the other ranks, of a job with {count(world, 'worker')}",
+        remedy="raise it where Ray is started: `ulimit -n 65536`, LimitNOFILE= of a service, --ulimit nofile=65536 of a "
+        "container",
+    )
+    least = workers * THREADS_OF_A_WORKER
+    yield _enough(
+        row.of(name="processes and threads"),
+        limits.process_room,
+        (least, 2 * least),
+        str,
+        reason=f"so many more can be started, for {count(workers, 'worker')} and what they start",
+        remedy="raise it: `ulimit -u`, TasksMax= of a service, --pids-limit of a container; or end what is left over",
+    )
+    if not limits.infiniband or not node.gpus:
+        why = "no InfiniBand or RoCE here for GPUs to talk over" if node.gpus else "no GPU: it matters to those on InfiniBand"
+        yield row.skip(why, name="locked memory")
+        return
+    yield _enough(
+        row.of(name="locked memory"),
+        limits.locked_memory,
+        (0, SMALL_LOCKED_BYTES),
+        size,
+        reason=f"NCCL cannot register its buffers with {', '.join(limits.infiniband)}",
+        remedy="raise it where Ray is started: `ulimit -l unlimited`, LimitMEMLOCK=infinity, --ulimit memlock=-1",
+    )
+
+
+# What else goes on there
+
+
+def _others(row: Rows, busy: Busy, usable: float) -> Finding:
+    # Within a container other containers' processes cannot be seen, but the time that they take.
+    cores = max(busy.others, busy.cores - busy.ours, 0.0)
+    most = max(OTHERS_SHARE * usable, LEAST_OTHERS)
+    who = ""
+    if cores > most:
+        unseen = " by processes that cannot be seen from here" if busy.others < cores / 2 else ""
+        named = [f"{process.name} (pid {process.pid}) {process.cores:.1f}" for process in busy.heavy[:NAMED]]
+        who = f": {', '.join(named)}" if named else unseen
+    return row.judged(
+        Status.WARN if cores > most else Status.PASS,
+        f"{cores:.1f} CPUs{who}",
+        f"at most {most:.2g} CPUs",
+        "end them, or wait for them to end",
+        reason="they slow this node down, and with it every rank",
+    )
+
+
+def _of_all(row: Rows, busy: Busy, left: LeftOver) -> Iterator[Finding]:
+    """That nothing was found among a part of the processes shows nothing."""
+    for finding in (_waiting(row, busy), *_left(row, left)):
+        unseen = busy.hidden and finding.status is Status.PASS
+        yield row.skip(HIDDEN, name=finding.name) if unseen else finding
+
+
+def _waiting(row: Rows, busy: Busy) -> Finding:
+    return row.judged(
+        Status.WARN if busy.waiting else Status.PASS,
+        f"{_named(busy.waiting) or 'none'} waiting for a device",
+        "none that cannot be killed",
+        "look at the kernel's messages (`dmesg`) and at the mounts; such a process ends only when the device answers",
+        reason="a disk, a network file system or a GPU does not answer, or is slow",
+        name="processes in the kernel",
+    )
+
+
+def _left(row: Rows, facts: LeftOver) -> Iterator[Finding]:
+    row = row.of(name="left over of earlier runs")
+    processes, folders, entries = facts.processes, facts.folders, facts.shared_memory
+    if not (processes or folders or entries):
+        unread = facts.unreadable
+        others = f"; {unread} processes of other users could not be looked into" if unread else ""
+        yield row.passed(f"nothing{others}", "nothing")
+    if processes:
+        remedy, why = join(["kill", "-9", *(str(each.pid) for each in processes)]), "it may hold memory, a GPU or a port"
+        yield row.warn(_named(processes), "no process whose supervisor is gone", remedy, reason=why)
+    if folders:
+        measured = f"{count(len(folders), 'folder')} of a Ray that is gone: {listed(folders, NAMED)}"
+        yield row.warn(measured, "none", join(["rm", "-r", "--", *folders]), reason="they take room for temporary files")
+    if entries:
+        names = sorted(entries)
+        measured = f"{len(entries)} in /dev/shm, {size(sum(entries.values()))}: {listed(names, NAMED)}"
+        remedy = f"unless a container uses the same /dev/shm: {join(['rm', '--', *(f'/dev/shm/{name}' for name in names)])}"
+        yield row.warn(measured, "none that no process here uses", remedy, reason="they take memory")
+
+
+def _named(processes: Sequence[Process]) -> str:
+    return listed([f"{each.name} (pid {each.pid}{_since(each.created_s)})" for each in processes], NAMED)
+
+
+def _since(created_s: float) -> str:
+    return f", since {datetime.fromtimestamp(created_s, tz=UTC):%Y-%m-%d %H:%M:%S} UTC" if created_s else ""
+
+
+# What the kernel complains of
+
+
+def _kernel_log(row: Rows, log: KernelLog, places: Mapping[str, Place]) -> Iterator[Finding]:
+    name, limit = "kernel's messages", "none within a day"
+    told = [message for message in log.messages if message.code not in OF_PROGRAMS]
+    groups: dict[tuple[str, str], list[Message]] = {}
+    for message in told:
+        if message.age_s <= RECENT_S:
+            device = message.device if message.kind in ("gpu", "disk") else ""
+            groups.setdefault((message.kind, device), []).append(message)
+    if log.error:
+        yield row.skip(f"the kernel's messages cannot be read here: {log.error}", name=name)
+    elif not groups and log.truncated:
+        why = "there are more of the kernel's messages than could be read in time; none of those that were read is of interest"
+        yield row.skip(why, name=name)
+    elif not groups:
+        old = f", {len(told)} older ones" if told else ""
+        yield row.passed(f"no error of a GPU, a disk or the memory{old}", limit, name=name)
+    disks = {disk for place in places.values() for disk in place.block_devices}
+    for (kind, device), messages in groups.items():
+        what, reason, remedy = MESSAGES[kind]
+        last = min(messages, key=lambda message: message.age_s)
+        codes = Counter(message.code for message in messages if message.code is not None)
+        xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
+        # A disk that the preflight's own files are on. Of a GPU its driver and what it computes tell more.
+        broken = kind == "disk" and _is_one_of(device, disks)
+        yield row.judged(
+            Status.FAIL if broken else Status.WARN,
+            f"{xids}{len(messages)}, the last {ago(last.age_s)}: {last.text}",
+            limit,
+            remedy,
+            reason=reason,
+            name=f"{name} {what}",
+            device=device or None,
+        )
+
+
+def _is_one_of(device: str, disks: set[str]) -> bool:
+    """The kernel speaks of an NVMe disk, nvme0n1, also by its controller."""
+    return device in disks or (device.startswith("nvme") and any(disk.startswith(f"{device}n") for disk in disks))
 
 
 CHECK = Check(

@@ -1,4 +1,4 @@
-"""What else goes on on a node: who uses its processors and memory, who waits for the kernel, what earlier runs have left.
+"""What else goes on on a node: who uses its processors, who waits for the kernel, what earlier runs have left.
 
 Two looks at every process, some tenths of a second apart.
 """
@@ -8,13 +8,12 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
-from chaosrun.preflight.probes.room import temporary_files
 from chaosrun.processes import SHARED_MEMORY, pids, shared_memory_entries, stat_fields, unused_shared_memory
 
 APART_S = 0.4
@@ -38,30 +37,24 @@ ENDING_S = 10.0
 """So long something may take to clean up after itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     parent: int
     state: str
     ticks: int
     start_ticks: int
-    rss: int
     kernel: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Struct, frozen=True, kw_only=True):
     pid: int
     name: str
     """Without its arguments, which may hold secrets; of a Python program its name."""
-    rss: int
     cores: float = 0.0
     created_s: float = 0.0
     """Where that is of interest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
-    load: float
+class Busy(Struct, frozen=True, kw_only=True):
     cores: float
     """In use by anyone."""
     ours: float
@@ -69,17 +62,13 @@ class Busy:
     others: float
     heavy: tuple[Process, ...]
     """The first of the others."""
-    large: tuple[Process, ...]
-    zombies: int
     waiting: tuple[Process, ...]
     """Who waited both times without a way to interrupt it."""
     hidden: bool
     """Whether other users' processes cannot be seen at all."""
-    paged_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOver:
+class LeftOver(Struct, frozen=True, kw_only=True):
     """Of earlier runs on this machine, whose supervisors are gone."""
 
     processes: tuple[Process, ...]
@@ -102,7 +91,6 @@ def _look() -> dict[int, Seen]:
                 state=fields[0].decode(),
                 ticks=int(fields[11]) + int(fields[12]),
                 start_ticks=int(fields[19]),
-                rss=int(fields[21]) * PAGE_BYTES,
                 kernel=bool(int(fields[6]) & KERNEL_THREAD),
             )
     return found
@@ -117,36 +105,26 @@ def _others_hidden() -> bool:
 
 
 def busy() -> Busy:
-    began, first = time.monotonic(), _look()
-    before, paged = psutil.cpu_times(), _paged()
+    began, first, before = time.monotonic(), _look(), psutil.cpu_times()
     time.sleep(APART_S)
     second, after = _look(), psutil.cpu_times()
     seconds = time.monotonic() - began
     own = _own(second)
-    used = {
-        pid: (seen.ticks - (first[pid].ticks if pid in first and first[pid].start_ticks == seen.start_ticks else 0))
-        / TICKS_PER_S
-        / seconds
-        for pid, seen in second.items()
-    }
+    used: dict[int, float] = {}
+    for pid, seen in second.items():
+        earlier = first.get(pid)
+        since = earlier.ticks if earlier is not None and earlier.start_ticks == seen.start_ticks else 0
+        used[pid] = (seen.ticks - since) / TICKS_PER_S / seconds
     foreign = [pid for pid, seen in second.items() if pid not in own and not seen.kernel]
     heaviest = sorted(foreign, key=lambda pid: used[pid], reverse=True)[:NAMED]
-    largest = sorted(foreign, key=lambda pid: second[pid].rss, reverse=True)[:NAMED]
+    stuck = [pid for pid, seen in second.items() if seen.state == "D" and not seen.kernel]
     return Busy(
-        load=os.getloadavg()[0],
         cores=_busy_seconds(after, before) / seconds,
         ours=sum(used[pid] for pid in own),
         others=sum(used[pid] for pid in foreign),
-        heavy=tuple(_described(pid, second[pid], cores=used[pid]) for pid in heaviest if used[pid] >= LEAST_CORES),
-        large=tuple(_described(pid, second[pid]) for pid in largest),
-        zombies=sum(seen.state == "Z" for seen in second.values()),
-        waiting=tuple(
-            _described(pid, seen)
-            for pid, seen in second.items()
-            if seen.state == "D" and not seen.kernel and pid in first and first[pid].state == "D"
-        ),
+        heavy=tuple(Process(pid=pid, name=_title(pid), cores=used[pid]) for pid in heaviest if used[pid] >= LEAST_CORES),
+        waiting=tuple(Process(pid=pid, name=_title(pid)) for pid in stuck if pid in first and first[pid].state == "D"),
         hidden=_others_hidden(),
-        paged_bytes=_paged() - paged,
     )
 
 
@@ -183,10 +161,10 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _described(pid: int, seen: Seen, **more: float) -> Process:
+def _title(pid: int) -> str:
     words = [os.path.basename(word) for word in _command(pid).decode(errors="replace").split("\0")]
     script = next((word for word in words[1:3] if word.endswith(".py")), "")
-    return Process(pid=pid, name=" ".join(filter(None, (_name(pid), script))), rss=seen.rss, **more)
+    return " ".join(filter(None, (_name(pid), script)))
 
 
 def _busy_seconds(after: Any, before: Any) -> float:
@@ -195,8 +173,8 @@ def _busy_seconds(after: Any, before: Any) -> float:
     return sum(getattr(after, part) - getattr(before, part) for part in after._fields if part not in idle)
 
 
-def _paged() -> int:
-    """Bytes that have gone to swap and come back, since boot."""
+def paged_bytes() -> int:
+    """That have gone to swap and come back, since boot."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -204,10 +182,15 @@ def _paged() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("pswpin ", "pswpout "))) * PAGE_BYTES
 
 
+def temporary_files() -> str:
+    """Where programs put them. `tempfile` tries to write there first, and raises where the disk is full."""
+    named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
+    return next(filter(os.path.isdir, named), "/tmp")
+
+
 def left_over() -> LeftOver:
     now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS_PER_S
-    seen, marked, folders_in_use = _look(), set[int](), set[str]()
-    unreadable = 0
+    seen, marked, folders_in_use, unreadable = _look(), set[int](), set[str](), 0
     for pid, process in seen.items():
         environment = b""
         try:
@@ -219,15 +202,14 @@ def left_over() -> LeftOver:
         if MARK in environment:
             marked.add(pid)
         folders_in_use |= {found.decode() for found in RAY_FOLDER.findall(_command(pid) + environment)}
-    left = [
-        pid
-        for pid, process in seen.items()
-        if process.state != "Z"
-        and (now_ticks - process.start_ticks) / TICKS_PER_S > ENDING_S
-        and ((pid in marked and _forsaken(pid, seen, marked)) or (_adopted(process) and RAY_FOLDER.search(_command(pid))))
-    ]
+    left: list[Process] = []
+    for pid, process in sorted(seen.items()):
+        age_s = (now_ticks - process.start_ticks) / TICKS_PER_S
+        forsaken = pid in marked and _forsaken(pid, seen, marked)
+        if process.state != "Z" and age_s > ENDING_S and (forsaken or (_adopted(process) and RAY_FOLDER.search(_command(pid)))):
+            left.append(Process(pid=pid, name=_title(pid), created_s=time.time() - age_s))
     return LeftOver(
-        processes=tuple(_described(pid, seen[pid], created_s=_created_s(seen[pid], now_ticks)) for pid in sorted(left)),
+        processes=tuple(left),
         folders=tuple(str(path) for path in _ray_folders() if path.name not in folders_in_use),
         shared_memory=_unused_shared_memory(),
         unreadable=unreadable,
@@ -246,21 +228,15 @@ def _adopted(process: Seen) -> bool:
     return process.parent in (0, 1) or _name(process.parent) in ADOPTERS
 
 
-def _created_s(process: Seen, now_ticks: float) -> float:
-    return time.time() - (now_ticks - process.start_ticks) / TICKS_PER_S
-
-
 def _ray_folders() -> list[Path]:
     """Those of this user that are not being made or removed at this moment."""
     folders: list[Path] = []
     for path in {Path(temporary_files()), Path("/tmp")}:
         for folder in path.glob("chaosrun-ray-*"):
-            try:
+            with suppress(OSError):
                 about = folder.stat()
                 if os.geteuid() in (0, about.st_uid) and time.time() - about.st_mtime > ENDING_S:
                     folders.append(folder)
-            except OSError:
-                continue
     return sorted(folders)
 
 
@@ -268,10 +244,8 @@ def _unused_shared_memory() -> dict[str, int]:
     """Names and bytes of entries in /dev/shm that nobody uses any more."""
     sizes: dict[str, int] = {}
     for name in unused_shared_memory(shared_memory_entries()):
-        try:
+        with suppress(OSError):
             about = (SHARED_MEMORY / name).stat(follow_symlinks=False)
-        except OSError:
-            continue
-        if time.time() - about.st_mtime > ENDING_S:
-            sizes[name] = about.st_blocks * 512
+            if time.time() - about.st_mtime > ENDING_S:
+                sizes[name] = about.st_blocks * 512
     return sizes

@@ -1,20 +1,85 @@
-"""The machine under a node: what it has, what uses it, what it has left over and what its kernel complains of."""
+"""The machine under a node: what it has of processors, memory, disks and limits; what uses it, what earlier runs have left and
+what its kernel complains of."""
 
-from dataclasses import dataclass
+import os
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
-from chaosrun.preflight.probes.busy import Busy, LeftOver, busy, left_over
+import psutil
+from msgspec import Struct
+
+from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
+from chaosrun.preflight.probes.busy import Busy, LeftOver, busy, left_over, paged_bytes, temporary_files
 from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log
-from chaosrun.preflight.probes.room import Cpus, Limits, Memory, Place, SharedMemory, cpus, limits, memory, shared_memory
-from chaosrun.preflight.probes.room import places as places_of
+from chaosrun.preflight.probes.raylet_options import raylet_options
+from chaosrun.preflight.probes.storage_place import nearest_folder
+from chaosrun.processes import pids, stat_fields
+
+INFINIBAND = Path("/sys/class/infiniband")
+MAY_LOCK_MEMORY = 14
+"""CAP_IPC_LOCK."""
+OF_RAYLET = {"temp_dir": "Ray's files", "fallback_directory": "Ray's spill"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class Cpus(Struct, frozen=True, kw_only=True):
+    machine: int
+    usable: float
+    """That this process may run on, and its control group may use."""
+    limited_by: str = ""
+    """Where these are fewer than the machine's."""
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """In bytes, as the control group has it where that has less."""
+
+    total: int
+    available: int
+    limited: bool
+    """By the control group."""
+    machine_total: int
+    swap_total: int
+    swap_used: int
+    paged: int = 0
+    """To and from swap, while this node was looked at."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """The file system that a directory is on, or will be once it is made."""
+
+    path: str
+    error: str = ""
+    """Why nothing else is known."""
+    there: str = ""
+    """The nearest folder that is there already."""
+    total: int = 0
+    free: int = 0
+    inodes: int = 0
+    inodes_free: int = 0
+    read_only: bool = False
+    writable: bool = False
+    block_devices: tuple[str, ...] = ()
+    """As the kernel's messages call it: the partition, and the disk that it is on."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Soft limits, as every process below this one has them; None: none."""
+
+    open_files: int | None
+    process_room: int | None
+    """How many more processes and threads may be started."""
+    locked_memory: int | None
+    infiniband: tuple[str, ...]
+    """Names of its devices."""
+
+
+class HostFacts(Struct, frozen=True, kw_only=True):
     cpus: Cpus
     memory: Memory
     places: dict[str, Place]
     """By purpose."""
-    shared_memory: SharedMemory
+    shared_memory: Place
     limits: Limits
     busy: Busy
     left_over: LeftOver
@@ -22,14 +87,110 @@ class HostFacts:
 
 
 def probe(*, places: dict[str, str]) -> HostFacts:
-    """`places`: paths by purpose."""
+    """`places`: paths by purpose. Temporary files and what Ray uses are looked at besides."""
+    paged_before = paged_bytes()
+    seen = busy()
+    asked = {**places, "temporary files": temporary_files(), **_of_ray()}
     return HostFacts(
-        cpus=cpus(),
-        memory=memory(),
-        places=places_of(places),
-        shared_memory=shared_memory(),
-        limits=limits(),
-        busy=busy(),
+        cpus=_cpus(),
+        memory=_memory(paged_bytes() - paged_before),
+        places={purpose: _nearest(path) for purpose, path in asked.items()},
+        shared_memory=_place("/dev/shm", "/dev/shm"),
+        limits=_limits(),
+        busy=seen,
         left_over=left_over(),
         kernel_log=kernel_log(),
     )
+
+
+def _cpus() -> Cpus:
+    machine, usable, group = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_limit()
+    if group is not None and group <= usable:
+        return Cpus(machine=machine, usable=group, limited_by="control group" if group < machine else "")
+    return Cpus(machine=machine, usable=usable, limited_by="affinity" if usable < machine else "")
+
+
+def _memory(paged: int) -> Memory:
+    found, swap, limit, room = psutil.virtual_memory(), psutil.swap_memory(), memory_limit(), memory_room()
+    return Memory(
+        total=found.total if limit is None else min(limit, found.total),
+        available=found.available if room is None else min(room, found.available),
+        limited=limit is not None and limit <= found.total,
+        machine_total=found.total,
+        swap_total=swap.total,
+        swap_used=swap.used,
+        paged=paged,
+    )
+
+
+def _of_ray() -> Mapping[str, str]:
+    """Where Ray writes; where it spills, unless that is among its files."""
+    options = raylet_options()
+    found = {purpose: options[option] for option, purpose in OF_RAYLET.items() if option in options}
+    files, spill = OF_RAYLET.values()
+    if files in found and spill in found and Path(found[spill]).is_relative_to(found[files]):
+        del found[spill]
+    return found
+
+
+def _nearest(path: str) -> Place:
+    try:
+        return _place(path, str(nearest_folder(Path(path))))
+    except OSError as error:
+        return Place(path=path, error=f"{error.filename}: {error.strerror}")
+
+
+def _place(path: str, there: str) -> Place:
+    try:
+        seen, number = os.statvfs(there), os.stat(there).st_dev
+    except OSError as error:
+        return Place(path=path, error=f"{error.filename}: {error.strerror}")
+    return Place(
+        path=path,
+        there=there,
+        total=seen.f_blocks * seen.f_frsize,
+        # What is kept for root is not for training.
+        free=seen.f_bavail * seen.f_frsize,
+        inodes=seen.f_files,
+        inodes_free=seen.f_favail,
+        read_only=bool(seen.f_flag & os.ST_RDONLY),
+        writable=os.access(there, os.W_OK | os.X_OK),
+        block_devices=_block_devices(number),
+    )
+
+
+def _block_devices(number: int) -> tuple[str, ...]:
+    try:
+        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
+    except OSError:
+        return ()  # of a network, or of memory
+    return (device.name, device.parent.name) if (device / "partition").exists() else (device.name,)
+
+
+def _limits() -> Limits:
+    processes = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)  # root's are not counted
+    rooms = (None if processes is None else processes - _threads_of_this_user(), process_room())
+    lines = Path("/proc/self/status").read_text().splitlines()
+    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return Limits(
+        open_files=_soft(resource.RLIMIT_NOFILE),
+        process_room=min((room for room in rooms if room is not None), default=None),
+        locked_memory=None if capabilities >> MAY_LOCK_MEMORY & 1 else _soft(resource.RLIMIT_MEMLOCK),
+        infiniband=tuple(sorted(path.name for path in INFINIBAND.iterdir())) if INFINIBAND.is_dir() else (),
+    )
+
+
+def _soft(which: int) -> int | None:
+    found = resource.getrlimit(which)[0]
+    return None if found == resource.RLIM_INFINITY else found
+
+
+def _threads_of_this_user() -> int:
+    """What the kernel holds against the limit of processes."""
+    found = 0
+    for pid in pids():
+        # One that has ended meanwhile, or that is another user's.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and (fields := stat_fields(pid)) is not None:
+                found += int(fields[17])
+    return found

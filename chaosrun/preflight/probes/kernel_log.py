@@ -6,29 +6,31 @@ Source of the record format: the kernel's Documentation/ABI/testing/dev-kmsg; of
 import os
 import re
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
 MOST = 20
 """Of each kind, the last."""
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)\): (?P<code>\d+)")
-DISK = re.compile(
-    r"I/O error,? (?:on )?dev(?:ice)? (?P<block>[\w-]+)"
-    r"|(?:EXT4-fs|BTRFS|F2FS-fs) (?:error|critical) \(device (?P<mounted>[\w-]+)"
-    r"|XFS \((?P<xfs>[\w-]+)\): .*(?:error|corrupt|shut)"
-    r"|(?P<controller>nvme\d+)(?:n\d+)?: (?:I/O .*timeout|controller is down)"
-    r"|nfs: server (?P<server>\S+) not responding",
-    re.IGNORECASE,
-)
-OUT_OF_MEMORY = re.compile(r"out of memory: Killed process \d+ \((?P<name>[^)]*)\)", re.IGNORECASE)
-HARDWARE = re.compile(r"\[Hardware Error\]|EDAC .*\bUE\b|Uncorrected hardware memory error", re.IGNORECASE)
+KINDS = {
+    "gpu": re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)\): (?P<code>\d+)"),
+    "disk": re.compile(
+        r"I/O error,? (?:on )?dev(?:ice)? (?P<block>[\w-]+)"
+        r"|(?:EXT4-fs|BTRFS|F2FS-fs) (?:error|critical) \(device (?P<mounted>[\w-]+)"
+        r"|XFS \((?P<xfs>[\w-]+)\): .*(?:error|corrupt|shut)"
+        r"|(?P<controller>nvme\d+)(?:n\d+)?: (?:I/O .*timeout|controller is down)"
+        r"|nfs: server (?P<server>\S+) not responding",
+        re.IGNORECASE,
+    ),
+    "out of memory": re.compile(r"out of memory: Killed process \d+ \((?P<name>[^)]*)\)", re.IGNORECASE),
+    "hardware": re.compile(r"\[Hardware Error\]|EDAC .*\bUE\b|Uncorrected hardware memory error", re.IGNORECASE),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     kind: str
-    """gpu, disk, out of memory, hardware."""
+    """One of KINDS."""
     device: str
     code: int | None
     """An Xid."""
@@ -36,8 +38,7 @@ class Message:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelLog:
+class KernelLog(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] = ()
     truncated: bool = False
     """Whether there was no time for the newest."""
@@ -67,10 +68,7 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelL
         return KernelLog(error=f"{path}: {error.strerror}")
     finally:
         os.close(descriptor)
-    by_kind: dict[str, list[Message]] = {}
-    for message in found:
-        by_kind.setdefault(message.kind, []).append(message)
-    kept = tuple(message for messages in by_kind.values() for message in messages[-MOST:])
+    kept = tuple(message for kind in KINDS for message in [one for one in found if one.kind == kind][-MOST:])
     return KernelLog(messages=kept, truncated=truncated)
 
 
@@ -81,16 +79,10 @@ def told_by(record: str, now_s: float) -> Message | None:
     if int(about.split(",")[0]) >> 3:
         return None  # a program wrote it there, not the kernel
     age_s = max(0.0, now_s - int(about.split(",")[2]) / 1e6)
-
-    def message(kind: str, device: str, code: int | None = None) -> Message:
-        return Message(kind=kind, device=device, code=code, age_s=age_s, text=text[:200])
-
-    if match := XID.search(text):
-        return message("gpu", match["device"], int(match["code"]))
-    if match := DISK.search(text):
-        return message("disk", next(filter(None, match.groups()), ""))
-    if match := OUT_OF_MEMORY.search(text):
-        return message("out of memory", match["name"])
-    if HARDWARE.search(text):
-        return message("hardware", "")
+    for kind, pattern in KINDS.items():
+        if match := pattern.search(text):
+            groups = match.groupdict()
+            code = groups.pop("code", None)
+            device = next(filter(None, groups.values()), "")
+            return Message(kind=kind, device=device, code=int(code) if code else None, age_s=age_s, text=text[:200])
     return None
