@@ -17,10 +17,12 @@ Each carries a message (what happened, where) and a hint (what to do). Anything 
 
 __all__ = [
     "ChaosrunError",
+    "HookedStateError",
     "InterruptedRunError",
     "InvalidCheckpointError",
     "LeftApartError",
     "MisuseError",
+    "ParameterOrderError",
     "RecoveryError",
     "RegisteredStateError",
     "ResourcesError",
@@ -87,6 +89,14 @@ class RestoreMismatchError(RecoveryError):
 
 class RegisteredStateError(RestoreMismatchError):
     """The state that differs is of an object that the script registered."""
+
+
+class ParameterOrderError(RestoreMismatchError):
+    """The optimizers hold their parameters in another order than when the checkpoint was saved (hazard O5)."""
+
+
+class HookedStateError(RestoreMismatchError):
+    """The state differs, and the script has hooks that run on saving or loading."""
 
 
 class ResourcesError(ChaosrunError):

@@ -26,6 +26,9 @@ class ObservedState:
         unique = {id(parameter): parameter for parameter in [*stepped, *rest]}
         return [(names.get(key, f"unnamed-{number}"), parameter) for number, (key, parameter) in enumerate(unique.items())]
 
+    def parameter_names(self) -> list[str]:
+        return [name for name, _ in self.parameters()]
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [prepared.optimizer for prepared in self._accelerator._optimizers]
 
@@ -54,6 +57,19 @@ class ObservedState:
                 f"a state_dict cannot be compared bit for bit: {error}",
                 hint="state_dict() of registered objects must hold tensors, numbers, strings, None, lists and dicts",
             ) from error
+
+    def modes(self) -> dict[str, str]:
+        """Whether each module of the prepared models trains, by name."""
+        models = [self._accelerator.unwrap_model(model) for model in self._accelerator._models]
+        modules = [
+            (f"{number}.{name}", module) for number, model in enumerate(models) for name, module in model.named_modules()
+        ]
+        return {name: "training" if module.training else "evaluation" for name, module in modules}
+
+    def hooks(self) -> list[str]:
+        """Names of what the script has accelerate call when it saves or loads."""
+        hooks = [*self._accelerator._save_model_state_pre_hook.values(), *self._accelerator._load_model_state_pre_hook.values()]
+        return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
 
     def _digests(self) -> dict[str, dict[str, str]]:
         components = {component: digests(values) for component, values in self.components().items()}

@@ -139,10 +139,11 @@ class Observer:
     def loader_workers(self, epoch: int, streams: Any) -> None:
         self._trace.write("loader_workers", epoch=epoch, workers=streams)
 
-    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None) -> None:
-        self._trace.write(
-            "checkpoint", step=step, name=name, time_s=time.time(), duration_s=round(duration_s, 6), digests=digests
-        )
+    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: Sequence[str]) -> None:
+        """`changed`: what the save itself changed of the live state."""
+        about = {"changed": changed, "hooks": self._state.hooks()} if changed else {}
+        took_s = round(duration_s, 6)
+        self._trace.write("checkpoint", step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, **about)
 
     def end(self, position: Position, *, checkpoint: str) -> None:
         """The training is complete: digests of everything."""

@@ -8,7 +8,7 @@ checkpoint, a rank that dies after it leaves a whole one.
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from safetensors import SafetensorError
 
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
-from chaosrun.errors import MisuseError, RegisteredStateError, RestoreMismatchError
+from chaosrun.errors import (
+    HookedStateError,
+    MisuseError,
+    ParameterOrderError,
+    RegisteredStateError,
+    RestoreMismatchError,
+)
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.position import Position
@@ -62,6 +68,8 @@ class Checkpointer:
         """Step of the newest checkpoint that this attempt restored or committed."""
         self.digests: dict[str, dict[str, str]] | None = None
         """Of this rank's state as the latest save or restore left it."""
+        self.changed: list[str] = []
+        """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
 
     def save(self, position: Position, job: dict[str, Any]) -> str:
         """Commit a checkpoint of this position and return its name. A collective: every rank calls it at the same step.
@@ -77,6 +85,7 @@ class Checkpointer:
     def _save(self, position: Position, job: dict[str, Any]) -> str:
         rank, step = self._order.rank, position.step
         staging = self._store.stage(step, self._order.attempt)
+        before = {**self._state.digests(), "mode": self._state.modes()}
         with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
             self._write_rank_file(staging / rank_file(rank), step)
@@ -86,6 +95,7 @@ class Checkpointer:
             own = {path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()} - others
         sealed = self._store.seal(staging, sorted(own))
         digests = self._state.digests()
+        self.changed = _differing(before, {**digests, "mode": self._state.modes()})
         self._heart.beat("checkpoint.gather", step)
         everybody = self._gather({"files": sealed, "digests": {key: digests[key] for key in ("rng", "buffers", "registered")}})
         self._heart.beat("checkpoint.manifest", step)
@@ -102,6 +112,7 @@ class Checkpointer:
                     **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
                     "ranks": [part["digests"] for part in everybody],
                     "job": job,
+                    "order": self._state.parameter_names(),
                 },
             )
             self._store.write_manifest(staging, manifest)
@@ -131,19 +142,22 @@ class Checkpointer:
         The supervisor has validated every file; this rank validates the manifest, all sizes and its own file once more
         before the model is touched. Afterwards the digests of the live state are compared with those taken at the save.
         Raises InvalidCheckpointError, MisuseError (another job's checkpoint) or RestoreMismatchError naming the component
-        and the tensor.
+        and the tensor; of those a ParameterOrderError when the optimizers hold their parameters in another order: they are
+        restored by number.
         """
         directory = self._leg.checkpoints / name
         rank = self._order.rank
         manifest = self._store.audit(name, hashed=[rank_file(rank)])
         _check_same_job(name, manifest, self._order, job)
+        if not self._order.inspect:
+            _check_order(name, manifest.digests.get("order"), self._state.parameter_names(), rank)
         self._state.load(directory, directory / rank_file(rank))
         live = self._state.digests()
         saved = manifest.digests
         expected = {**{key: saved[key] for key in ("model", "optimizer", "scheduler")}, **saved["ranks"][rank]}
         # A replay for `chaosrun diagnose` goes on with what came back, to show what becomes of it.
         for component, values in expected.items() if not self._order.inspect else ():
-            _compare(component, values, live[component], name, rank)
+            _compare(component, values, live[component], name, rank, self._state.hooks())
         self.newest_step, self.digests = manifest.step, live
         return Position(**manifest.position.model_dump())
 
@@ -202,15 +216,37 @@ def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict
         )
 
 
-def _compare(component: str, expected: dict[str, str], live: dict[str, str], name: str, rank: int) -> None:
+def _check_order(name: str, saved: list[str] | None, now: list[str], rank: int) -> None:
+    if saved is None or saved == now or sorted(saved) != sorted(now):
+        return
+    index = next(number for number, pair in enumerate(zip(saved, now, strict=True)) if pair[0] != pair[1])
+    raise ParameterOrderError(
+        f"rank {rank}: the optimizer's parameter {index} is {now[index]}, in checkpoint {name} it is {saved[index]}"
+    )
+
+
+def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
+    """The first value of each component that changed, and how many more did."""
+    found: list[str] = []
+    for component, values in before.items():
+        names = [name for name in {**values, **after[component]} if values.get(name) != after[component].get(name)]
+        if names:
+            found.append(f"{component} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else ""))
+    return found
+
+
+def _compare(
+    component: str, expected: dict[str, str], live: dict[str, str], name: str, rank: int, hooks: Sequence[str] = ()
+) -> None:
     if expected == live:
         return
     differing = [key for key in sorted(expected.keys() | live.keys()) if expected.get(key) != live.get(key)]
     # What was saved and is gone says more than the empty container that stands in its place.
     first = next((key for key in differing if key in expected), differing[0])
-    kind = RegisteredStateError if component == "registered" else RestoreMismatchError
+    kind = RegisteredStateError if component == "registered" else HookedStateError if hooks else RestoreMismatchError
+    beside = f"; the script's hooks on saving and loading: {', '.join(hooks)}" if kind is HookedStateError else ""
     raise kind(
         f"rank {rank}: {component} is not what checkpoint {name} holds: {first!r} "
-        f"was {expected.get(first, 'absent')} when saved and is {live.get(first, 'absent')} after the restore",
+        f"was {expected.get(first, 'absent')} when saved and is {live.get(first, 'absent')} after the restore{beside}",
         hint="something between the save and the first batch changed it, or it was never restored",
     )

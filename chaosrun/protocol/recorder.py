@@ -156,4 +156,6 @@ class Recorder:
         started = time.monotonic()
         name = self._checkpointer.save(position, self._job)
         took_s = time.monotonic() - started
-        self._observer.checkpoint(position.step, name, duration_s=took_s, digests=self._checkpointer.digests)
+        self._observer.checkpoint(
+            position.step, name, duration_s=took_s, digests=self._checkpointer.digests, changed=self._checkpointer.changed
+        )

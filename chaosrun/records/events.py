@@ -27,6 +27,8 @@ EndCode = Literal[
     "unsafe_checkpoint",
     "checkpoint_damaged",
     "registered_state_changed_on_load",
+    "parameter_order",
+    "hook_changes_state",
 ]
 """What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")

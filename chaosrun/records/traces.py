@@ -134,6 +134,10 @@ class CheckpointRecord:
     time_s: float
     duration_s: float
     digests: Digests | None = None
+    changed: tuple[str, ...] = ()
+    """What the save itself changed of the live state."""
+    hooks: tuple[str, ...] = ()
+    """Of a save that changed something: the script's hooks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import (
+    HookedStateError,
     InvalidCheckpointError,
     LeftApartError,
     MisuseError,
+    ParameterOrderError,
     RegisteredStateError,
     ResourcesError,
     RestoreMismatchError,
@@ -164,7 +166,7 @@ def _code_of(error: Mapping[str, Any], outcome: Outcome) -> EndCode | None:
     """What is known beside the outcome: by the type of the error; of the script's own, by what torch and the system say."""
     match outcome:
         case "inexact_restore":
-            return "registered_state_changed_on_load" if error["type"] == RegisteredStateError.__name__ else None
+            return _OF_TYPES.get(error["type"])
         case "user_error" if error.get("ours") is True:
             return "failed_inside_chaosrun"
         case "user_error":
@@ -178,6 +180,9 @@ _OF_TYPES: Mapping[str, EndCode] = {
     UnsafeCheckpointError.__name__: "unsafe_checkpoint",
     InvalidCheckpointError.__name__: "checkpoint_damaged",
     LeftApartError.__name__: "left_apart",
+    RegisteredStateError.__name__: "registered_state_changed_on_load",
+    ParameterOrderError.__name__: "parameter_order",
+    HookedStateError.__name__: "hook_changes_state",
 }
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from chaosrun.verify.check import Drill
 from chaosrun.verify.loading import irreproducible_samples, repeated_streams
+from chaosrun.wording import listed
 
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
@@ -39,6 +40,21 @@ def repeated_order(drill: Drill) -> Iterator[str]:
                 "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
             )
             return
+
+
+def saves_that_change_state(drill: Drill) -> Iterator[str]:
+    """What a save does to the training comes back with every restore, and is another thing where a job saves more often."""
+    for leg in (drill.reference, drill.chaos):
+        for attempt in leg.attempts:
+            for trace in attempt.traces.values():
+                saved = next((record for record in trace.checkpoints if record.changed), None)
+                if saved:
+                    hooks = f" (hooks: {', '.join(saved.hooks)})" if saved.hooks else ""
+                    yield (
+                        f"the save of step {saved.step} changed {listed(saved.changed)}{hooks}: how often the job saves has "
+                        "become part of the training (write copies, and put back what a hook changes)"
+                    )
+                    return
 
 
 def _is_shuffled(ids: list[str]) -> bool:
@@ -73,6 +89,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     repeated_order,
     irreproducible_samples,
     repeated_streams,
+    saves_that_change_state,
 )
 
 

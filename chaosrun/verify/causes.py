@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord, StepRecord
@@ -10,9 +11,11 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.loading import sample_finding, unrepeatable
+from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
+from chaosrun.wording import listed
 
 _WHOLE = {
     "model": "weights",
@@ -23,6 +26,28 @@ _WHOLE = {
     "rng": "rng",
 }
 """The part of a checkpoint that a component is, see `code_differences.PARTS`."""
+
+
+Place = Literal["start", "step", "checkpoint"]
+"""Where a difference was found: in the weights that an attempt went on with, in a step, or in what was saved after it."""
+
+
+def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
+    """A save that changed live state and explains the first difference, in `step` of attempt `number`: one that the reference
+    did not make, the one that the attempt went on from, or the one at which the legs part."""
+    resumed = {attempt.number: attempt.resume_step for attempt in drill.chaos.attempts}
+    for attempt in drill.chaos.attempts:
+        kept = min((resumed[later] for later in resumed if attempt.number < later <= number), default=step)
+        for rank, trace in sorted(attempt.traces.items()):
+            for saved in trace.checkpoints if attempt.number <= number else ():
+                if not saved.changed or saved.step > min(kept, step):
+                    continue
+                alone = reference_state(drill, rank, saved.step) is None
+                here = saved.step == {"start": step - 1, "step": None, "checkpoint": step}[at]
+                if here or (alone and saved.step < step):
+                    hooks = f" (hooks: {', '.join(saved.hooks)})" if saved.hooks else ""
+                    return Cause.of("save_changes_state", step=saved.step, changed=listed(saved.changed), hooks=hooks)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +120,8 @@ def of_position(moment: Moment, start: StartRecord) -> Cause | None:
 def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
     """Parameters that are wrong before the first step of an attempt."""
     drill = moment.drill
+    if message := unlike_orders([*starts_of(drill.reference.attempts[0]), *starts_of(moment.attempt)]):
+        return Cause.of("parameter_order", message=message)
     if not moment.restored:
         return Cause.of("initial_weights")
     if seen == reference_parameters(drill, rank, 0):

@@ -37,6 +37,32 @@ _ENDS: Mapping[str, Row] = {
         "{message}", script("load_state_dict of a registered object does not bring back what its state_dict gave")
     ),
 }
+_ORDER_HINT = (
+    "give the optimizer its parameters in the order of model.named_parameters(): a set, an id() or a listing orders them anew "
+    "in every process, and an optimizer's state is restored by number"
+)
+_STATE_OF_SCRIPT: Mapping[str, Row] = {
+    "parameter_order": Row(
+        "the script's parameter order: {message}",
+        script("it gives its optimizer the parameters in another order in another process"),
+        _ORDER_HINT,
+        "O5",
+    ),
+    "hook_changes_state": Row(
+        "{message}",
+        script("a hook of its own changes what is saved, or what is loaded", likely=True),
+        "what a hook on saving writes has to be the live state, and what a hook on loading puts back has to be what was saved: "
+        "keep averages and converted copies beside it (run.register, or files of their own)",
+        "S11",
+    ),
+    "save_changes_state": Row(
+        "a save hook of the script changes live state",
+        script("a save of its checkpoint changes the training: {changed}{hooks}"),
+        "the save of step {step} changed {changed}{hooks}: how often a job saves must not matter, so write copies, and put "
+        "back what a hook changes before it returns",
+        "S11",
+    ),
+}
 _VERDICTS: Mapping[str, Row] = {
     "exact": Row(
         "bit-identical to the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
@@ -71,4 +97,4 @@ _VERDICTS: Mapping[str, Row] = {
     "checks_missing": Row("not shown: {checks}", ours("a check that must pass was left out", likely=True)),
 }
 
-END_ROWS: Mapping[str, Row] = {**_ENDS, **_VERDICTS}
+END_ROWS: Mapping[str, Row] = {**_ENDS, **_STATE_OF_SCRIPT, **_VERDICTS}

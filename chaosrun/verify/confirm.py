@@ -1,6 +1,7 @@
 """When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
 
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.events import CONCLUSIVE
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
@@ -19,11 +20,11 @@ DOUBTFUL_REFERENCE = frozenset({"reproducible", "environment"})
 
 
 def worth_confirming(verdict: Verdict) -> bool:
-    """Both legs completed and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
-    if verdict.outcome != "completed" or any(_injected(check) for check in verdict.checks):
+    """The legs came to an end and differ: either recovery is not exact, or the job is not, or a cached reference is stale."""
+    if verdict.outcome not in CONCLUSIVE or any(_injected(check) for check in verdict.checks):
         return False
     doubted = any(check.name in DOUBTFUL_REFERENCE and check.status == "inconclusive" for check in verdict.checks)
-    return verdict.status == "FAIL" or doubted
+    return (verdict.status == "FAIL" and verdict.outcome == "completed") or doubted
 
 
 def _injected(check: Check) -> bool:
@@ -35,6 +36,8 @@ def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpe
     """How two legs without faults differ, or why that cannot be told; None when they are equal in everything compared."""
     drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
     divergence = first_divergence(drill)
+    if divergence is not None and divergence.reason.code == "parameter_order":
+        return divergence.cause
     if divergence is not None:
         return f"{divergence.kind} at step {divergence.step}, rank {divergence.rank}"
     for check in run_checks(drill):

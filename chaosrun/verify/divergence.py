@@ -5,7 +5,7 @@ step, the order of diagnosis: an earlier kind that differs explains the later on
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from chaosrun.records.history import Attempt
@@ -95,16 +95,26 @@ class Divergence:
 
 def first_divergence(drill: Drill) -> Divergence | None:
     for attempt in drill.chaos.attempts:
-        if attempt.resume is not None and (found := _at_restore(drill, attempt)):
-            return found
-        moments = list(_moments(drill, attempt))
-        saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
-        for moment in moments:
-            if found := _at_step(moment) or (_at_checkpoint(moment) if moment.step in saved else None):
-                return found
-        if not moments and (found := _weights(_opening(drill, attempt))):
-            return found
+        for found, at in _divergences(drill, attempt):
+            if found is not None:
+                saved = causes.of_save(drill, attempt.number, found.step, at)
+                return found if saved is None else replace(found, reason=saved)
     return None
+
+
+def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:
+    """What differs in an attempt, in time, and where it was looked for."""
+    if attempt.resume is not None:
+        found = _at_restore(drill, attempt)
+        yield found, "start" if found and found.kind == "weights" else "step"
+    moments = list(_moments(drill, attempt))
+    saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
+    for moment in moments:
+        yield _at_step(moment), "step"
+        if moment.step in saved:
+            yield _at_checkpoint(moment), "checkpoint"
+    if not moments:
+        yield _weights(_opening(drill, attempt)), "step"
 
 
 def _opening(drill: Drill, attempt: Attempt) -> Moment:

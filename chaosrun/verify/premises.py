@@ -12,6 +12,7 @@ from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare, compared_fields, differing_keys
 from chaosrun.verify.corruption import injections
+from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.restored import saved_difference
 
 
@@ -140,6 +141,9 @@ def reproducible(drill: Drill) -> Check:
     first = drill.chaos.attempts[0]
     if first.resume is not None or any(trace.start and trace.start.restored for trace in first.traces.values()):
         return inconclusive("reproducible", "first_attempt_restored")
+    undisturbed = [start for attempt in drill.reference.attempts for start in starts_of(attempt)]
+    if message := unlike_orders([*undisturbed, *starts_of(first)]):
+        return inconclusive("reproducible", "parameter_order", message=f"{message}, before the first fault")
     for where, expected, seen in _starts(drill, first):
         if expected != seen:
             how = f"before the first step, {where} already differs from the reference"

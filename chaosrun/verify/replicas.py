@@ -11,6 +11,7 @@ from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference
+from chaosrun.verify.order import starts_of, unlike_orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ def rank_agreement(drill: Drill) -> Check:
     if drill.spec.workers == 1:
         return skipped("rank_agreement", "one worker has nobody to agree with")
     for leg in (drill.reference, drill.chaos):
+        if message := unlike_orders([start for attempt in leg.attempts for start in starts_of(attempt)]):
+            return failed("rank_agreement", "parameter_order", message=message)
         found = drift(leg)
         if found is None:
             continue

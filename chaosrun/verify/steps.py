@@ -10,6 +10,7 @@ from chaosrun.records.traces import StepRecord
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import Field, Mismatch, compare, first_difference
+from chaosrun.verify.order import unlike_orders
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
@@ -135,6 +136,8 @@ def _wrong_names(drill: Drill) -> Check | None:
         for attempt in drill.chaos.attempts:
             other = attempt.traces.get(rank)
             if other and other.start and other.start.tensors != trace.start.tensors:
+                if message := unlike_orders((trace.start, other.start)):
+                    return failed("parameters", "parameter_order", message=message)
                 index = first_difference(trace.start.tensors, other.start.tensors) or 0
                 names = [tensors[index : index + 1] for tensors in (trace.start.tensors, other.start.tensors)]
                 about: dict[str, Any] = {"rank": rank, "attempt": attempt.number, "index": index}

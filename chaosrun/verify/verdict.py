@@ -180,8 +180,10 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None) -> Verdict
     elif divergence and (injection := explained(divergence, drill)):
         divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
     corrupted = None if blameless else _of_corruption(checks, drill)
+    unproven = unfounded if drill.chaos.outcome == "inexact_restore" and drill.reference.outcome == "completed" else None
     ruling = (
         corrupted
+        or unproven
         or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
@@ -219,7 +221,8 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             return _Ruling(status="INCONCLUSIVE", reason=reason)
         message, hint = leg.finished.message or leg.outcome or "", leg.finished.hint
         if leg is chaos and leg.outcome == "inexact_restore":
-            return _Ruling(status="FAIL", reason=_end_of(leg, message), hint=hint)
+            reason = _end_of(leg, message)
+            return _Ruling(status="FAIL", reason=reason, hint=reason.hint or hint)
         exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
         if leg.outcome == "user_error" and (found := drift(leg)):
             headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
@@ -241,12 +244,11 @@ def _end_of(leg: LegHistory, message: str) -> Cause:
 
 
 def _of_premises(checks: Sequence[Check], irreproducible: Cause | None) -> _Ruling | None:
-    if irreproducible:
-        return _Ruling(status="INCONCLUSIVE", reason=irreproducible)
-    for check in checks:
-        if check.name in PREMISES and check.cause is not None:
-            return _Ruling(status="INCONCLUSIVE", reason=check.cause)
-    return None
+    doubts = [check.cause for check in checks if check.name in PREMISES and check.cause is not None]
+    # A mistake that was seen says more than that two runs differ.
+    known = [cause for cause in doubts if cause.code == "parameter_order"]
+    found = next(iter([*known, *([irreproducible] if irreproducible else []), *doubts]), None)
+    return found and _Ruling(status="INCONCLUSIVE", reason=found)
 
 
 def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:

@@ -14,8 +14,10 @@ from verdicts import PASSED
 import chaosrun.verify
 from chaosrun.errors import (
     ChaosrunError,
+    HookedStateError,
     InvalidCheckpointError,
     LeftApartError,
+    ParameterOrderError,
     RegisteredStateError,
     RestoreMismatchError,
     UnsafeCheckpointError,
@@ -237,6 +239,8 @@ def test_deaths_that_nobody_planned(tmp_path: Path) -> None:
         (ended_as(leg, error=raised(UnsafeCheckpointError("a.pt: holds more than tensors and plain values: a.B"))), "yours"),
         (ended_as(leg, error=raised(LeftApartError("rank 1 had done step 4"))), "yours"),
         (ended_as(leg, error=raised(RegisteredStateError("rank 1: registered is not what it was"))), "yours"),
+        (ended_as(leg, error=raised(ParameterOrderError("rank 1: the optimizer's parameter 0 is b"))), "yours"),
+        (ended_as(leg, error=raised(HookedStateError("rank 1: model is not what it was"))), "yours"),
         (Cause("unkillable"), "machine"),
         (Cause("node_lost"), "machine"),
         (Cause("hung"), "yours"),

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
-from chaosrun.errors import RestoreMismatchError
+from chaosrun.errors import HookedStateError, ParameterOrderError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.position import Position
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -112,8 +112,46 @@ def test_the_same_script_gets_everything_back(tmp_path: Path) -> None:
 def test_parameters_in_another_order(tmp_path: Path) -> None:
     """O5: torch's optimizers know parameters by their number, and shapes that agree load silently."""
     _, name = save(tmp_path)
-    with pytest.raises(RestoreMismatchError, match=r"optimizer is not what checkpoint .* holds: '0/state/0\.bias/exp_avg'"):
+    told = f"rank 0: the optimizer's parameter 0 is 1.weight, in checkpoint {name} it is 0.weight"
+    with pytest.raises(ParameterOrderError, match=f"^{told}"):
         Training(tmp_path, reorder=True).checkpointer.restore(name, {})
+
+
+class Swap:
+    """An average that is written in the model's place."""
+
+    def __call__(self, models: list[Any], weights: list[Any], output_dir: str) -> None:
+        weights[0] = {name: value * 0.5 for name, value in weights[0].items()}
+
+
+def halve(models: list[Any], weights: list[Any], output_dir: str) -> None:
+    with torch.no_grad():
+        for parameter in models[0].parameters():
+            parameter.mul_(0.5)
+
+
+def test_a_hook_that_saves_something_else_is_named(tmp_path: Path) -> None:
+    _, name = save(tmp_path, lambda training: training.accelerator.register_save_state_pre_hook(Swap()))
+    again = Training(tmp_path)
+    again.accelerator.register_save_state_pre_hook(Swap())
+    with pytest.raises(
+        HookedStateError, match=r"model is not what checkpoint .* the script's hooks on saving and loading: Swap"
+    ):
+        again.checkpointer.restore(name, {})
+
+
+@pytest.mark.parametrize(
+    ("hook", "changed"),
+    [
+        (lambda models, weights, output_dir: None, []),
+        (halve, ["model 0.bias and 3 more"]),
+        (lambda models, weights, output_dir: models[0].eval(), ["mode 0. and 2 more"]),
+        (lambda models, weights, output_dir: torch.rand(1), ["rng torch"]),
+    ],
+)
+def test_what_a_save_changes_of_the_live_state_is_known(tmp_path: Path, hook: Any, changed: list[str]) -> None:
+    saved, _ = save(tmp_path, lambda training: training.accelerator.register_save_state_pre_hook(hook))
+    assert saved.checkpointer.changed == changed
 
 
 def test_moments_that_loading_rounds_to_the_parameters_type(tmp_path: Path) -> None:

@@ -60,3 +60,21 @@ def test_confirming_is_for_differences_between_complete_legs(tmp_path: Path, run
     assert worth_confirming(judge(write_run(tmp_path / "random", bugs=Bugs(random_script=True))))
     edit_journal(run, "chaos", only("leg.finished", put(outcome="user_error")))
     assert not worth_confirming(judge(run))
+
+
+def test_a_restore_found_inexact_is_asked_for_its_premise(tmp_path: Path) -> None:
+    """A job that differs before any fault cannot have its restore blamed, whatever the restore found."""
+    for name, bugs, status in (("random", Bugs(random_script=True), "INCONCLUSIVE"), ("sound", Bugs(), "FAIL")):
+        run = write_run(tmp_path / name, bugs=bugs)
+        edit_journal(run, "chaos", only("leg.finished", put(outcome="inexact_restore", message="rank 0: optimizer is not")))
+        verdict = judge(run)
+        assert (verdict.status, verdict.code) == (
+            ("INCONCLUSIVE", "job_not_repeatable") if status == "INCONCLUSIVE" else ("FAIL", "state_changed_on_load")
+        )
+        assert worth_confirming(verdict) == (status == "INCONCLUSIVE")
+
+
+def test_an_undisturbed_leg_with_another_parameter_order_is_named_so(run: RunLayout) -> None:
+    edit_trace(run, "confirm", 1, 1, only("start", put(tensors=["block.weight", "embed.weight", "head.bias"], param="0" * 16)))
+    difference = confirm(run)
+    assert difference is not None and difference.startswith("the script's parameter order: parameter 0 is block.weight")

@@ -75,6 +75,47 @@ def test_what_a_restore_left_out_is_named(tmp_path: Path, bugs: Bugs, kind: str,
     assert hint in divergence.hint
 
 
+def test_the_parameters_order_is_the_scripts_before_any_fault_and_after(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole")
+    reordered = put(tensors=["block.weight", "embed.weight", "head.bias"], param="0" * 16)
+    for leg, attempt, rank in (("chaos", 1, 0), ("reference", 1, 1)):
+        run = copy_run(whole, tmp_path / f"{leg}{rank}")
+        edit_trace(run, leg, attempt, rank, only("start", reordered))
+        verdict = judge(run)
+        assert (verdict.status, verdict.code, verdict.blame.part) == ("INCONCLUSIVE", "parameter_order", "script")
+        assert "parameter 0 is block.weight on rank" in verdict.cause and "before the first fault" in verdict.cause
+        assert "model.named_parameters()" in (verdict.hint or "")
+    run = copy_run(whole, tmp_path / "later")
+    edit_trace(run, "chaos", 2, 1, only("start", reordered))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.reason.hazard) == ("FAIL", "parameter_order", "O5")
+    # The control: other names are no other order.
+    run = copy_run(whole, tmp_path / "renamed")
+    edit_trace(run, "chaos", 2, 1, only("start", put(tensors=["other.weight", "block.weight", "head.bias"], param="0" * 16)))
+    assert judge(run).code == "weights_not_restored"
+
+
+def test_a_save_that_changes_live_state_explains_what_comes_after_it(tmp_path: Path) -> None:
+    spoilt = write_run(tmp_path / "spoilt", bugs=Bugs(weights_off=1e-12), reference_bugs=Bugs())
+    assert judge(copy_run(spoilt, tmp_path / "control")).code == "weights_not_restored"
+    saved = put(changed=["model embed.weight"], hooks=["rounding"])
+    edit_trace(spoilt, "chaos", 1, 1, only("checkpoint", saved, step=4))
+    verdict = judge(spoilt)
+    assert (verdict.status, verdict.code, verdict.blame.part) == ("FAIL", "save_changes_state", "script")
+    assert verdict.hint and verdict.hint.startswith("the save of step 4 changed model embed.weight (hooks: rounding)")
+
+
+def test_a_save_that_the_reference_made_too_explains_nothing_later(tmp_path: Path) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
+    edit_trace(run, "chaos", 1, 1, only("checkpoint", put(changed=["rng torch"]), step=4))
+    alike = judge(copy_run(run, tmp_path / "alike"))
+    assert alike.code == "rng_not_restored"
+    assert [warning for warning in alike.warnings if warning.startswith("the save of step 4 changed rng torch: how often")]
+    for rank in range(3):
+        edit_trace(run, "reference", 1, rank, only("checkpoint", drop, step=4))
+    assert judge(run).code == "save_changes_state"
+
+
 def restored_as(component: str, values: dict[str, str]) -> Any:
     """An edit of what a `start` line says was restored."""
     return only("start", lambda line: {**line, "digests": {**line["digests"], component: values}})
