@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 
+from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import (
@@ -89,17 +90,16 @@ class Checkpointer:
         with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
             self._accelerator.save_state(str(staging), safe_serialization=True)
             self._write_rank_file(staging / rank_file(rank), step)
-        own = {rank_file(rank), f"random_states_{rank}.pkl"}
-        if rank == 0:
-            others = {name(r) for r in range(1, self._order.world_size) for name in (rank_file, "random_states_{}.pkl".format)}
-            own = {path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()} - others
-        sealed = self._store.seal(staging, sorted(own))
+        sealed = self._store.seal(staging, [rank_file(rank), f"random_states_{rank}.pkl"])
         digests = self._state.digests()
         self.changed = _differing(before, {**digests, "mode": self._state.modes()})
         self._heart.beat("checkpoint.gather", step)
         everybody = self._gather({"files": sealed, "digests": {key: digests[key] for key in ("rng", "buffers", "registered")}})
         self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
+            files = {name: entry for part in everybody for name, entry in part["files"].items()}
+            # Only now has every rank's hook of saving, which may write files of its own, come to its end.
+            rest = sorted(name for name in list_members(staging) if name not in files)
             manifest = Manifest(
                 step=step,
                 position=StoredPosition(**position.to_json()),
@@ -107,7 +107,7 @@ class Checkpointer:
                 attempt=self._order.attempt,
                 time_s=time.time(),
                 job_fingerprint=self._order.job_fingerprint,
-                files={name: entry for part in everybody for name, entry in part["files"].items()},
+                files={**files, **self._store.seal(staging, rest)},
                 digests={
                     **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
                     "ranks": [part["digests"] for part in everybody],
