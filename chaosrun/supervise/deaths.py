@@ -209,5 +209,6 @@ def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
         step=step,
         error=(error["type"], error["message"]),
         reducer=of_reducer is not None,
+        refused=error["type"] == MisuseError.__name__,
         raised_s=end["time_s"],
     )

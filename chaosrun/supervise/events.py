@@ -25,6 +25,8 @@ class Failure:
     """Type and message of an exception; None for a death that named no error."""
     reducer: bool = False
     """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
+    refused: bool = False
+    """chaosrun refuses what the script does (MisuseError): another attempt would do the same, or hide it."""
     leaving: bool = False
     """It left in order, on a preemption notice, and the other ranks leave with it: nobody needs to be stopped."""
     reach: Literal["before", "in", "beyond"] = "beyond"

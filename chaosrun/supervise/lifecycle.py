@@ -239,7 +239,7 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         return _again(replace(state, died_from=()))
     failure = state.failure
     assert failure is not None, "an attempt stopped without a cause"
-    if failure.outcome in ("inexact_restore", "resources"):
+    if failure.outcome in ("inexact_restore", "resources") or failure.refused:
         return _finish(state, _ended_by(failure))
     if failure.reducer and state.distributed_debug:
         # At whatever step: a checkpoint taken since would only move the error on, attempt after attempt.

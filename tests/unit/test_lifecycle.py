@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chaosrun.records.events import Outcome
 from chaosrun.supervise import lifecycle as life
 from chaosrun.supervise.lifecycle import AcquirePlaces, Audit, Finish, Rest, SetAside, Start, Stop, begin, decide
 
@@ -152,11 +153,11 @@ def test_progress_gives_the_budget_back() -> None:
     assert state.restarts == 1
 
 
-@pytest.mark.parametrize("outcome", ["inexact_restore", "resources"])
-def test_what_another_attempt_cannot_mend_ends_the_leg_at_once(outcome: str) -> None:
-    failure = life.Failure(message="no", hint="so", outcome=outcome)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("outcome", "refused"), [("inexact_restore", False), ("resources", False), ("user_error", True)])
+def test_what_another_attempt_cannot_mend_ends_the_leg_at_once(outcome: Outcome, refused: bool) -> None:
+    failure = life.Failure(message="no", hint="so", outcome=outcome, refused=refused)
     _, actions = run(life.Placed(), *started(), life.Death(rank=0, failure=failure), life.Stopped())
-    assert actions[-1] == (Finish(outcome=outcome, message="no", hint="so"),)  # type: ignore[arg-type]
+    assert actions[-1] == (Finish(outcome=outcome, message="no", hint="so"),)
 
 
 def test_a_rank_that_left_early_while_others_completed_is_not_a_completed_leg() -> None:
