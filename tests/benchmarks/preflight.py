@@ -1,7 +1,7 @@
 """How long preflight's per-node checks take for many nodes beside few, with simulated agents.
 
 The checks are made once on this machine. Then agents that are only names give what was found here, after the time that it took
-here: what is measured on top is asking, judging, comparing with peers and the account of it.
+here: what is measured on top is asking, judging, comparing with peers and the report of it.
 """
 
 import heapq

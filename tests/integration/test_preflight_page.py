@@ -65,21 +65,13 @@ def test_what_is_wrong_comes_first_and_every_node_is_there(browser: "Browser", p
         assert seen.evaluate("document.documentElement.scrollHeight") < 5000
 
 
-def test_numbers_are_drawn_and_told(browser: "Browser", pages: dict[str, Path]) -> None:
-    with opened(browser, pages["512"]) as seen:
-        told = seen.evaluate("[...document.querySelectorAll('.values')].map(strip => strip.getAttribute('aria-label'))")
-        assert told[0] == "512 values, from bad to good: worst 838 GiB, median 863 GiB"
-        drawn = seen.evaluate("[...document.querySelectorAll('.values path')].map(path => path.getBoundingClientRect().height)")
-        assert min(drawn) > 5
-
-
 def test_the_keyboard_reaches_what_can_be_done(browser: "Browser", pages: dict[str, Path]) -> None:
     with opened(browser, pages["512"]) as seen:
         reached = []
-        for _ in range(12):
+        for _ in range(13):
             seen.page.keyboard.press("Tab")
             reached.append(seen.evaluate("document.activeElement.tagName"))
-        assert reached[0] == "A" and reached.count("SUMMARY") == 3 and reached.count("BUTTON") == 2
+        assert reached[0] == "A" and reached.count("SUMMARY") == 4 and reached.count("BUTTON") == 2
         seen.page.evaluate("document.querySelector('.matrix summary').focus()")
         seen.page.keyboard.press("Enter")
         assert seen.evaluate("document.querySelector('.matrix details').open")

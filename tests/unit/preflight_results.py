@@ -82,7 +82,7 @@ def odd_bits(node: str, device: str = "cuda:3") -> Finding:
         measured="2 different fingerprints in 3 repeats",
         threshold="1",
         reason="the device disagrees with itself: the same computation gave different bits",
-        remedy=f"take {node} out of the cluster and have {device} tested (dcgmi diag -r 3)",
+        remedy="take the node out of the cluster and have the GPU tested (dcgmi diag -r 3)",
     )
 
 
@@ -121,7 +121,7 @@ def lost(node: str) -> Iterator[Finding]:
             status=Status.ERROR,
             node=node,
             reason="its agent is gone: the node died",
-            remedy=f"look at {node}'s raylet.err, start Ray there again",
+            remedy="look at the raylet.err there, start Ray again",
         )
 
 
