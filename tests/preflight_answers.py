@@ -1,12 +1,31 @@
-"""What nodes told, as a check is given it: JSON values become the facts of the check's own type."""
+"""Nodes, jobs, and what nodes told as a check is given it: JSON values become the facts of the check's own type."""
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.model import Answers, Check, F, Finding, Setting, Silence, read_answers
+from chaosrun.preflight.model import Answers, Check, F, Finding, Level, Setting, Silence, read_answers
 from chaosrun.records.codec import convert
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
+
+SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
+
+
+def node_of(name: str = "n", *, cpus: float = 2.0, gpus: int = 0, head: bool = False) -> Node:
+    return Node(name=name, node_id=name, address="127.0.0.1", hostname=name, cpus=cpus, gpus=gpus, head=head)
+
+
+def nodes_of(*names: str) -> list[Node]:
+    return [node_of(name, head=name == names[0]) for name in names]
+
+
+def job_of(workers: int = 2, **parts: Any) -> Job:
+    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": workers, **parts})
+    here = Path("/nowhere")
+    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
 
 
 def told(

@@ -24,11 +24,10 @@ from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
 from chaosrun.preflight.checks.storage import CHECK as STORAGE
 from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 from tests.integration.ranks import eventually
 from tests.local_pool import LocalPool
-from tests.preflight_answers import Answering, judged
+from tests.preflight_answers import Answering, job_of, judged
 
 FAULTY = Path(__file__).parent / "faulty"
 OLD, YOUNG = f"{PREFIX}old", f"{PREFIX}young"
@@ -61,12 +60,6 @@ class Asking(Answering):
             for name, call in calls.items()
         }
         return self._crew.probe(changed)
-
-
-def job_of(workers: int = 2, **parts: Any) -> Job:
-    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": workers, **parts})
-    here = Path("/nowhere")
-    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
 
 
 def found_on(pool: LocalPool | Asking, setting: Setting) -> list[Finding]:
@@ -118,7 +111,7 @@ def findings(storage: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Fi
 def test_a_sound_storage_passes_and_nothing_is_left(findings: list[Finding], storage: Path) -> None:
     rows = by_name(findings, "sound")
     assert {row.status for row in rows.values()} <= {Status.PASS, Status.SKIP, Status.WARN}
-    assert rows["killed writer"].status is Status.PASS and rows["exclusive create"].status is Status.PASS
+    assert rows["saves"].status is Status.PASS and rows["exclusive create"].status is Status.PASS
     assert rows["write speed"].measure is not None and rows["write speed"].measure.number > 0
     assert f"at {storage.parent}" in rows["file system"].measured, "the folder above is tested"
     assert os.listdir(storage.parent) == [YOUNG]
@@ -132,11 +125,11 @@ def has_cachestat() -> bool:
 @pytest.mark.parametrize(
     ("node", "row", "words"),
     [
-        ("loses_renamed", "killed writer", "torn"),
-        ("copies", "killed writer", "torn"),
+        ("loses_renamed", "saves", "torn"),
+        ("copies", "saves", "torn"),
         ("not_exclusive", "exclusive create", "20 created twice"),
         ("no_locks", "lock", "taken by two"),
-        ("full", "write, fsync, rename", "No space left on device"),
+        ("full", "saves", "No space left on device"),
         ("preloaded", "fsync", "libeatmydata.so is loaded"),
         pytest.param(
             "fsync_does_nothing",
@@ -184,8 +177,8 @@ def test_a_storage_that_hangs_is_named_and_nothing_is_left(tmp_path: Path) -> No
         said = json.loads(guard.stdout.read())["facts"]
     setting = setting_of(tmp_path)
     findings = judged(STORAGE, setting, LocalPool({"a": {}}).nodes, {"a": said})
-    assert bad(findings) == [("a", "write, fsync, rename")]
-    hung = by_name(findings, "a")["write, fsync, rename"]
+    assert bad(findings) == [("a", "saves")]
+    hung = by_name(findings, "a")["saves"]
     assert hung.measured.startswith("no answer within 3 s") and hung.device == str(tmp_path)
     assert not left_in(tmp_path)
 
@@ -217,10 +210,10 @@ def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) ->
     pool = LocalPool({"full": mounted("size=16k"), "read-only": mounted("ro"), "memory": mounted("size=64m")})
     findings = found_on(Asking(pool), setting_of(tmp_path))
     full, read_only, memory = (by_name(findings, node.name) for node in pool.nodes)
-    assert bad(findings)[-1] == ("read-only", "write, fsync, rename")
+    assert bad(findings)[-1] == ("read-only", "saves")
     no_room = [full[name].measured for node, name in bad(findings) if node == "full"]
     assert no_room and all(told.startswith(str(tmp_path)) and "No space left" in told for told in no_room)
-    assert "Read-only file system" in read_only["write, fsync, rename"].measured
+    assert "Read-only file system" in read_only["saves"].measured
     assert memory["file system"].status is Status.WARN and "restarts" in memory["file system"].reason
     assert memory["fsync"].status is Status.SKIP
 
@@ -249,7 +242,7 @@ def test_a_storage_that_is_slow_all_the_time_is_not_dead(tmp_path: Path) -> None
     pool = Asking(LocalPool({"a": layer("stalls", CHAOSRUN_TEST_STALL="always")}), patience_s=3.0)
     findings = found_on(pool, setting_of(tmp_path))
     assert not bad(findings)
-    assert by_name(findings, "a")["killed writer"].status is Status.PASS
+    assert by_name(findings, "a")["saves"].status is Status.PASS
 
 
 @pytest.fixture

@@ -1,97 +1,95 @@
 """What the check of shared storage says of good and of bad facts."""
 
-import json
 from typing import Any
 
 import pytest
 
 from chaosrun.preflight.checks.shared_storage import CHECK as SHARED_STORAGE
-from chaosrun.preflight.checks.shared_storage import judge
+from chaosrun.preflight.checks.shared_storage import Meet, judge
 from chaosrun.preflight.model import Finding, Status
+from chaosrun.preflight.probes.shared_storage import SharedFacts
 from chaosrun.spec.source import Job
-from tests.preflight_answers import Answering
-from tests.unit.test_preflight_storage import PLACE, job_of, nodes_of, setting_of
+from tests.preflight_answers import Answering, job_of, nodes_of, told
+from tests.unit.test_preflight_storage import MOUNT, setting_of
+
+Changes = dict[str, Any]
+SEEN, NAMES = "files of one seen by the other", "exclusive create between nodes"
 
 
-def shared_of(**changes: dict[str, Any]) -> dict[str, Any]:
+def facts_of(number: int, peer: int, **changes: Any) -> Changes:
+    """Of a node that shares with two others, but for what is given; None: it did not come so far."""
+    found: Changes = {
+        "mount": MOUNT,
+        "meeting": {"met": [0, 1, 2], "arrived_s": 100.0, "left_s": 103.0},
+        "competition": {"names": 3, "won": [number], "again": [], "refused": bool(number) or None, "waited_s": 0.0},
+        "ring": {"peer": peer, "there_and_back_s": [0.002, 0.004], "torn": [], "answered": True, "waited_s": 0.0},
+    }
+    steps = {step: None if changes.get(step, {}) is None else {**good, **changes.get(step, {})} for step, good in found.items()}
+    return {**steps, "stopped": changes.get("stopped", ""), "patience_s": 8.0, "limit_s": 20.0}
+
+
+def meet_of(unanswered: Changes | None = None, **changes: Changes) -> Meet:
     """Nodes a, b and c that share a storage, but for what is given."""
     names = ["a", "b", "c"]
-    answered: dict[str, Any] = {}
-    for number, name in enumerate(names):
-        change = changes.get(name, {})
-        found = {
-            "place": PLACE,
-            "meet": {"met": [0, 1, 2], "arrived_s": 100.0, "left_s": 103.0},
-            "compete": {"won": [], "again": [], "names": 3, "refused": bool(number) or None},
-            "ring": {
-                "peer": (number + 1) % 3,
-                "there_and_back_s": [0.002, 0.004],
-                "torn": [],
-                "answered": True,
-                "waited_s": 0.0,
-            },
-        }
-        found["compete"]["won"] = [number]
-        steps = {step: {"found": {**good, **change.get(step, {})}} for step, good in found.items() if change.get(step) != {}}
-        answered[name] = {"steps": steps, "hung": change.get("hung"), "slow": None, "patience_s": 8.0, "limit_s": 20.0}
-    return {"names": names, "answered": answered, "unanswered": {}}
+    answered = {name: facts_of(number, (number + 1) % 3, **changes.get(name, {})) for number, name in enumerate(names)}
+    asked = {name: facts for name, facts in answered.items() if name not in (unanswered or {})}
+    return Meet(names, told(SharedFacts, asked, unanswered))
 
 
-APART = {"compete": {}, "ring": {}}
+APART: Changes = {"competition": None, "ring": None}
 
 
-def shared_rows(facts: dict[str, Any], job: Job | None = None) -> list[Finding]:
-    return judge(setting_of(job), nodes_of("a", "b", "c"), facts)
+def shared_rows(meet: Meet, job: Job | None = None) -> list[Finding]:
+    return judge(setting_of(job), nodes_of("a", "b", "c"), meet)
+
+
+def odd(meet: Meet, job: Job | None = None) -> list[Finding]:
+    return [row for row in shared_rows(meet, job) if row.status is not Status.PASS]
 
 
 def test_a_shared_storage_passes() -> None:
-    findings = shared_rows(shared_of(), job_of(3))
+    findings = shared_rows(meet_of(), job_of(3))
     assert {row.status for row in findings} == {Status.PASS} and len(findings) == 8
     assert "p50 1 ms, p99 2 ms" in findings[3].measured
 
 
-def apart(**changes: Any) -> dict[str, Any]:
+def apart(mount: Changes | None = None, c_mount: Changes | None = None, **meeting: Any) -> Meet:
     """Of a and b that share one, and c that has its own."""
-    together = {"meet": {"met": [0, 1]}}
-    facts = shared_of(a=together, b=together, c={"meet": {"met": [2], **changes}, **APART})
-    for number, name in enumerate("ab"):
-        facts["answered"][name]["steps"]["ring"]["found"]["peer"] = 1 - number
-        facts["answered"][name]["steps"]["compete"]["found"]["won"] = [[0, 2], [1]][number]
-    return facts
+    met = {"mount": mount or {}, "meeting": {"met": [0, 1]}}
+    return meet_of(
+        a={**met, "ring": {"peer": 1}, "competition": {"won": [0, 2]}},
+        b={**met, "ring": {"peer": 0}},
+        c={"mount": {**(mount or {}), **(c_mount or {})}, "meeting": {"met": [2], **meeting}, **APART},
+    )
 
 
 @pytest.mark.parametrize("workers", [5, 2, None])
 def test_a_node_outside_of_what_the_others_share_fails(workers: int | None) -> None:
-    findings = shared_rows(apart(), None if workers is None else job_of(workers))
-    unshared = [row for row in findings if row.status is not Status.PASS]
-    assert [(row.node, row.status) for row in unshared] == [("c", Status.FAIL)]
-    assert unshared[0].measured == "not shared: a, b not seen within 3 s, at /data (ext4 of /dev/sda)"
+    (row,) = odd(apart(), None if workers is None else job_of(workers))
+    assert (row.node, row.status) == ("c", Status.FAIL)
+    assert row.measured == "not shared: a, b not seen within 3 s, at /data (ext4 of /dev/sda)"
 
 
-def test_of_a_server_that_all_have_mounted_a_file_may_come_late() -> None:
-    def status(c_left_s: float = 103.0, **place: str) -> Status:
-        facts = apart(left_s=c_left_s)
-        for name in "abc":
-            facts["answered"][name]["steps"]["place"] = {"found": {**PLACE, "type": "nfs4", "source": "server:/x"}}
-        facts["answered"]["c"]["steps"]["place"]["found"].update(place)
-        (odd,) = [row for row in shared_rows(facts, job_of(5)) if row.status is not Status.PASS]
-        assert odd.node == "c"
-        return odd.status
-
-    assert status() is Status.WARN
-    assert status(c_left_s=165.0) is Status.FAIL, "no client keeps what it knows for so long"
-    assert status(source="server:/y") is status(base="/", source="/dev/sda") is Status.FAIL
+@pytest.mark.parametrize(
+    ("c_mount", "left_s", "status"),
+    [
+        ({}, 103.0, Status.WARN),
+        ({}, 165.0, Status.FAIL),  # no client keeps what it knows for so long
+        ({"source": "server:/y"}, 103.0, Status.FAIL),
+        ({"base": "/", "source": "/dev/sda"}, 103.0, Status.FAIL),
+    ],
+)
+def test_of_a_server_that_all_have_mounted_a_file_may_come_late(c_mount: Changes, left_s: float, status: Status) -> None:
+    (row,) = odd(apart({"type": "nfs4", "source": "server:/x"}, c_mount, left_s=left_s), job_of(5))
+    assert (row.node, row.status) == ("c", status)
 
 
 def test_of_two_groups_of_one_size_both_are_named() -> None:
-    facts = shared_of()
-    facts["names"] = [*"abcd"]
-    facts["answered"]["d"] = json.loads(json.dumps(facts["answered"]["a"]))
-    for name, met in zip("abcd", ([0, 1], [0, 1], [2, 3], [2, 3]), strict=True):
-        facts["answered"][name]["steps"]["meet"]["found"]["met"] = met
-    findings = judge(setting_of(), nodes_of(*"abcd"), facts)
-    same = [row for row in findings if row.name == "same storage"]
-    assert [(row.node, row.status) for row in same] == [(name, Status.FAIL) for name in "abcd"]
+    met = {"a": [0, 1], "b": [0, 1], "c": [2, 3], "d": [2, 3]}
+    answered = {name: facts_of(place, 0, meeting={"met": met[name]}) for place, name in enumerate(met)}
+    meet = Meet([*met], told(SharedFacts, answered))
+    same = [row for row in judge(setting_of(), nodes_of(*met), meet) if row.name == "same storage"]
+    assert [(row.node, row.status) for row in same] == [(name, Status.FAIL) for name in met]
     assert "c, d not seen" in same[0].measured and "shared with b" in same[0].measured
 
 
@@ -101,84 +99,63 @@ def test_who_came_when_the_others_had_gone_is_not_judged() -> None:
 
 
 def test_who_came_late_and_saw_the_others_is_seen_from_there() -> None:
-    facts = shared_of(a={"meet": {"met": [0]}, **APART}, b={"meet": {"met": [0, 1], "arrived_s": 102.9}, "ring": {}})
-    facts["answered"]["b"]["steps"]["compete"] = {"found": {"left": True}}
-    facts["names"] = [*"ab"]
-    del facts["answered"]["c"]
-    assert {(row.name, row.node, row.status) for row in shared_rows(facts, job_of(5))} == {
+    meet = meet_of(a={"meeting": {"met": [0]}, **APART}, b={"meeting": {"met": [0, 1], "arrived_s": 102.9}, **APART})
+    meet = Meet(["a", "b"], told(SharedFacts, {name: facts for name, facts in meet.told.answered.items() if name != "c"}))
+    assert {(row.name, row.node, row.status) for row in shared_rows(meet, job_of(5))} == {
         ("same storage", "a", Status.WARN),
         ("same storage", "b", Status.PASS),
-        ("files of one seen by the other", "a", Status.SKIP),
-        ("files of one seen by the other", "b", Status.SKIP),
-        ("exclusive create between nodes", None, Status.SKIP),
+        (SEEN, "a", Status.SKIP),
+        (SEEN, "b", Status.SKIP),
+        (NAMES, None, Status.SKIP),
     }
 
 
 def test_nobody_shares_anything() -> None:
-    facts = shared_of(**{name: {"meet": {"met": [number]}, **APART} for number, name in enumerate("abc")})
-    findings = shared_rows(facts, job_of(5))
-    assert [(row.node, row.status) for row in findings] == [(name, Status.FAIL) for name in "abc"]
+    meet = meet_of(**{name: {"meeting": {"met": [number]}, **APART} for number, name in enumerate("abc")})
+    assert [(row.node, row.status) for row in shared_rows(meet, job_of(5))] == [(name, Status.FAIL) for name in "abc"]
+
+
+def nothing_came(waited_s: float) -> Changes:
+    return {"b": {"ring": {"there_and_back_s": [], "answered": False, "waited_s": waited_s}}}
 
 
 @pytest.mark.parametrize(
     ("name", "node", "status", "words", "changes"),
     [
-        ("same storage", "a", Status.WARN, "though seen from there", {"a": {"meet": {"met": [0, 1]}}}),
+        ("same storage", "a", Status.WARN, "though seen from there", {"a": {"meeting": {"met": [0, 1]}}}),
+        (SEEN, "b", Status.FAIL, "seen in part", {"b": {"ring": {"torn": [[2, "ask-1: 0 bytes"]]}}}),
+        (SEEN, "b", Status.WARN, "p99 2 s", {"b": {"ring": {"there_and_back_s": [0.1, 4.0]}}}),
+        (SEEN, "b", Status.WARN, "nothing came back from c within 3 s", nothing_came(3.0)),
+        (SEEN, "b", Status.FAIL, "nothing came back from c within 1 min 5 s", nothing_came(65.0)),
+        (SEEN, "b", Status.WARN, "were not seen within 3 s", {"b": {"competition": {"waited_s": 3.0}, "ring": None}}),
         (
-            "files of one seen by the other",
-            "b",
+            NAMES,
+            None,
             Status.FAIL,
-            "seen in part",
-            {"b": {"ring": {"torn": [[2, "ask-1: 0 bytes"]]}}},
+            "1 created twice, by a, b",
+            {"b": {"competition": {"won": [0, 1]}}},
         ),
-        ("files of one seen by the other", "b", Status.WARN, "p99 2 s", {"b": {"ring": {"there_and_back_s": [0.1, 4.0]}}}),
-        (
-            "files of one seen by the other",
-            "b",
-            Status.WARN,
-            "nothing came back from c within 3 s",
-            {"b": {"ring": {"there_and_back_s": [], "answered": False, "waited_s": 3.0}}},
-        ),
-        (
-            "files of one seen by the other",
-            "b",
-            Status.FAIL,
-            "nothing came back from c within 1 min 5 s",
-            {"b": {"ring": {"there_and_back_s": [], "answered": False, "waited_s": 65.0}}},
-        ),
-        (
-            "files of one seen by the other",
-            "b",
-            Status.WARN,
-            "were not seen within 3 s",
-            {"b": {"compete": {"waited_s": 3.0}, "ring": {}}},
-        ),
-        ("exclusive create between nodes", None, Status.FAIL, "1 created twice, by a, b", {"b": {"compete": {"won": [0, 1]}}}),
-        ("exclusive create between nodes", None, Status.FAIL, "by c", {"c": {"compete": {"again": [0]}}}),
-        ("exclusive create between nodes", None, Status.FAIL, "1 by nobody", {"b": {"compete": {"won": []}}}),
-        ("lock between nodes", None, Status.WARN, "c could take", {"c": {"compete": {"refused": False}}}),
+        (NAMES, None, Status.FAIL, "by c", {"c": {"competition": {"again": [0]}}}),
+        (NAMES, None, Status.FAIL, "1 by nobody", {"b": {"competition": {"won": []}}}),
+        ("lock between nodes", None, Status.WARN, "c could take", {"c": {"competition": {"refused": False}}}),
     ],
 )
-def test_what_nodes_see_of_each_other(
-    name: str, node: str | None, status: Status, words: str, changes: dict[str, dict[str, Any]]
-) -> None:
-    odd = [row for row in shared_rows(shared_of(**changes), job_of(5)) if row.status is not Status.PASS]
-    assert [(row.name, row.node, row.status) for row in odd] == [(name, node, status)] and words in odd[0].measured, odd
-
-
-def test_a_client_that_makes_what_is_there_is_left_out_and_the_others_are_not() -> None:
-    (row,) = [row for row in shared_rows(shared_of(c={"compete": {"again": [0]}}), job_of(5)) if row.status is Status.FAIL]
-    assert row.blames == ("c",)
+def test_what_nodes_see_of_each_other(name: str, node: str | None, status: Status, words: str, changes: Changes) -> None:
+    (row,) = odd(meet_of(**changes), job_of(5))
+    assert (row.name, row.node, row.status) == (name, node, status) and words in row.measured, row
+    # A client that makes what is there is left out, and the others are not.
+    assert row.blames == (("c",) if words == "by c" else ())
 
 
 def test_nodes_that_did_not_come_so_far() -> None:
-    facts = shared_of(b={"hung": "meet", "meet": {}, **APART})
-    facts["unanswered"] = {"c": {"ended": "lost", "error": "it is gone", "limit_s": 20.0}}
-    del facts["answered"]["c"]
-    facts["answered"]["a"]["steps"]["meet"]["found"]["met"] = [0]
-    statuses = {(row.node, row.status) for row in shared_rows(facts, job_of(5))}
-    assert statuses == {("c", Status.ERROR), ("b", Status.FAIL), ("a", Status.SKIP)}
-    assert all(row.remedy for row in shared_rows(facts) if row.status is Status.ERROR)
+    meet = meet_of(
+        {"c": {"ended": "lost", "error": "it is gone", "limit_s": 20.0}},
+        a={"meeting": {"met": [0]}},
+        b={"stopped": "hung", "meeting": None, **APART},
+    )
+    findings = shared_rows(meet, job_of(5))
+    assert {(row.node, row.status) for row in findings} == {("c", Status.ERROR), ("b", Status.FAIL), ("a", Status.SKIP)}
+    assert all(row.remedy for row in findings if row.status is Status.ERROR)
 
 
 def test_a_node_alone_is_asked_nothing() -> None:
@@ -186,6 +163,5 @@ def test_a_node_alone_is_asked_nothing() -> None:
         nodes = nodes_of("a")
 
     assert SHARED_STORAGE.gather is not None
-    facts = SHARED_STORAGE.gather(setting_of(), Alone())
-    (finding,) = judge(setting_of(), Alone.nodes, facts)
+    (finding,) = judge(setting_of(), Alone.nodes, SHARED_STORAGE.gather(setting_of(), Alone()))
     assert finding.status is Status.SKIP

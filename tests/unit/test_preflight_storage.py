@@ -7,39 +7,25 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.storage import CHECK
-from chaosrun.preflight.checks.storage_saves import ROOM, SAVE
+from chaosrun.preflight.checks.storage import CHECK, ROOM, SAVE
 from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
+from chaosrun.preflight.probes.forked import Watched, watched
 from chaosrun.preflight.probes.storage_kills import number_in, payload
-from chaosrun.preflight.probes.storage_watchdog import watched
-from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
-from tests.preflight_answers import judged
+from tests.preflight_answers import job_of, judged, nodes_of
 
 MIB, GIB = 1 << 20, 1 << 30
-PLACE = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB, "preload": []}
-SPEED = {
-    "bytes": 64 * MIB,
-    "write_s": 0.5,
-    "fsync_s": 0.2,
-    "dirty_before": 16384,
-    "dirty_after": 0,
-    "small_s": 0.001,
-    "read_bytes": 64 * MIB,
-    "read_s": 0.1,
-    "past_cache": True,
-    "changed": 0,
-}
+MOUNT = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB, "preload": []}
+WRITTEN = {"seconds": 0.5, "fsync_s": 0.2, "dirty_before": 16384, "dirty_after": 0}
+READ = {"bytes": 64 * MIB, "seconds": 0.1, "past_cache": True, "changed": 0}
 GOOD: Mapping[str, Any] = {
-    "place": PLACE,
-    "sequence": {"wrong": [], "off_s": 0.001, "links": True},
-    "exclusive": {"names": 20, "processes": 4, "twice": [], "nobody": []},
+    "mount": MOUNT,
+    "saves": {"kills": 8, "saves": 30, "wrong": []},
+    "names": {"tried": 20, "twice": 0},
     "lock": {"refused": True, "free_s": 0.002},
-    "kills": {"kills": 8, "saves": 30, "wrong": [], "wrong_count": 0},
-    "speed": SPEED,
+    "speed": {"bytes": 64 * MIB, "written": WRITTEN, "read": READ},
 }
 LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB, files=3)
 
@@ -55,33 +41,17 @@ def setting_of(
     return Setting(level=level, root=Path(root), storage=Path(storage), job=job, last_run=last_run)
 
 
-def job_of(workers: int = 2, **parts: Any) -> Job:
-    spec = JobSpec.model_validate({"name": "probe", "script": "train.py", "workers": workers, **parts})
-    here = Path("/nowhere")
-    return Job(spec=spec, path=here / "job.yaml", directory=here, script_path=here / "train.py", text="", tree=None)  # type: ignore[arg-type]
-
-
-def nodes_of(*names: str, cpus: float = 2.0) -> list[Node]:
-    return [
-        Node(name=name, node_id=name, address="127.0.0.1", hostname=name, cpus=cpus, gpus=0, head=name == names[0])
-        for name in names
-    ]
-
-
-def facts_of(
-    *, hung: str | None = None, slow: str | None = None, without: tuple[str, ...] = (), **found: Any
-) -> dict[str, Any]:
+def facts_of(*, stopped: str = "", without: tuple[str, ...] = (), **found: Any) -> dict[str, Any]:
     """Good facts, but for what is given: changes of a step's facts, or an OSError's number."""
-    steps: dict[str, Any] = {}
-    for step, good in GOOD.items():
-        change = found.get(step, {})
-        if step in without:
-            continue
-        if isinstance(change, int):
-            steps[step] = {"failed": {"errno": change, "error": "it failed", "path": "/data/.chaosrun-preflight-1/x"}}
-        else:
-            steps[step] = {"found": {**good, **change}}
-    return {"steps": steps, "hung": hung, "slow": slow, "patience_s": 8.0, "limit_s": 20.0}
+    steps = {name: good for name, good in GOOD.items() if name not in without and not isinstance(found.get(name), int)}
+    path = "/data/.chaosrun-preflight-1/x"
+    failed = {name: {"errno": no, "error": "it failed", "path": path} for name, no in found.items() if isinstance(no, int)}
+    changed = {name: {**good, **found.get(name, {})} for name, good in steps.items()}
+    return {**changed, "failed": failed, "stopped": stopped, "patience_s": 8.0, "limit_s": 20.0}
+
+
+def written(**changes: Any) -> dict[str, Any]:
+    return {"speed": {"written": {**WRITTEN, **changes}}}
 
 
 def rows_of(facts: dict[str, Any], setting: Setting | None = None) -> dict[str, Finding]:
@@ -93,35 +63,32 @@ def test_good_facts_pass() -> None:
     rows = rows_of(facts_of(), setting_of(job_of(checkpoint={"every_steps": 1000}), last_run=LAST))
     assert {row.status for row in rows.values()} == {Status.PASS}
     assert all(row.node == "a" and row.device == "/data" for row in rows.values())
-    assert "cannot be seen from here" in rows["killed writer"].reason, "a PASS says no more than it can"
+    assert "cannot be seen from here" in rows["saves"].reason, "a PASS says no more than it can"
     assert "cannot be seen from here" in rows["fsync"].reason
 
 
 @pytest.mark.parametrize(
     ("row", "status", "words", "changes"),
     [
-        ("file system", Status.WARN, "tmpfs", {"place": {"type": "tmpfs"}}),
-        ("fsync", Status.SKIP, "in memory", {"place": {"type": "tmpfs"}}),
-        ("file system", Status.WARN, "with the container", {"place": {"type": "overlay"}}),
-        ("file system", Status.WARN, "nobarrier", {"place": {"options": "rw,nobarrier"}}),
-        ("file system", Status.PASS, "nfs4 of server:/x", {"place": {"type": "nfs4", "source": "server:/x"}}),
-        ("write, fsync, rename", Status.FAIL, "a directory", {"sequence": {"wrong": ["a directory that was renamed"]}}),
-        ("write, fsync, rename", Status.FAIL, "/data: it failed", {"sequence": 28}),
-        ("file times", Status.WARN, "1 min behind the", {"sequence": {"off_s": -60.0}}),
-        ("exclusive create", Status.FAIL, "2 created twice", {"exclusive": {"twice": [1, 2]}}),
-        ("exclusive create", Status.FAIL, "1 by nobody", {"exclusive": {"nobody": [3]}}),
+        ("file system", Status.WARN, "tmpfs", {"mount": {"type": "tmpfs"}}),
+        ("fsync", Status.SKIP, "in memory", {"mount": {"type": "tmpfs"}}),
+        ("file system", Status.WARN, "with the container", {"mount": {"type": "overlay"}}),
+        ("file system", Status.WARN, "nobarrier", {"mount": {"options": "rw,nobarrier"}}),
+        ("file system", Status.PASS, "nfs4 of server:/x", {"mount": {"type": "nfs4", "source": "server:/x"}}),
+        ("saves", Status.FAIL, "latest: torn (and 2 more)", {"saves": {"wrong": ["latest: torn", "b", "c"]}}),
+        ("saves", Status.FAIL, "/data: it failed", {"saves": 28}),
+        ("exclusive create", Status.FAIL, "2 created twice", {"names": {"twice": 2}}),
         ("lock", Status.FAIL, "two processes at once", {"lock": {"refused": False}}),
         ("lock", Status.FAIL, "still held", {"lock": {"free_s": None}}),
         ("lock", Status.FAIL, "it failed", {"lock": 95}),
-        ("killed writer", Status.FAIL, "torn (and 2 more)", {"kills": {"wrong": ["latest: torn"], "wrong_count": 3}}),
-        ("fsync", Status.FAIL, "8 of 16384 pages", {"speed": {"dirty_after": 8}}),
-        ("fsync", Status.SKIP, "keeps its word", {"speed": {"dirty_after": 8}, "place": {"options": "rw,data=journal"}}),
-        ("fsync", Status.FAIL, "libeatmydata.so", {"place": {"preload": ["/usr/lib/libeatmydata.so"]}}),
-        ("fsync", Status.FAIL, "not what was written", {"speed": {"changed": MIB}}),
-        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6}}),
-        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6, "dirty_before": None, "dirty_after": None}}),
-        ("fsync", Status.SKIP, "holds nothing back", {"speed": {"fsync_s": 2e-6, "dirty_before": 0}}),
-        ("fsync", Status.SKIP, "does not tell", {"speed": {"dirty_before": None, "dirty_after": None}}),
+        ("fsync", Status.FAIL, "8 of 16384 pages", written(dirty_after=8)),
+        ("fsync", Status.SKIP, "keeps its word", {**written(dirty_after=8), "mount": {"options": "rw,data=journal"}}),
+        ("fsync", Status.FAIL, "libeatmydata.so", {"mount": {"preload": ["/usr/lib/libeatmydata.so"]}}),
+        ("fsync", Status.FAIL, "not what was written", {"speed": {"read": {**READ, "changed": MIB}}}),
+        ("fsync", Status.WARN, "2 µs", written(fsync_s=2e-6)),
+        ("fsync", Status.WARN, "2 µs", written(fsync_s=2e-6, dirty_before=None, dirty_after=None)),
+        ("fsync", Status.SKIP, "holds nothing back", written(fsync_s=2e-6, dirty_before=0)),
+        ("fsync", Status.SKIP, "does not tell", written(dirty_before=None, dirty_after=None)),
         ("write speed", Status.FAIL, "it failed", {"speed": 28}),
     ],
 )
@@ -137,20 +104,17 @@ def test_locks_matter_less_where_no_run_keeps_its_own() -> None:
 
 
 def test_what_was_not_tried_is_never_a_pass() -> None:
-    after = ("exclusive", "lock", "kills", "speed")
-    hung = rows_of(facts_of(hung="sequence", without=("sequence", *after)))
-    assert (
-        hung["write, fsync, rename"].status is Status.FAIL and "no answer within 8 s" in hung["write, fsync, rename"].measured
-    )
-    full = rows_of(facts_of(sequence=28, without=after))
+    after = ("names", "lock", "speed")
+    hung = rows_of(facts_of(stopped="hung", without=("saves", *after)))
+    assert hung["saves"].status is Status.FAIL and "no answer within 8 s" in hung["saves"].measured
+    full = rows_of(facts_of(saves=28, without=after))
     for rows in (hung, full):
-        others = {row.status for name, row in rows.items() if name not in ("file system", "write, fsync, rename")}
-        assert others == {Status.SKIP}
+        assert {row.status for name, row in rows.items() if name not in ("file system", "saves")} == {Status.SKIP}
 
 
 def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
     def slow(level: Level, **speed: Any) -> Status:
-        answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"write_s": 50.0, **speed})}
+        answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"written": {**WRITTEN, "seconds": 50.0}, **speed})}
         findings = judged(CHECK, setting_of(level=level), nodes_of(*answered), answered)
         (odd,) = [row for row in against_peers(findings, nodes_of(*answered)) if row.status in (Status.WARN, Status.FAIL)]
         assert (odd.node, odd.name) == ("c", "write speed")
@@ -184,13 +148,13 @@ def test_a_save_beside_the_interval(status: Status, words: str, job: dict[str, A
 
 def test_a_small_sample_is_not_enough_to_fail_a_save() -> None:
     setting = setting_of(job_of(recovery={"hang_timeout": 20.0}), last_run=LAST)
-    save = rows_of(facts_of(speed={"bytes": MIB, "write_s": 0.3}), setting)[SAVE]
+    save = rows_of(facts_of(speed={"bytes": MIB, "written": {**WRITTEN, "seconds": 0.3}}), setting)[SAVE]
     assert save.status is Status.WARN and "only 1 MiB were written" in save.reason
 
 
 def test_room_for_what_is_kept_and_two_more() -> None:
     setting = setting_of(job_of(checkpoint={"keep": 3}), last_run=LAST)
-    enough, short = (rows_of(facts_of(place={"free_bytes": free}), setting)[ROOM] for free in (20 * GIB, 20 * GIB - 1))
+    enough, short = (rows_of(facts_of(mount={"free_bytes": free}), setting)[ROOM] for free in (20 * GIB, 20 * GIB - 1))
     assert enough.status is Status.PASS and short.status is Status.FAIL
     assert short.threshold.startswith("at least 20 GiB: 3 that are kept and 2 more")
 
@@ -203,7 +167,7 @@ def test_without_an_earlier_run_nothing_is_guessed() -> None:
 
 
 def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
-    answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(place={"base": "/"})}
+    answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(mount={"base": "/"})}
 
     def statuses(job: Job | None) -> list[Status]:
         findings = judged(CHECK, setting_of(job), nodes_of(*answered), answered)
@@ -215,8 +179,8 @@ def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
 
 
 def test_who_is_slow_is_not_dead() -> None:
-    rows = rows_of(facts_of(slow="kills", without=("kills", "speed")))
-    assert rows["killed writer"].status is Status.WARN and "though it goes on" in rows["killed writer"].measured
+    rows = rows_of(facts_of(stopped="slow", without=("names", "lock", "speed")))
+    assert rows["exclusive create"].status is Status.WARN and "though it goes on" in rows["exclusive create"].measured
     assert rows["write speed"].status is Status.SKIP and "too slow" in rows["write speed"].reason
 
 
@@ -237,7 +201,7 @@ def test_a_child_that_breaks_is_no_answer() -> None:
         raise ValueError("a bug")
 
     with pytest.raises(RuntimeError, match="ValueError: a bug"):
-        watched(broken, patience_s=10.0, limit_s=10.0)
+        watched(broken, Watched, patience_s=10.0, limit_s=10.0)
 
 
 def test_who_goes_on_is_slow_and_who_does_not_is_dead() -> None:
@@ -253,15 +217,13 @@ def test_who_goes_on_is_slow_and_who_does_not_is_dead() -> None:
 
         report("step", act)
 
-    # Each takes longer in all than the patience with one sign of life.
-    for steps in (goes_on, signs):
-        found = watched(steps, patience_s=1.2, limit_s=60.0)
-        assert found["hung"] is found["slow"] is None and found["steps"], found
-    slow = watched(signs, patience_s=10.0, limit_s=1.0)
-    assert (slow["hung"], slow["slow"]) == (None, "step")
-
     def hangs(report: Any) -> None:
+        assert not report("failed", lambda: Path("/nowhere/at/all").stat())
         report("step", lambda: time.sleep(60.0))
 
-    dead = watched(hangs, patience_s=1.0, limit_s=60.0)
-    assert (dead["hung"], dead["slow"]) == ("step", None)
+    # Each takes longer in all than the patience with one sign of life.
+    for steps in (goes_on, signs):
+        assert watched(steps, Watched, patience_s=1.2, limit_s=60.0).stopped == ""
+    assert watched(signs, Watched, patience_s=10.0, limit_s=1.0).stopped == "slow"
+    dead = watched(hangs, Watched, patience_s=1.0, limit_s=60.0)
+    assert dead.stopped == "hung" and dead.failed["failed"].path == "/nowhere/at/all"

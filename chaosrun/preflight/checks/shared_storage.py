@@ -5,17 +5,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, failure
-from chaosrun.preflight.model import PROBES, Check, Facts, Finding, Level, Measure, Pool, Rows, Setting, Status
+from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Pool, Rows, Setting, Status
 from chaosrun.preflight.placement import nodes_used
+from chaosrun.preflight.probes.shared_storage import Competition, Meeting, Ring, SharedFacts
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage")
-
 _EFFORT = {
     Level.QUICK: {"meet_s": 3.0, "names": 40, "rounds": 20, "ring_s": 0.5, "wait_s": 3.0, "patience_s": 8.0},
     Level.STANDARD: {"meet_s": 10.0, "names": 100, "rounds": 100, "ring_s": 2.0, "wait_s": 5.0, "patience_s": 25.0},
@@ -25,25 +24,6 @@ _EFFORT = {
 NODE_S = 0.01
 """More of them take longer to look for each other."""
 MARGIN_S = 7.0
-
-
-def _gather(setting: Setting, pool: Pool) -> Facts:
-    """{"names": of the nodes by number, "answered", "unanswered"}; a node alone is asked nothing."""
-    names = [node.name for node in pool.nodes]
-    if len(names) < 2:
-        return {"names": names, "answered": {}, "unanswered": {}}
-    effort = dict(_EFFORT[setting.level])
-    effort["meet_s"] += NODE_S * len(names)
-    limit_s = effort["meet_s"] + effort["ring_s"] + 3 * effort["wait_s"] + effort["patience_s"]
-    about = {"storage": str(setting.storage), "token": setting.token, "number": len(names), "limit_s": limit_s}
-    calls = {
-        name: Call(probe=f"{PROBES}.shared_storage", parameters={**about, **effort, "me": number}, limit_s=limit_s + MARGIN_S)
-        for number, name in enumerate(names)
-    }
-    return {"names": names, **pool.ask(calls, dict).raw()}
-
-
-SAME, SEEN = "same storage", "files of one seen by the other"
 LATEST_SEEN_S = 1.0
 """A restarted rank looks for its checkpoint within a second of the death of the one before."""
 TOGETHER_S = 0.5
@@ -54,81 +34,84 @@ OF_ONE_NODE = IN_MEMORY | {"overlay"}
 _EVERYONE = "files of every other node"
 _SOON = f"at most {duration(LATEST_SEEN_S)}"
 _LATE = "let clients keep what they know of directories for less long (NFS: actimeo), or expect restores to miss a save"
-_SHARE = "mount one storage on every node, and name it with checkpoint.storage"
+_UP = "see whether its server and the network to it are up (`mount`, and `dmesg` on the node)"
 
 
 @dataclass(frozen=True, slots=True)
-class _Nodes:
-    path: str
+class Meet:
+    """What the nodes told; a node alone is asked nothing."""
+
     names: list[str]
-    answered: Mapping[str, Facts]
+    """Of the nodes, by number."""
+    told: Answers[SharedFacts]
 
-    def met(self, name: str) -> Facts | None:
-        """What it found while looking for the others; None when it did not come so far."""
-        return self.step(name, "meet")
+    def meeting(self, name: str) -> Meeting | None:
+        """None: it did not come so far."""
+        return self.told.answered[name].meeting if name in self.told.answered else None
 
-    def step(self, name: str, step: str) -> Any:
-        return self.answered[name]["steps"].get(step, {}).get("found") if name in self.answered else None
+    def met(self, name: str) -> set[str]:
+        meeting = self.meeting(name)
+        return {self.names[number] for number in (meeting.met if meeting else ())}
 
-    def looked_s(self, name: str) -> float:
-        met = self.step(name, "meet")
-        return met["left_s"] - met["arrived_s"]
-
-    def place(self, name: str) -> str:
-        found = self.step(name, "place")
-        return f"{found['base']} ({found['type']} of {found['source'] or '?'})" if found else self.path
-
-    def row(self, name: str, status: Status, measured: str = "", **fields: Any) -> Finding:
-        return ROWS.row(status, measured, name=name, **{"device": self.path, **fields})
+    def seconds(self, name: str, other: str | None = None) -> float:
+        """For how long it looked; at the same time as the other did."""
+        meetings = [met for each in (name, other or name) if (met := self.meeting(each))]
+        return min(met.left_s for met in meetings) - max(met.arrived_s for met in meetings)
 
 
-def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    those = _Nodes(str(setting.storage), facts["names"], facts["answered"])
-    if len(those.names) < 2:
-        return [those.row(SAME, Status.SKIP, reason="one node: it takes two nodes to share a storage")]
+def gather(setting: Setting, pool: Pool) -> Meet:
+    names = [node.name for node in pool.nodes]
+    if len(names) < 2:
+        return Meet(names, Answers(answered={}, unanswered={}))
+    effort = dict(_EFFORT[setting.level])
+    effort["meet_s"] += NODE_S * len(names)
+    limit_s = effort["meet_s"] + effort["ring_s"] + 3 * effort["wait_s"] + effort["patience_s"]
+    about = {"storage": str(setting.storage), "token": setting.token, "number": len(names), "limit_s": limit_s, **effort}
+    calls = {
+        name: Call(probe=f"{PROBES}.shared_storage", parameters={**about, "me": number}, limit_s=limit_s + MARGIN_S)
+        for number, name in enumerate(names)
+    }
+    return Meet(names, pool.ask(calls, SharedFacts))
+
+
+def judge(setting: Setting, nodes: Sequence[Node], meet: Meet) -> list[Finding]:
+    path = str(setting.storage)
+    same = ROWS.of(name="same storage", device=path)
+    if len(meet.names) < 2:
+        return [same.skip("one node: it takes two nodes to share a storage")]
     again = "see what keeps the node busy, and ask again"
-    found = [
-        those.row(SAME, Status.ERROR, node=name, reason=told["error"], remedy=again)
-        for name, told in facts["unanswered"].items()
-    ]
-    for name in those.names:
-        found += _stopped(those, name)
-    present = [name for name in those.names if those.met(name) is not None]
-    groups = _groups(those, present, next((node.name for node in nodes if node.head), None))
-    found += _sharing(those, groups, setting.job is not None and nodes_used(setting, nodes) > 1)
-    for group in (group for group in groups[:1] if len(group) > 1):
-        found += _ring(those, group)
-        found += _names(those, group)
-        found += _lock(those, group)
+    found = [same.error(silence.error, again, node=name) for name, silence in meet.told.unanswered.items()]
+    for name, facts in meet.told.answered.items():
+        found += _stopped(same.of(node=name), facts)
+    groups = _groups(meet, next((node.name for node in nodes if node.head), None))
+    found += _sharing(same, meet, groups, setting.job is not None and nodes_used(setting, nodes) > 1)
+    if groups and len(groups[0]) > 1:
+        row, group = ROWS.of(device=path), {name: meet.told.answered[name] for name in groups[0]}
+        for name in group:
+            found += _ring(row.of(name="files of one seen by the other", node=name), meet.names, group[name], path)
+        found += _names(row.of(name="exclusive create between nodes"), {name: group[name].competition for name in group}, path)
+        found += _lock(row.of(name="lock between nodes"), group, path)
     return found
 
 
-def _stopped(those: _Nodes, name: str) -> Iterator[Finding]:
+def _stopped(row: Rows, facts: SharedFacts) -> Iterator[Finding]:
     """What kept a node from going on."""
-    said = those.answered.get(name)
-    if said is None:
-        return
-    for failed in (told["failed"] for told in said["steps"].values() if "failed" in told):
-        measured = failure(failed, those.place(name).partition(" (")[0])
-        remedy = hint_of(failed["errno"]) or "see what the kernel log of the node says of it (dmesg)"
-        yield those.row(SAME, Status.FAIL, measured, node=name, threshold="no error", remedy=remedy)
-    if said["hung"]:
-        measured = f"no answer within {duration(said['patience_s'])}"
-        remedy = "see whether its server and the network to it are up (`mount`, and `dmesg` on the node)"
-        yield those.row(SAME, Status.FAIL, measured, node=name, threshold="storage that answers", remedy=remedy)
-    elif said["slow"]:
-        measured = f"not done within {duration(said['limit_s'])}, though it goes on"
-        remedy = "see how busy the storage and the network to it are"
-        yield those.row(SAME, Status.WARN, measured, node=name, threshold="all of it within that time", remedy=remedy)
+    for failed in facts.failed.values():
+        remedy = hint_of(failed.errno) or "see what the kernel log of the node says of it (dmesg)"
+        yield row.fail(failure(failed, facts.mount.base if facts.mount else row.device or ""), "no error", remedy)
+    if facts.stopped == "hung":
+        yield row.fail(f"no answer within {duration(facts.patience_s)}", "storage that answers", _UP)
+    elif facts.stopped == "slow":
+        measured = f"not done within {duration(facts.limit_s)}, though it goes on"
+        yield row.warn(measured, "all of it within that time", "see how busy the storage and the network to it are")
 
 
-def _groups(those: _Nodes, present: Sequence[str], head: str | None) -> list[list[str]]:
+def _groups(meet: Meet, head: str | None) -> list[list[str]]:
     """Sets of nodes that saw each other, be it one way: the largest first, of equal ones that with Ray's head."""
+    present = [name for name in meet.names if meet.meeting(name) is not None]
     groups: list[set[str]] = []
     for name in present:
-        met = those.met(name)
-        assert met is not None
-        linked: set[str] = {name, *(those.names[number] for number in met["met"])} & {*present}
+        linked = {name, *meet.met(name)} & {*present}
         touching = [group for group in groups if group & linked]
         groups = [group for group in groups if not group & linked]
         groups.append(linked.union(*touching))
@@ -136,182 +119,123 @@ def _groups(those: _Nodes, present: Sequence[str], head: str | None) -> list[lis
     return [[name for name in present if name in group] for group in groups]
 
 
-def _sharing(those: _Nodes, groups: Sequence[Sequence[str]], several: bool) -> Iterator[Finding]:
+def _sharing(row: Rows, meet: Meet, groups: Sequence[Sequence[str]], several: bool) -> Iterator[Finding]:
     if len(groups) == 1 and len(groups[0]) == 1:
-        yield those.row(SAME, Status.SKIP, node=groups[0][0], reason="no other node came so far")
+        yield row.skip("no other node came so far", node=groups[0][0])
         return
     for group in groups:
+        rivals = [rival for rival in groups if rival is not group and len(rival) >= len(group)]
         for name in group:
-            rivals = [rival for rival in groups if rival is not group and len(rival) >= len(group)]
-            yield _apart(those, name, group, rivals, several) if rivals else _inside(those, name, group)
+            here = row.of(node=name)
+            missed = [other for other in group if other not in {name, *meet.met(name)}]
+            if rivals:
+                yield _apart(here, meet, name, group, rivals, several)
+            elif missed:
+                measured = f"{listed(missed)} not seen within {duration(meet.seconds(name))}, though seen from there"
+                remedy = "see how long this client keeps what it knows of a directory (NFS: actimeo, lookupcache)"
+                yield here.warn(measured, _EVERYONE, remedy)
+            else:
+                yield here.passed(f"sees {count(len(group) - 1, 'other node')}, and is seen")
 
 
-def _inside(those: _Nodes, name: str, group: Sequence[str]) -> Finding:
-    """Of a node that shares with most."""
-    seen = {those.names[number] for number in those.step(name, "meet")["met"]}
-    missed = [other for other in group if other not in {name, *seen}]
-    if not missed:
-        peers = count(len(group) - 1, "other node")
-        return those.row(SAME, Status.PASS, f"sees {peers}, and is seen", node=name)
-    return those.row(
-        SAME,
-        Status.WARN,
-        f"{listed(missed)} not seen within {duration(those.looked_s(name))}, though seen from there",
-        node=name,
-        threshold=_EVERYONE,
-        remedy="see how long this client keeps what it knows of a directory (NFS: actimeo, lookupcache)",
-    )
-
-
-def _apart(those: _Nodes, name: str, group: Sequence[str], rivals: Sequence[Sequence[str]], several: bool) -> Finding:
+def _apart(row: Rows, meet: Meet, name: str, group: Sequence[str], rivals: Sequence[Sequence[str]], several: bool) -> Finding:
     """Of a node that is not in the one group that is larger than all others."""
     missed = [other for rival in rivals for other in rival]
-    if not any(_were_together(those, name, other) for other in missed):
+    if not any(meet.seconds(name, other) >= TOGETHER_S for other in missed):
         why = f"it looked when {missed[0]} did not: the nodes were not asked at the same time"
-        remedy = "see what kept its processes from starting at once, and ask again"
-        return those.row(SAME, Status.ERROR, node=name, reason=why, remedy=remedy)
-    looked_s = those.looked_s(name)
-    measured = f"not shared: {listed(missed)} not seen within {duration(looked_s)}, at {those.place(name)}"
+        return row.error(why, "see what kept its processes from starting at once, and ask again")
+    looked_s, mount = meet.seconds(name), meet.told.answered[name].mount
+    where = f"{mount.base} ({mount.type} of {mount.source or '?'})" if mount else row.device
+    measured = f"not shared: {listed(missed)} not seen within {duration(looked_s)}, at {where}"
     if len(group) > 1:
         measured += f"; shared with {listed([other for other in group if other != name])}"
-    if looked_s < PATIENT_S and any(_may_come_late(those, name, other) for other in missed):
+    if looked_s < PATIENT_S and any(_may_come_late(meet, name, other) for other in missed):
         why = f"the same is mounted there, and a client may keep what it knows of a directory for {duration(PATIENT_S)}"
-        remedy = "ask again with --level deep, which looks for longer"
-        return those.row(SAME, Status.WARN, measured, node=name, threshold=_EVERYONE, reason=why, remedy=remedy)
-    why = (
-        "the job needs several nodes, and a rank finds no checkpoint that was saved on another"
-        if several
-        else "a job that goes on on another node finds none of its checkpoints there"
-    )
+        return row.warn(measured, _EVERYONE, "ask again with --level deep, which looks for longer", reason=why)
+    why = "a job that goes on on another node finds none of its checkpoints there"
+    if several:
+        why = "the job needs several nodes, and a rank finds no checkpoint that was saved on another"
     status = Status.FAIL if several or len(rivals[0]) > 1 else Status.WARN
-    return those.row(SAME, status, measured, node=name, threshold=_EVERYONE, reason=why, remedy=_SHARE)
+    remedy = "mount one storage on every node, and name it with checkpoint.storage"
+    return row.row(status, measured, _EVERYONE, reason=why, remedy=remedy)
 
 
-def _may_come_late(those: _Nodes, one: str, other: str) -> bool:
+def _may_come_late(meet: Meet, one: str, other: str) -> bool:
     """Whether both have mounted the same from a server. What a node has of its own is seen at once, or never."""
-    first, second = those.step(one, "place"), those.step(other, "place")
-    same = all(first[key] == second[key] for key in ("base", "type", "source"))
-    return same and not first["source"].startswith("/dev/") and first["type"] not in OF_ONE_NODE
+    first, second = meet.told.answered[one].mount, meet.told.answered[other].mount
+    if first is None or second is None:
+        return False
+    same = (first.base, first.type, first.source) == (second.base, second.type, second.source)
+    return same and not first.source.startswith("/dev/") and first.type not in OF_ONE_NODE
 
 
-def _were_together(those: _Nodes, one: str, other: str) -> bool:
-    first, second = those.met(one), those.met(other)
-    assert first is not None and second is not None
-    return min(first["left_s"], second["left_s"]) - max(first["arrived_s"], second["arrived_s"]) >= TOGETHER_S
-
-
-def _ring(those: _Nodes, group: Sequence[str]) -> Iterator[Finding]:
-    for name in group:
-        ring = those.step(name, "ring")
-        if ring is None:
-            yield _no_ring(those, name)
-            continue
-        torn: dict[str, str] = {those.names[number]: what for number, what in reversed(ring["torn"])}
-        yield from (_torn(those, name, writer, what) for writer, what in sorted(torn.items()))
-        peer: str = those.names[ring["peer"]]
-        if peer not in torn:
-            yield _took(those, name, peer, ring) if ring["there_and_back_s"] else _silent(those, name, peer, ring)
-
-
-def _no_ring(those: _Nodes, name: str) -> Finding:
-    compete = those.step(name, "compete")
-    if compete is None or "left" in compete:
-        return those.row(SEEN, Status.SKIP, node=name, reason="not every node came so far")
-    measured = f"files of all nodes were not seen within {duration(compete['waited_s'])}"
-    return those.row(SEEN, Status.WARN, measured, node=name, threshold=_SOON, remedy=_LATE)
-
-
-def _torn(those: _Nodes, name: str, writer: str, what: str) -> Finding:
-    return those.row(
-        SEEN,
-        Status.FAIL,
-        f"seen in part at {those.path}: {what}",
-        node=name,
-        device=writer,
-        threshold="a file is whole when it is seen",
-        remedy="put checkpoints on storage that shows a renamed file only when its bytes are there",
-    )
-
-
-def _silent(those: _Nodes, name: str, peer: str, ring: Facts) -> Finding:
-    """Nothing came back."""
-    waited_s = ring["waited_s"]
-    measured = f"nothing came back from {peer} within {duration(waited_s)} at {those.path}"
-    status = Status.FAIL if waited_s >= PATIENT_S else Status.WARN
-    remedy = "see whether both nodes have mounted the same storage, and how late they see each other's files"
-    return those.row(SEEN, status, measured, node=name, device=peer, threshold=_SOON, remedy=remedy)
-
-
-def _took(those: _Nodes, name: str, peer: str, ring: Facts) -> Finding:
-    half_s = [took / 2 for took in sorted(ring["there_and_back_s"])]
-    p50_s, p99_s = _share(half_s, 0.5), _share(half_s, 0.99)
-    measured = f"p50 {duration(p50_s)}, p99 {duration(p99_s)}, of {len(half_s)} files there and back"
-    if not ring["answered"]:
-        measured += "; the last one did not come back"
-    late = not ring["answered"] or p99_s > LATEST_SEEN_S
-    return those.row(
-        SEEN,
-        Status.WARN if late else Status.PASS,
-        measured,
-        node=name,
-        device=peer,
-        threshold=_SOON,
-        remedy=_LATE if late else "",
-        measure=Measure(number=p50_s, unit="s", better="lower"),
-    )
-
-
-def _names(those: _Nodes, group: Sequence[str]) -> Iterator[Finding]:
-    name = "exclusive create between nodes"
-    tried = {member: found for member in group if (found := those.step(member, "compete")) and "won" in found}
-    if len(tried) < len(group):
-        yield those.row(name, Status.SKIP, reason="not every node came so far")
+def _ring(row: Rows, names: Sequence[str], facts: SharedFacts, path: str) -> Iterator[Finding]:
+    if facts.ring is None:
+        if facts.competition is None:
+            yield row.skip("not every node came so far")
+        else:
+            yield row.warn(f"files of all nodes were not seen within {duration(facts.competition.waited_s)}", _SOON, _LATE)
         return
-    names = next(iter(tried.values()))["names"]
-    wins = Counter(number for found in tried.values() for number in found["won"])
-    again = {number for found in tried.values() for number in found["again"]}
+    torn = {names[number]: what for number, what in reversed(facts.ring.torn)}
+    for writer, what in sorted(torn.items()):
+        remedy = "put checkpoints on storage that shows a renamed file only when its bytes are there"
+        yield row.fail(f"seen in part at {path}: {what}", "a file is whole when it is seen", remedy, device=writer)
+    if (peer := names[facts.ring.peer]) not in torn:
+        yield _soon(row.of(device=peer), peer, facts.ring, path)
+
+
+def _soon(row: Rows, peer: str, ring: Ring, path: str) -> Finding:
+    half_s = [took / 2 for took in sorted(ring.there_and_back_s)]
+    if not half_s:
+        measured = f"nothing came back from {peer} within {duration(ring.waited_s)} at {path}"
+        status = Status.FAIL if ring.waited_s >= PATIENT_S else Status.WARN
+        remedy = "see whether both nodes have mounted the same storage, and how late they see each other's files"
+        return row.row(status, measured, _SOON, remedy=remedy)
+    p50_s, p99_s = (half_s[math.ceil(share * len(half_s)) - 1] for share in (0.5, 0.99))
+    measured = f"p50 {duration(p50_s)}, p99 {duration(p99_s)}, of {len(half_s)} files there and back"
+    if not ring.answered:
+        measured += "; the last one did not come back"
+    status = Status.PASS if ring.answered and p99_s <= LATEST_SEEN_S else Status.WARN
+    return row.judged(status, measured, _SOON, _LATE, measure=Measure(number=p50_s, unit="s", better="lower"))
+
+
+def _names(row: Rows, group: Mapping[str, Competition | None], path: str) -> Iterator[Finding]:
+    tried = {name: found for name, found in group.items() if found is not None}
+    if len(tried) < len(group):
+        yield row.skip("not every node came so far")
+        return
+    names = next(iter(tried.values())).names
+    wins = Counter(number for found in tried.values() for number in found.won)
+    again = {number for found in tried.values() for number in found.again}
     twice = again | {number for number, times in wins.items() if times > 1}
     never = [number for number in range(names) if number not in wins]
     what = f"{names} names, {len(group)} nodes"
     if not twice and not never:
-        yield those.row(name, Status.PASS, f"{what}: one each")
+        yield row.passed(f"{what}: one each")
         return
     # Whose client makes once more what is there, that one does not honour it; who came first does not matter.
-    loose = [member for member in group if tried[member]["again"]]
-    who = loose or [member for member in group if twice & {*tried[member]["won"]}]
+    loose = [name for name, found in tried.items() if found.again]
+    who = loose or [name for name, found in tried.items() if twice & {*found.won}]
     measured = f"of {what}, {len(twice)} created twice" + (f", by {listed(who)}" if who else "")
     if never:
         measured += f", {len(never)} by nobody"
     remedy = "two runs could take one folder: use storage that honours O_EXCL between its clients"
-    about: dict[str, Any] = {"threshold": "each created by exactly one", "remedy": remedy, "blames": tuple(loose)}
-    yield those.row(name, Status.FAIL, f"{measured}, at {those.path}", **about)
+    yield row.fail(f"{measured}, at {path}", "each created by exactly one", remedy, blames=tuple(loose))
 
 
-def _lock(those: _Nodes, group: Sequence[str]) -> Iterator[Finding]:
-    name, holder = "lock between nodes", group[0]
-    refused = {
-        member: found["refused"]
-        for member in group
-        if member != holder and (found := those.step(member, "compete")) and "refused" in found
-    }
-    ignored = [member for member, was in refused.items() if was is False]
+def _lock(row: Rows, group: Mapping[str, SharedFacts], path: str) -> Iterator[Finding]:
+    holder, *others = group
+    told = {name: found.refused for name in others if (found := group[name].competition)}
+    ignored = [name for name, refused in told.items() if refused is False]
     if ignored:
-        yield those.row(
-            name,
-            Status.WARN,
-            f"{listed(ignored)} could take at {those.path} what {holder} held",
-            threshold="one holder in the whole cluster",
-            reason="two supervisors on two nodes could take one run",
-            remedy="resume a run on the node that it was started on, or mount the storage with locks (NFS: without nolock, "
-            "local_lock)",
+        measured = f"{listed(ignored)} could take at {path} what {holder} held"
+        remedy = (
+            "resume a run on the node that it was started on, or mount the storage with locks (NFS: without nolock, local_lock)"
         )
-    elif refused:
-        yield those.row(name, Status.PASS, f"held by {holder}, refused to {count(len(refused), 'other')}")
-
-
-def _share(ascending: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
+        why = "two supervisors on two nodes could take one run"
+        yield row.warn(measured, "one holder in the whole cluster", remedy, reason=why)
+    elif told:
+        yield row.passed(f"held by {holder}, refused to {count(len(told), 'other')}")
 
 
 CHECK = Check(
@@ -319,6 +243,6 @@ CHECK = Check(
     about="what one node saves, the others see: whole, soon, and created once",
     order=80,
     level=Level.QUICK,
-    gather=_gather,
+    gather=gather,
     judge=judge,
 )

@@ -1,18 +1,20 @@
 """The check "storage": does a node's storage keep what recovery depends on, is it fast enough, is there room? Pure."""
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.cluster.guard import PREFIX
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.storage_saves import SAMPLE_BYTES, saves
-from chaosrun.preflight.model import PROBES, Answers, Check, Facts, Finding, Level, Measure, Rows, Setting, Status
+from chaosrun.preflight.earlier_run import EarlierRun
+from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Rows, Setting, Status
+from chaosrun.preflight.probes.forked import Failed
+from chaosrun.preflight.probes.storage import Lock, Names, Speed, StorageFacts
+from chaosrun.preflight.probes.storage_kills import Saves
+from chaosrun.preflight.probes.storage_place import Mount
+from chaosrun.spec.model import JobSpec
 from chaosrun.wording import duration, listed, size
-
-ROWS = Rows(check="storage")
 
 _EFFORT = {
     Level.QUICK: {"kills": 8, "kills_s": 0.25, "names": 20, "speed_s": 0.25, "speed_bytes": 64 << 20},
@@ -28,36 +30,25 @@ DEEP_SHARE = 0.1
 MARGIN_S = 7.0
 """For the process to start and to say that the storage does not answer."""
 
-
-def _call(setting: Setting, node: Node) -> Call:
-    effort = _EFFORT[setting.level]
-    if setting.level is Level.DEEP and setting.seconds:
-        kills_s = DEEP_SHARE * setting.seconds
-        effort = {**effort, "kills_s": kills_s, "kills": max(8, int(20 * kills_s))}
-    limit_s = _LIMIT_S[setting.level] + (effort["kills_s"] if setting.level is Level.DEEP else 0.0)
-    about = {"storage": str(setting.storage), "patience_s": _PATIENCE_S[setting.level], "limit_s": limit_s}
-    return Call(probe=f"{PROBES}.storage", parameters={**about, **effort}, limit_s=limit_s + MARGIN_S)
-
-
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 UNSAFE_OPTIONS = frozenset({"nobarrier", "barrier=0", "volatile"})
 """Under which a file system says that something is on the disk before the disk has said so."""
-UNTOLD_OPTIONS = frozenset({"data=journal"})
+UNTOLD_OPTION = "data=journal"
 """Under which pages count as dirty though they are on the disk, in its journal."""
 FASTEST_BYTES_S = 1e12
 """More than any memory, let alone a disk, takes."""
-LARGEST_OFFSET_S = 5.0
 WARN_SHARE, FAIL_SHARE = 0.25, 0.05
 """Of the peers' median speed: what several write to one disk differs by a lot, and of a short look only a WARN is made."""
+LARGEST_SHARE = 0.1
+"""Of the time between two checkpoints: more goes into saving than most failures would cost."""
+SHORT_S = 1.0
+"""A save that is shorter hurts nobody, however often it comes: tests save all the time."""
+SAMPLE_BYTES = 64 << 20
+"""Of less, one wait of a disk says more than its speed."""
+MORE = 2
+"""Beside those that are kept: the one being saved, and the one that retention has not taken yet."""
 
-_ROWS = {
-    "place": ("file system",),
-    "sequence": ("write, fsync, rename", "file times"),
-    "exclusive": ("exclusive create",),
-    "lock": ("lock",),
-    "kills": ("killed writer",),
-    "speed": ("write speed", "read speed", "fsync"),
-}
+SAVE, ROOM = "a save of the job", "room for checkpoints"
 _ELSEWHERE = "put checkpoints on a disk or on shared storage, with checkpoint.storage"
 _ATOMIC = (
     "put checkpoints on storage whose renames are atomic and that keeps what it was told to sync; look at what lies between: "
@@ -69,224 +60,212 @@ _SLOW = "see how busy its server, the network to it and the disk are"
 _SYNC = "mount it so that fsync waits for the disk, and run without libraries that disable it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    name: str
-    path: str
-    """Of the storage that is asked for."""
-    default: bool
-    """Whether it is below the root, where the locks of runs are too."""
-    level: Level
-    steps: Mapping[str, Any]
-    missing: str = ""
-    """That the storage is not there, though it is on other nodes: on which."""
-
-    @property
-    def base(self) -> str:
-        """Where it was looked at."""
-        return self.steps.get("place", {}).get("found", {}).get("base", self.path)
-
-    def row(self, name: str, status: Status, measured: str = "", **fields: Any) -> Finding:
-        return ROWS.row(status, measured, name=name, node=self.name, device=self.path, **fields)
+def call(setting: Setting, node: Node) -> Call:
+    effort = _EFFORT[setting.level]
+    if setting.level is Level.DEEP and setting.seconds:
+        kills_s = DEEP_SHARE * setting.seconds
+        effort = {**effort, "kills_s": kills_s, "kills": max(8, int(20 * kills_s))}
+    limit_s = _LIMIT_S[setting.level] + (effort["kills_s"] if setting.level is Level.DEEP else 0.0)
+    about = {"storage": str(setting.storage), "patience_s": _PATIENCE_S[setting.level], "limit_s": limit_s}
+    return Call(probe=f"{PROBES}.storage", parameters={**about, **effort}, limit_s=limit_s + MARGIN_S)
 
 
-def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> list[Finding]:
-    answered: Mapping[str, Facts] = facts.answered
-    there = _nodes_that_have_it(setting, answered)
-    found: list[Finding] = []
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) -> list[Finding]:
+    path, found = str(setting.storage), list[Finding]()
+    # What nobody named is made where a run wants it.
+    named = setting.job is not None and setting.job.spec.checkpoint.storage is not None
+    there = [name for name, facts in told.answered.items() if named and facts.mount and facts.mount.base == path]
     for node in nodes:
-        if node.name not in answered:
+        if (facts := told.answered.get(node.name)) is None:
             continue
-        said = answered[node.name]
-        found += _promises(setting, node, said, there)
-        if all("found" in said["steps"].get(step, {}) for step in ("place", "speed")):
-            found += saves(setting, node, said["steps"]["place"]["found"], said["steps"]["speed"]["found"])
+        row = Rows(check="storage", node=node.name, device=path)
+        found += _promises(row, setting, facts, listed(there, 1) if there and node.name not in there else "")
+        if facts.mount is not None and facts.speed is not None:
+            found += _for_the_job(row, setting, facts.mount.free_bytes, facts.speed)
     return found
 
 
-def _nodes_that_have_it(setting: Setting, answered: Mapping[str, Facts]) -> list[str]:
-    """Where the storage that a job names is there already. What nobody named is made where a run wants it."""
-    if setting.job is None or setting.job.spec.checkpoint.storage is None:
-        return []
-    path = str(setting.storage)
-    return [name for name, said in answered.items() if said["steps"].get("place", {}).get("found", {}).get("base") == path]
-
-
-def _promises(setting: Setting, node: Node, said: Facts, there: Sequence[str]) -> Iterator[Finding]:
-    here = _Node(
-        name=node.name,
-        path=str(setting.storage),
-        default=setting.storage.is_relative_to(setting.root),
-        level=setting.level,
-        steps=said["steps"],
-        missing="" if node.name in there else listed(there, 1),
-    )
-    for step, names in _ROWS.items():
-        told = here.steps.get(step)
-        if told is not None and "failed" in told:
-            yield _failed(here, names[0], told["failed"])
-        elif told is not None:
-            yield from _JUDGES[step](here, told["found"])
-        elif said["hung"] == step:
-            measured = f"no answer within {duration(said['patience_s'])} ({names[0]})"
-            yield here.row(names[0], Status.FAIL, measured, threshold="storage that answers", remedy=_HUNG)
-        elif said["slow"] == step:
-            measured = f"not done when {duration(said['limit_s'])} had passed, though it goes on ({names[0]})"
-            yield here.row(names[0], Status.WARN, measured, threshold=f"at most {duration(said['limit_s'])}", remedy=_SLOW)
+def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) -> Iterator[Finding]:
+    """`elsewhere`: on which nodes the storage is, where it is missing on this one."""
+    stopped = facts.stopped
+    why = {"hung": "the storage does not answer", "slow": "the storage is too slow"}.get(stopped, "what comes before it failed")
+    default = setting.storage.is_relative_to(setting.root)
+    base = facts.mount.base if facts.mount else str(setting.storage)
+    steps: dict[str, tuple[tuple[str, ...], Callable[[Any], Iterator[Finding]]]] = {
+        "mount": (("file system",), lambda mount: _mount(row.of(name="file system"), mount, elsewhere)),
+        "saves": (("saves",), lambda saves: _saves(row.of(name="saves"), saves)),
+        "names": (("exclusive create",), lambda names: _names(row.of(name="exclusive create"), names)),
+        "lock": (("lock",), lambda lock: _lock(row.of(name="lock"), lock, default)),
+        "speed": (
+            ("write speed", "read speed", "fsync"),
+            lambda speed: _speed(row, facts.mount or Mount(base=base), speed, setting.level),
+        ),
+    }
+    for step, (names, judged) in steps.items():
+        here = row.of(name=names[0])
+        if (failed := facts.failed.get(step)) is not None:
+            status = Status.WARN if step == "lock" and not default else Status.FAIL
+            known = (
+                "give this node the storage, or leave the node out" if failed.errno == errno.ENOENT else hint_of(failed.errno)
+            )
+            remedy = known or "see what the node's kernel log says of it (dmesg), or put checkpoints elsewhere"
+            yield here.row(status, failure(failed, base), "no error", remedy=remedy)
+        elif (value := getattr(facts, step)) is not None:
+            yield from judged(value)
+        elif stopped == "hung":
+            yield here.fail(f"no answer within {duration(facts.patience_s)}", "storage that answers", _HUNG)
+            stopped = ""
+        elif stopped == "slow":
+            limit = duration(facts.limit_s)
+            yield here.warn(f"not done when {limit} had passed, though it goes on", f"at most {limit}", _SLOW)
+            stopped = ""
         else:
-            why = "what comes before it failed"
-            if said["hung"] or said["slow"]:
-                why = "the storage does not answer" if said["hung"] else "the storage is too slow"
-            yield from (here.row(name, Status.SKIP, reason=f"not tried: {why}") for name in names)
+            yield from (row.skip(f"not tried: {why}", name=name) for name in names)
 
 
-def failure(failed: Facts, base: str) -> str:
+def failure(failed: Failed, base: str) -> str:
     """An error of the operating system and where; of a file of the probe's own folder, where that folder was."""
-    path = (failed["path"] or base).partition(f"/{PREFIX}")[0]
-    return f"{path}: {failed['error']}"
+    return f"{(failed.path or base).partition(f'/{PREFIX}')[0]}: {failed.error}"
 
 
-def _failed(here: _Node, name: str, failed: Facts) -> Finding:
-    """A step that ended with an error of the operating system."""
-    number = failed["errno"]
-    status = Status.WARN if name == "lock" and not here.default else Status.FAIL
-    known = "give this node the storage, or leave the node out" if number == errno.ENOENT else hint_of(number)
-    remedy = known or "see what the node's kernel log says of it (dmesg), or put checkpoints elsewhere"
-    return here.row(name, status, failure(failed, here.base), threshold="no error", remedy=remedy)
-
-
-def _place(here: _Node, found: Facts) -> Iterator[Finding]:
-    measured = f"{found['type']} of {found['source'] or '?'}"
-    if found["base"] != here.path:
-        measured += f", at {found['base']}: the storage itself is not there yet"
-    options = set(found["options"].split(","))
-    if here.missing:
-        remedy = "mount or make it on this node, or leave the node out"
-        yield here.row("file system", Status.FAIL, measured, threshold=f"there, as on {here.missing}", remedy=remedy)
-        return
-    if found["type"] in IN_MEMORY:
-        why = "checkpoints there are gone when the node restarts"
-        threshold = "a disk"
-    elif found["type"] == "overlay":
+def _mount(row: Rows, mount: Mount, elsewhere: str) -> Iterator[Finding]:
+    measured = f"{mount.type} of {mount.source or '?'}"
+    if mount.base != row.device:
+        measured += f", at {mount.base}: the storage itself is not there yet"
+    unsafe = ",".join(sorted(UNSAFE_OPTIONS & {*mount.options.split(",")}))
+    if elsewhere:
+        yield row.fail(measured, f"there, as on {elsewhere}", "mount or make it on this node, or leave the node out")
+    elif mount.type in IN_MEMORY:
+        yield row.warn(measured, "a disk", _ELSEWHERE, reason="checkpoints there are gone when the node restarts")
+    elif mount.type == "overlay":
         why = "checkpoints there are gone with the container"
-        threshold = "what outlives the container"
-    elif unsafe := sorted(options & UNSAFE_OPTIONS):
-        why = "what was synced may be lost in a power cut"
-        measured += f", mounted with {','.join(unsafe)}"
-        threshold = "a mount that waits for the disk"
+        yield row.warn(measured, "what outlives the container", _ELSEWHERE, reason=why)
+    elif unsafe:
+        measured, why = f"{measured}, mounted with {unsafe}", "what was synced may be lost in a power cut"
+        yield row.warn(measured, "a mount that waits for the disk", _ELSEWHERE, reason=why)
     else:
-        yield here.row("file system", Status.PASS, measured)
-        return
-    yield here.row("file system", Status.WARN, measured, threshold=threshold, reason=why, remedy=_ELSEWHERE)
+        yield row.passed(measured)
 
 
-def _sequence(here: _Node, found: Facts) -> Iterator[Finding]:
-    name = "write, fsync, rename"
-    if found["wrong"]:
-        measured = f"afterwards there was not: {', '.join(found['wrong'])}"
-        yield here.row(name, Status.FAIL, measured, threshold="what was written, under its new name", remedy=_ATOMIC)
+def _saves(row: Rows, saves: Saves) -> Iterator[Finding]:
+    what = f"{saves.saves}, their writer killed {saves.kills}×"
+    if saves.wrong:
+        more = f" (and {len(saves.wrong) - 1} more)" if len(saves.wrong) > 1 else ""
+        threshold = "whole files, all that had been reported as saved"
+        yield row.fail(f"{what}: {saves.wrong[0]}{more}", threshold, _ATOMIC)
     else:
-        links = "" if found["links"] else "; hard links are not supported, and not needed"
-        yield here.row(name, Status.PASS, f"files and directories, synced{links}")
-    off = f"{duration(abs(found['off_s']))} {'behind' if found['off_s'] < 0 else 'ahead of'} the node's clock"
-    most = f"at most {duration(LARGEST_OFFSET_S)}, behind or ahead"
-    if abs(found["off_s"]) > LARGEST_OFFSET_S:
-        remedy = "set the clocks of the node and of the storage's server by NTP"
-        yield here.row("file times", Status.WARN, off, threshold=most, remedy=remedy)
-    else:
-        yield here.row("file times", Status.PASS, off, threshold=most)
+        yield row.passed(f"{what}: nothing torn, nothing lost", reason=_POWER)
 
 
-def _exclusive(here: _Node, found: Facts) -> Iterator[Finding]:
-    name, what = "exclusive create", f"{found['names']} names, {found['processes']} processes"
-    wrong = [f"{len(found[key])} {words}" for key, words in (("twice", "created twice"), ("nobody", "by nobody")) if found[key]]
-    if wrong:
+def _names(row: Rows, names: Names) -> Iterator[Finding]:
+    if names.twice:
         remedy = "two runs could take one folder: use storage that honours O_EXCL"
-        measured = f"of {what}: {', '.join(wrong)}"
-        yield here.row(name, Status.FAIL, measured, threshold="each created by exactly one", remedy=remedy)
+        yield row.fail(f"of {names.tried} names, {names.twice} created twice", "each created once", remedy)
     else:
-        yield here.row(name, Status.PASS, f"{what}: one each")
+        yield row.passed(f"{names.tried} names: once each")
 
 
-def _lock(here: _Node, found: Facts) -> Iterator[Finding]:
-    if found["refused"] and found["free_s"] is not None:
-        yield here.row("lock", Status.PASS, f"held, and free {duration(found['free_s'])} after its holder was killed")
+def _lock(row: Rows, lock: Lock, default: bool) -> Iterator[Finding]:
+    if lock.refused and lock.free_s is not None:
+        yield row.passed(f"held, and free {duration(lock.free_s)} after its holder was killed")
         return
-    yield here.row(
-        "lock",
-        Status.FAIL if here.default else Status.WARN,
-        "still held after its holder was killed" if found["refused"] else "taken by two processes at once",
-        threshold="held by one, and free when that one is dead",
-        reason="" if here.default else "the locks of runs lie below the root, not here",
+    yield row.row(
+        Status.FAIL if default else Status.WARN,
+        "still held after its holder was killed" if lock.refused else "taken by two processes at once",
+        "held by one, and free when that one is dead",
+        reason="" if default else "the locks of runs lie below the root, not here",
         remedy="keep runs (--root) on a file system with flock(2)",
     )
 
 
-def _kills(here: _Node, found: Facts) -> Iterator[Finding]:
-    name, what = "killed writer", f"killed {found['kills']}× in {found['saves']} saves"
-    if found["wrong"]:
-        more = found["wrong_count"] - 1
-        measured = f"{what}: {found['wrong'][0]}" + (f" (and {more} more)" if more else "")
-        threshold = "whole files, all that had been reported as saved"
-        yield here.row(name, Status.FAIL, measured, threshold=threshold, remedy=_ATOMIC)
-    else:
-        yield here.row(name, Status.PASS, f"{what}: nothing torn, nothing lost", reason=_POWER)
+def _speed(row: Rows, mount: Mount, speed: Speed, level: Level) -> Iterator[Finding]:
+    where = "past the kernel's cache" if speed.read.past_cache else "perhaps out of the kernel's cache"
+    for name, rate, sample, how in (
+        ("write speed", speed.bytes / speed.written.seconds, speed.bytes, f"{size(speed.bytes)} synced"),
+        ("read speed", speed.read.bytes / speed.read.seconds, speed.read.bytes, where),
+    ):
+        fail = FAIL_SHARE if level is not Level.QUICK and sample >= SAMPLE_BYTES else None
+        measure = Measure(number=rate, unit="B/s", better="higher", warn=WARN_SHARE, fail=fail)
+        yield row.passed(f"{size(rate)}/s, {how}", name=name, measure=measure)
+    yield _fsync(row.of(name="fsync"), mount, speed)
 
 
-def _speed(here: _Node, found: Facts) -> Iterator[Finding]:
-    written = found["bytes"] / found["write_s"]
-    yield here.row(
-        "write speed",
-        Status.PASS,
-        f"{size(written)}/s, {size(found['bytes'])} synced; a small file {duration(found['small_s'])}",
-        measure=_rate(here, written, found["bytes"]),
-    )
-    read = found["read_bytes"] / found["read_s"]
-    where = "past the kernel's cache" if found["past_cache"] else "perhaps out of the kernel's cache"
-    yield here.row("read speed", Status.PASS, f"{size(read)}/s, {where}", measure=_rate(here, read, found["read_bytes"]))
-    yield _fsync(here, found)
-
-
-def _rate(here: _Node, number: float, sample: int) -> Measure:
-    long = here.level is not Level.QUICK and sample >= SAMPLE_BYTES
-    return Measure(number=number, unit="B/s", better="higher", warn=WARN_SHARE, fail=FAIL_SHARE if long else None)
-
-
-def _fsync(here: _Node, found: Facts) -> Finding:
-    place = here.steps["place"]["found"]
-    before, after = found["dirty_before"], found["dirty_after"]
-    options = set(place["options"].split(","))
-    took = f"{size(found['bytes'])} in {duration(found['fsync_s'])}"
+def _fsync(row: Rows, mount: Mount, speed: Speed) -> Finding:
+    before, after, fsync_s = speed.written.dirty_before, speed.written.dirty_after, speed.written.fsync_s
+    options = {*mount.options.split(",")}
+    took = f"{size(speed.bytes)} in {duration(fsync_s)}"
     on_disk = "everything on the disk when fsync returns"
-    if place["preload"]:
-        measured = f"{', '.join(place['preload'])} is loaded, which makes it do nothing"
-        return here.row("fsync", Status.FAIL, measured, threshold=on_disk, remedy="unset LD_PRELOAD where Ray is started")
-    if found["changed"]:
-        measured = f"{size(found['changed'])} of {size(found['read_bytes'])} read back are not what was written"
-        return here.row("fsync", Status.FAIL, measured, threshold="the same bytes", remedy=hint_of(errno.EIO) or "")
-    if place["type"] in IN_MEMORY:
-        return here.row("fsync", Status.SKIP, took, reason="this file system lies in memory: there is no disk to wait for")
-    if after and not options & UNTOLD_OPTIONS:
-        measured = f"{after} of {before} pages are not written when it returns, after {duration(found['fsync_s'])}"
-        return here.row("fsync", Status.FAIL, measured, threshold=on_disk, remedy=_SYNC)
-    if found["fsync_s"] * FASTEST_BYTES_S < found["bytes"] and before != 0 and "sync" not in options:
+    if mount.preload:
+        measured = f"{', '.join(mount.preload)} is loaded, which makes it do nothing"
+        return row.fail(measured, on_disk, "unset LD_PRELOAD where Ray is started")
+    if speed.read.changed:
+        measured = f"{size(speed.read.changed)} of {size(speed.read.bytes)} read back are not what was written"
+        return row.fail(measured, "the same bytes", hint_of(errno.EIO) or "")
+    if mount.type in IN_MEMORY:
+        return row.skip("this file system lies in memory: there is no disk to wait for", measured=took)
+    if after and UNTOLD_OPTION not in options:
+        measured = f"{after} of {before} pages are not written when it returns, after {duration(fsync_s)}"
+        return row.fail(measured, on_disk, _SYNC)
+    if fsync_s * FASTEST_BYTES_S < speed.bytes and before != 0 and "sync" not in options:
         why = "nothing that stores data is that quick: something may answer in its stead"
-        return here.row("fsync", Status.WARN, took, threshold="the time that a disk takes", reason=why, remedy=_SYNC)
-    if not before or options & UNTOLD_OPTIONS:
+        return row.warn(took, "the time that a disk takes", _SYNC, reason=why)
+    if not before or UNTOLD_OPTION in options:
         why = "the kernel does not tell here what it holds back" if before is None else "the kernel holds nothing back here"
-        return here.row("fsync", Status.SKIP, took, reason=f"{why}: whether fsync keeps its word cannot be seen")
+        return row.skip(f"{why}: whether fsync keeps its word cannot be seen", measured=took)
     why = "the kernel has handed all to the device; whether that keeps it in a power cut cannot be seen from here"
-    return here.row("fsync", Status.PASS, f"{took}: {before} pages waiting before, none after", reason=why)
+    return row.passed(f"{took}: {before} pages waiting before, none after", reason=why)
 
 
-_JUDGES: Mapping[str, Callable[[_Node, Any], Iterator[Finding]]] = {
-    "place": _place,
-    "sequence": _sequence,
-    "exclusive": _exclusive,
-    "lock": _lock,
-    "kills": _kills,
-    "speed": _speed,
-}
+# What the job's checkpoints ask of it: time of each interval, and room. Known from an earlier run of it.
+
+
+def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> Iterator[Finding]:
+    last, free = setting.last_run, f"{size(free_bytes)} free"
+    if setting.job is None or last is None or last.bytes is None:
+        why = "no job was named"
+        if setting.job is not None:
+            name = setting.job.spec.name
+            why = f"no earlier run of {name} under {setting.root} went through, and its checkpoints' size is not known"
+            if last is not None:
+                why = f"{last.run} has no checkpoint any more to know its size from"
+        yield row.skip(why, name=SAVE)
+        yield row.skip(why, name=ROOM, measured=free)
+        return
+    spec = setting.job.spec
+    yield _save(row.of(name=SAVE), spec, last, last.bytes, speed)
+    keep = spec.checkpoint.keep
+    need = (keep + MORE) * last.bytes
+    yield row.judged(
+        Status.PASS if free_bytes >= need else Status.FAIL,
+        free,
+        f"at least {size(need)}: {keep} that are kept and {MORE} more, of {size(last.bytes)} as in {last.run}",
+        "free some space there, lower checkpoint.keep, or put checkpoints elsewhere",
+        name=ROOM,
+    )
+
+
+def _save(row: Rows, spec: JobSpec, last: EarlierRun, size_bytes: int, speed: Speed) -> Finding:
+    write_s = size_bytes * speed.written.seconds / speed.bytes
+    # What a save does besides writing, it did in the earlier run too.
+    took_s = max(write_s, last.costs.save_s or 0.0)
+    measured = f"{duration(write_s)} to write {size(size_bytes)}"
+    if took_s > write_s:
+        measured = f"{duration(took_s)} as in {last.run}, {measured}"
+    patience_s = spec.recovery.hang_timeout or spec.recovery.start_timeout
+    patience = f"at most {duration(patience_s)}, after which a rank that saves counts as hung"
+    interval_s = (last.costs.step_s or 0.0) * spec.checkpoint.every_steps
+    share = f"at most {LARGEST_SHARE:.0%} of the interval, or {duration(SHORT_S)}"
+    if interval_s:
+        measured += f": {took_s / interval_s:.0%} of the interval of {duration(interval_s)}"
+    if write_s > patience_s:
+        remedy = "put checkpoints on faster storage, or raise recovery.hang_timeout"
+        if speed.bytes >= SAMPLE_BYTES:
+            return row.fail(measured, patience, remedy)
+        return row.warn(measured, patience, remedy, reason=f"only {size(speed.bytes)} were written to know it by")
+    if interval_s and took_s > SHORT_S and took_s > LARGEST_SHARE * interval_s:
+        remedy = f"save less often (checkpoint.every_steps, now {spec.checkpoint.every_steps}), or to faster storage"
+        return row.warn(measured, share, remedy)
+    return row.passed(measured, share if interval_s else patience)
 
 
 CHECK = Check(
@@ -294,6 +273,7 @@ CHECK = Check(
     about="storage keeps its promises, is fast enough and has room",
     order=50,
     level=Level.QUICK,
-    call=_call,
+    call=call,
+    facts=StorageFacts,
     judge=judge,
 )

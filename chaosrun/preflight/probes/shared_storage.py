@@ -1,48 +1,284 @@
-"""Whether nodes share a storage, and how: they meet in it, compete for names, and send each other files.
+"""Nodes that meet in one storage, if it is one: each makes a folder of its own there and looks for those of the others.
 
-{"storage": path, "token", "me": number of this node, "number": of nodes, "meet_s", "names", "rounds", "ring_s", "wait_s",
-"patience_s", "limit_s"} → as in `probes.storage`, steps place, meet, compete, ring
+They look for names that they know beforehand, in folders that they open anew: a client of NFS asks its server again about a
+directory that is opened, and for a while says of another what it knows. Of those that have met, the first lends its folder for
+what all do together: they compete for names, and send each other files. No clock of another node is needed: how long a file
+takes to be seen is half of there and back.
 """
 
-from contextlib import ExitStack
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from chaosrun.preflight.model import Facts
-from chaosrun.preflight.probes.storage_exchange import Exchange, folder_of
-from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder
-from chaosrun.preflight.probes.storage_watchdog import Report, watched
-from chaosrun.records.locks import locked
+from msgspec import Struct
+
+from chaosrun.cluster.guard import PREFIX
+from chaosrun.preflight.probes.forked import Report, Watched, watched
+from chaosrun.preflight.probes.storage import created
+from chaosrun.preflight.probes.storage_kills import number_in, payload
+from chaosrun.preflight.probes.storage_place import Mount, mount_of, nearest_folder, own_folder
+from chaosrun.records.filesystem import Filesystem
+from chaosrun.records.locks import is_locked, locked
+
+PAYLOAD_BYTES = 60_000
+MEET_POLL_S, EACH_S = 0.01, 0.001
+NODE_POLL_S = 0.001
+"""A node that is looked for adds so much to the time between two looks: many nodes do not keep the server busy."""
+RING_POLL_S, RING_SHARE = (0.0005, 0.05), 0.1
+"""A file that has not come is looked for again after a share of the time that it has taken."""
+TOLD = 5
+GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
-def probe(**parameters: Any) -> Facts:
-    patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]
-    return watched(lambda report: _steps(parameters, report), patience_s=patience_s, limit_s=limit_s)
+class Meeting(Struct, frozen=True, kw_only=True):
+    met: list[int]
+    """Numbers of the nodes that it saw, its own among them."""
+    arrived_s: float
+    """By this node's clock, as `left_s`."""
+    left_s: float
 
 
-def _steps(parameters: Facts, report: Report) -> None:
-    base = Path()
-    names, ring_s, wait_s = (parameters[name] for name in ("names", "ring_s", "wait_s"))
+class Competition(Struct, frozen=True, kw_only=True):
+    """Every node created the same names, and tried the lock that the first node held."""
 
-    def look() -> Facts:
-        nonlocal base
-        base = nearest_folder(Path(parameters["storage"]))
-        return about_place(base)
+    names: int
+    won: list[int]
+    """Those that this one made."""
+    again: list[int]
+    """Those that it could make once more when all were there."""
+    refused: bool | None
+    """None: it held the lock itself."""
+    waited_s: float
+    """For the others."""
 
-    with ExitStack() as stack:
 
-        def meet() -> Facts:
-            folder = stack.enter_context(own_folder(base, folder_of(parameters["token"], parameters["me"])))
+class Ring(Struct, frozen=True, kw_only=True):
+    """Files for the next node, each answered when it was seen, and answers to those of the one before."""
+
+    peer: int
+    there_and_back_s: list[float]
+    torn: list[tuple[int, str]]
+    """Of which node what was seen in part."""
+    answered: bool
+    """Whether the last one was."""
+    waited_s: float
+    """For its answer."""
+
+
+class SharedFacts(Watched, frozen=True, kw_only=True):
+    mount: Mount | None = None
+    meeting: Meeting | None = None
+    competition: Competition | None = None
+    """None also where the first node had left, without having seen this one."""
+    ring: Ring | None = None
+
+
+def probe(
+    *,
+    storage: str,
+    token: str,
+    me: int,
+    number: int,
+    meet_s: float,
+    names: int,
+    rounds: int,
+    ring_s: float,
+    wait_s: float,
+    patience_s: float,
+    limit_s: float,
+) -> SharedFacts:
+    """`me` is this node's number, `number` that of the nodes; the others say how much is tried, and for how long."""
+
+    def steps(report: Report) -> None:
+        mounts: list[Mount] = []
+
+        def look() -> Mount:
+            mounts.append(mount_of(nearest_folder(Path(storage))))
+            return mounts[0]
+
+        def meet() -> Meeting:
+            folder = stack.enter_context(own_folder(Path(mounts[0].base), folder_of(token, me)))
             # Before the others can know of it.
             stack.enter_context(locked(folder / "lock", "taken"))
-            return meeting.meet(parameters["meet_s"])
+            return exchange.meet(meet_s)
 
-        if not report("place", look):
-            return
-        token, me, number = (parameters[name] for name in ("token", "me", "number"))
-        meeting = Exchange(base=base, token=token, me=me, number=number, goes_on=report.goes_on)
-        if not report("meet", meet) or len(meeting.met) < 2:
-            return
-        if report("compete", lambda: meeting.compete(names, wait_s)) and meeting.together:
-            report("ring", lambda: meeting.ring(parameters["rounds"], ring_s, ring_s + wait_s))
-        report("leave", lambda: meeting.leave(wait_s))
+        with ExitStack() as stack:
+            if not report("mount", look):
+                return
+            exchange = Exchange(base=Path(mounts[0].base), token=token, me=me, number=number, goes_on=report.goes_on)
+            if report("meeting", meet) and len(exchange.met) > 1:
+                if report("competition", lambda: exchange.compete(names, wait_s)) and exchange.together:
+                    report("ring", lambda: exchange.ring(rounds, ring_s, ring_s + wait_s))
+                report("leaving", lambda: exchange.leave(wait_s))
+
+    return watched(steps, SharedFacts, patience_s=patience_s, limit_s=limit_s)
+
+
+def folder_of(token: str, number: int) -> str:
+    return f"{PREFIX}{token}-{number}"
+
+
+@dataclass(slots=True)
+class Exchange:
+    base: Path
+    token: str
+    me: int
+    number: int
+    goes_on: Callable[[], None]
+    """Called as the storage answers."""
+    met: list[int] = field(default_factory=list)
+    together: bool = False
+    """Whether the first node has seen all that it met do what all do."""
+    _over_s: float = 0.0
+    """When the others have stopped looking too."""
+    _disk: Filesystem = field(default_factory=Filesystem)
+
+    @property
+    def common(self) -> Path:
+        return self._folder(self.met[0])
+
+    def meet(self, limit_s: float) -> Meeting:
+        """Returns when all have been seen, or after the limit."""
+        arrived_s, self._over_s = time.time(), time.monotonic() + limit_s
+        self._put("here")
+        unseen = self._await({number: self._folder(number) / "here" for number in range(self.number)}, limit_s)
+        self.met = [number for number in range(self.number) if number not in unseen]
+        return Meeting(met=self.met, arrived_s=arrived_s, left_s=time.time())
+
+    def compete(self, names: int, limit_s: float) -> Competition | None:
+        try:
+            refused = None if self.me == self.met[0] else is_locked(self.common / "lock")
+            # From both ends, so that they come by each other's.
+            order = range(names) if self.met.index(self.me) % 2 == 0 else range(names - 1, -1, -1)
+            won: list[int] = []
+            for number in order:
+                if created(self.common / f"name-{number}"):
+                    won.append(number)
+                self.goes_on()
+                time.sleep(EACH_S)
+            tried_s = time.monotonic()
+            self.together = self._wait_for_all("tried", limit_s)
+            waited_s = time.monotonic() - tried_s
+            again = [number for number in order if self.together and created(self.common / f"name-{number}")]
+        except OSError as error:
+            if error.errno in GONE and self._has_left(self.met[0]):
+                return None
+            raise
+        if not self.together and self._has_left(self.met[0]):
+            return None
+        return Competition(names=names, won=won, again=again, refused=refused, waited_s=waited_s)
+
+    def ring(self, rounds: int, budget_s: float, limit_s: float) -> Ring:
+        place = self.met.index(self.me)
+        peer, before = self.met[(place + 1) % len(self.met)], self.met[place - 1]
+        begun_s = progress_s = time.monotonic()
+        taken: list[float] = []
+        torn: list[tuple[int, str]] = []
+        sent_s: float | None = None
+        replies, before_done, finished = 0, False, False
+        while (now_s := time.monotonic()) < begun_s + limit_s and not (finished and before_done):
+            done = len(taken), replies, finished
+            if not finished and sent_s is None:
+                if len(taken) == rounds or (taken and now_s - begun_s > budget_s):
+                    self._put("finished")
+                    finished = True
+                else:
+                    sent_s = time.monotonic()
+                    self._put(f"ask-{len(taken)}", len(taken))
+            if sent_s is not None and self._saw(peer, f"answer-{len(taken)}", len(taken), torn):
+                taken.append(time.monotonic() - sent_s)
+                sent_s = None
+            if not before_done:
+                if self._saw(before, f"ask-{replies}", replies, torn):
+                    self._put(f"answer-{replies}", replies)
+                    replies += 1
+                else:
+                    before_done = _there(self._folder(before) / "finished") or self._has_left(before)
+            self.goes_on()
+            if done != (len(taken), replies, finished):
+                progress_s = time.monotonic()
+            shortest_s, longest_s = RING_POLL_S
+            time.sleep(min(longest_s, max(shortest_s, RING_SHARE * (time.monotonic() - progress_s))))
+        waited_s = 0.0 if sent_s is None else time.monotonic() - sent_s
+        return Ring(peer=peer, there_and_back_s=taken, torn=torn[:TOLD], answered=sent_s is None, waited_s=waited_s)
+
+    def leave(self, limit_s: float) -> None:
+        """The folder that was lent goes last; and none while another may still look for it."""
+        if self.together:
+            # The first one may have waited long enough meanwhile.
+            with suppress(FileNotFoundError):
+                self._wait_for_all("done", limit_s, wait=self.me == self.met[0])
+        while (left_s := self._over_s - time.monotonic()) > 0 and not (self.together and len(self.met) == self.number):
+            self.goes_on()
+            time.sleep(min(left_s, 0.1))
+
+    def _wait_for_all(self, mark: str, limit_s: float, *, wait: bool = True) -> bool:
+        """Say that this node has come so far, and wait until the first one has seen it of every one."""
+        (self.common / f"{mark}-{self.me}").touch()
+        everyone = self.common / f"all-{mark}"
+        if not wait:
+            return True
+        if self.me != self.met[0]:
+            return not self._await({self.met[0]: everyone}, limit_s)
+        if self._await({number: self.common / f"{mark}-{number}" for number in self.met}, limit_s):
+            return False
+        everyone.touch()
+        return True
+
+    def _await(self, paths: Mapping[int, Path], limit_s: float) -> set[int]:
+        """Those that are not there within the limit."""
+        deadline = time.monotonic() + limit_s
+        unseen = dict(paths)
+        while True:
+            _open_anew(self.base)
+            unseen = {number: path for number, path in unseen.items() if not _there(path)}
+            self.goes_on()
+            left_s = deadline - time.monotonic()
+            if not unseen or left_s <= 0:
+                return set(unseen)
+            time.sleep(min(left_s, MEET_POLL_S + NODE_POLL_S * len(unseen)))
+
+    def _folder(self, number: int) -> Path:
+        return self.base / folder_of(self.token, number)
+
+    def _has_left(self, number: int) -> bool:
+        _open_anew(self.base)
+        return not self._folder(number).exists()
+
+    def _put(self, name: str, number: int = 0) -> None:
+        self._disk.write_durably(self._folder(self.me) / name, payload(number, PAYLOAD_BYTES))
+
+    def _saw(self, whose: int, name: str, number: int, torn: list[tuple[int, str]]) -> bool:
+        """Whether the file is there, whole. One that is seen in part is written down, and looked at again."""
+        path = self._folder(whose) / name
+        if not _there(path):
+            return False
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            if error.errno not in GONE:
+                torn.append((whose, f"{name}: {error.strerror}"))
+            return False
+        if number_in(data) != number:
+            torn.append((whose, f"{name}: {len(data)} bytes that are not what was written"))
+            return False
+        return True
+
+
+def _open_anew(folder: Path) -> None:
+    os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
+def _there(path: Path) -> bool:
+    try:
+        _open_anew(path.parent)
+        os.stat(path)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        return False
+    return True

@@ -1,49 +1,243 @@
-"""A node's storage: does it keep what chaosrun relies on, and how fast is it? Everything is done in a folder of its own.
+"""A node's storage: does it keep what chaosrun relies on, and how fast is it? Everything is done in a folder of its own."""
 
-{"storage": path, "kills", "kills_s", "names", "speed_s", "speed_bytes", "patience_s", "limit_s"} → as `disk.watched` has it,
-steps place, sequence, exclusive, lock, kills, speed
-"""
-
-from contextlib import ExitStack
+import ctypes
+import errno
+import json
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import Any
+
+from msgspec import Struct
 
 from chaosrun.cluster.guard import new_name
-from chaosrun.preflight.model import Facts
-from chaosrun.preflight.probes.storage_kills import kill_writers
-from chaosrun.preflight.probes.storage_place import about_place, nearest_folder, own_folder, remove_stale
-from chaosrun.preflight.probes.storage_promises import make_checkpoint, race_for_names, try_lock
-from chaosrun.preflight.probes.storage_speed import measure_speed
-from chaosrun.preflight.probes.storage_watchdog import Report, watched
+from chaosrun.preflight.probes.forked import Failed, Report, Say, Watched, forked, watched
+from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
+from chaosrun.preflight.probes.storage_place import Mount, mount_of, nearest_folder, own_folder, remove_stale
+from chaosrun.records.codec import convert
+from chaosrun.records.locks import is_locked, locked
+
+FREE_AFTER_S = 1.0
+BLOCK = 1 << 20
+GROWTH = 4
+ROUNDS = 3
+"""Of one size: the best counts, since one fsync may have to wait for what others wrote."""
+SHARE_OF_FREE = 0.05
+_CACHESTAT = 451
+"""The system call's number, on every architecture; Linux 6.5."""
 
 
-def probe(**parameters: Any) -> Facts:
-    patience_s, limit_s = parameters["patience_s"], parameters["limit_s"]
-    return watched(lambda report: _steps(parameters, report), patience_s=patience_s, limit_s=limit_s)
+class Names(Struct, frozen=True, kw_only=True):
+    tried: int
+    twice: int
+    """How many could be made exclusively though they were there."""
 
 
-def _steps(parameters: Facts, report: Report) -> None:
-    base = folder = Path()
+class Lock(Struct, frozen=True, kw_only=True):
+    """A process held it as a run's supervisor does, and was killed."""
 
-    def look() -> Facts:
-        nonlocal base
-        base = nearest_folder(Path(parameters["storage"]))
-        return about_place(base)
+    refused: bool
+    """Whether another one saw it held."""
+    free_s: float | None
+    """Until it was free; None: not within FREE_AFTER_S."""
 
-    with ExitStack() as stack:
 
-        def make() -> Facts:
-            nonlocal folder
+class Written(Struct, frozen=True, kw_only=True, order=True):
+    seconds: float
+    """Until the bytes were synced."""
+    fsync_s: float
+    """Of these."""
+    dirty_before: int | None
+    """Pages that the kernel had yet to write before the fsync; None: it does not tell."""
+    dirty_after: int | None
+
+
+class Read(Struct, frozen=True, kw_only=True):
+    bytes: int
+    seconds: float
+    past_cache: bool
+    """Whether the kernel's cache was left out."""
+    changed: int
+    """Bytes of those blocks that were not what had been written."""
+
+
+class Speed(Struct, frozen=True, kw_only=True):
+    bytes: int
+    written: Written
+    read: Read
+
+
+class StorageFacts(Watched, frozen=True, kw_only=True):
+    mount: Mount | None = None
+    saves: Saves | None = None
+    names: Names | None = None
+    lock: Lock | None = None
+    speed: Speed | None = None
+
+
+def probe(
+    *,
+    storage: str,
+    kills: int,
+    kills_s: float,
+    names: int,
+    speed_s: float,
+    speed_bytes: int,
+    patience_s: float,
+    limit_s: float,
+) -> StorageFacts:
+    """The numbers say how much is tried, and for how long."""
+
+    def steps(report: Report) -> None:
+        mounts: list[Mount] = []
+
+        def look() -> Mount:
+            mounts.append(mount_of(nearest_folder(Path(storage))))
+            return mounts[0]
+
+        def save() -> Saves:
+            base = Path(mounts[0].base)
             folder = stack.enter_context(own_folder(base, new_name()))
+            folders.append(folder)
             remove_stale(base, folder)
-            return make_checkpoint(folder, report.goes_on)
+            return kill_writers(folder, kills=kills, budget_s=kills_s, random=Random(), goes_on=report.goes_on)
 
-        if not report("place", look) or not report("sequence", make):
-            return
-        report("exclusive", lambda: race_for_names(folder, parameters["names"]))
-        report("lock", lambda: try_lock(folder))
-        goes_on, kills, kills_s = report.goes_on, parameters["kills"], parameters["kills_s"]
-        report("kills", lambda: kill_writers(folder, kills=kills, budget_s=kills_s, random=Random(), goes_on=goes_on))
-        speed_s, most_bytes = parameters["speed_s"], parameters["speed_bytes"]
-        report("speed", lambda: measure_speed(folder, budget_s=speed_s, most_bytes=most_bytes, goes_on=goes_on))
+        folders: list[Path] = []
+        with ExitStack() as stack:
+            if report("mount", look) and report("saves", save):
+                (folder,) = folders
+                report("names", lambda: create_twice(folder, names, report.goes_on))
+                report("lock", lambda: try_lock(folder / "lock"))
+                report("speed", lambda: measure_speed(folder / "speed.bin", speed_s, speed_bytes, report.goes_on))
+
+    return watched(steps, StorageFacts, patience_s=patience_s, limit_s=limit_s)
+
+
+def create_twice(folder: Path, names: int, goes_on: Callable[[], None]) -> Names:
+    twice = 0
+    for number in range(names):
+        path = folder / f"name-{number}"
+        if not created(path):
+            raise FileExistsError(errno.EEXIST, "a new name is there already", str(path))
+        twice += created(path)
+        goes_on()
+    return Names(tried=names, twice=twice)
+
+
+def created(path: Path) -> bool:
+    """Make a file; False when it is there already."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+    except FileExistsError:
+        return False
+    return True
+
+
+def try_lock(path: Path) -> Lock:
+    def hold(say: Say) -> None:
+        try:
+            with locked(path, "taken"):
+                say(None)
+                signal.pause()
+        except OSError as error:
+            say(Failed(error=f"flock: {error.strerror}", errno=error.errno or 0, path=str(path)))
+
+    child, reading = forked(hold)
+    with open(reading, "rb") as file:
+        said = convert(json.loads(file.readline()), Failed | None)
+        refused = said is None and is_locked(path)
+        os.kill(child, signal.SIGKILL)
+        killed_s = time.monotonic()
+        os.waitpid(child, 0)
+    if said is not None:
+        raise said.again()
+    while is_locked(path):
+        if time.monotonic() - killed_s > FREE_AFTER_S:
+            return Lock(refused=refused, free_s=None)
+        time.sleep(0.001)
+    return Lock(refused=refused, free_s=time.monotonic() - killed_s)
+
+
+# Speed
+
+
+def measure_speed(path: Path, budget_s: float, most_bytes: int, goes_on: Callable[[], None]) -> Speed:
+    """Files grow until a round takes its share of the time, so that a slow disk is not kept busy for long."""
+    blocks = [os.urandom(BLOCK) for _ in range(4)]
+    status = os.statvfs(path.parent)
+    most = min(most_bytes, int(status.f_bavail * status.f_frsize * SHARE_OF_FREE))
+    size = BLOCK
+    rounds = [_write(path, blocks, size, goes_on)]
+    while (grows := size * GROWTH <= most and ROUNDS * GROWTH * min(rounds).seconds <= budget_s) or len(rounds) < ROUNDS:
+        if grows:
+            size, rounds = size * GROWTH, []
+        rounds.append(_write(path, blocks, size, goes_on))
+    try:
+        read = _read(path, blocks, size, budget_s, goes_on, past_cache=True)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        read = _read(path, blocks, size, budget_s, goes_on, past_cache=False)
+    os.unlink(path)
+    return Speed(bytes=size, written=min(rounds), read=read)
+
+
+def _write(path: Path, blocks: list[bytes], size: int, goes_on: Callable[[], None]) -> Written:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        began = time.perf_counter()
+        for number in range(size // BLOCK):
+            rest = memoryview(blocks[number % len(blocks)])
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            goes_on()
+        writing_s = time.perf_counter() - began
+        dirty_before = _dirty_pages(descriptor)
+        began = time.perf_counter()
+        os.fsync(descriptor)
+        fsync_s = time.perf_counter() - began
+        dirty_after = _dirty_pages(descriptor)
+    finally:
+        os.close(descriptor)
+    return Written(seconds=writing_s + fsync_s, fsync_s=fsync_s, dirty_before=dirty_before, dirty_after=dirty_after)
+
+
+def _dirty_pages(descriptor: int) -> int | None:
+    """Pages of a file that the kernel has yet to write; None where it does not tell."""
+    # cachestat(fd, {offset, length: 0 is to the end}, {cached, dirty, writeback, evicted, recently evicted}, flags)
+    reach, cached = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
+    if ctypes.CDLL(None, use_errno=True).syscall(_CACHESTAT, descriptor, reach, cached, 0) != 0:
+        return None
+    return cached[1] + cached[2]
+
+
+def _read(
+    path: Path, blocks: list[bytes], size: int, budget_s: float, goes_on: Callable[[], None], *, past_cache: bool
+) -> Read:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if past_cache else 0))
+    # Aligned, as reading past the cache needs it.
+    buffer = mmap.mmap(-1, BLOCK)
+    changed = done = 0
+    taken_s = 0.0
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        for number in range(size // BLOCK):
+            began = time.perf_counter()
+            got = os.preadv(descriptor, [buffer], number * BLOCK)
+            taken_s += time.perf_counter() - began
+            done += got
+            if got == 0 or buffer[:got] != blocks[number % len(blocks)][:got]:
+                changed += BLOCK
+            goes_on()
+            if taken_s > budget_s:
+                break
+    finally:
+        os.close(descriptor)
+        buffer.close()
+    return Read(bytes=done, seconds=taken_s, past_cache=past_cache, changed=changed)

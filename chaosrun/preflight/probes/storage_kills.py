@@ -16,8 +16,10 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from chaosrun.preflight.model import Facts
-from chaosrun.preflight.probes.forked import Say, forked
+from msgspec import Struct
+
+from chaosrun.preflight.probes.forked import Failed, Say, forked
+from chaosrun.records.codec import convert
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 
@@ -31,8 +33,17 @@ LATER_S = 0.02
 """What a layer below loses with its writer may go a moment later."""
 LOOK_S = 0.0002
 """Between two looks: a reader that never rests would take the writer's processor."""
-TOLD = 5
+LONGEST_RUN = "J" + "o-b_." * 12 + "nam" + "-20991231-235959-99"
+"""As long a name as a run has, of all the characters that there can be in one."""
+MANIFEST, MEMBER = "MANIFEST.json", "pytorch_model_fsdp_0/__0_0.distcp"
 _HEAD = 16
+
+
+class Saves(Struct, frozen=True, kw_only=True):
+    kills: int
+    saves: int
+    wrong: list[str]
+    """What was seen that must not be."""
 
 
 def payload(number: int, size: int) -> bytes:
@@ -49,101 +60,77 @@ def number_in(data: bytes) -> int | None:
 
 
 @dataclass(slots=True)
-class _Place:
-    folder: Path
-
-    @property
-    def latest(self) -> Path:
-        return self.folder / "latest"
-
-    @property
-    def staging(self) -> Path:
-        return self.folder / "staging"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-
-@dataclass(slots=True)
 class _Reader:
-    place: _Place
+    leg: Path
     promised: int = 0
+    """The newest save that the writer told of."""
     seen: int = 0
     """The newest version that was read."""
     wrong: list[str] = field(default_factory=list)
 
     def look(self) -> None:
         """One look at both; nothing is torn and nothing goes back."""
-        self._look_at_latest()
-        if newest := max(self.steps(), default=0):
-            self._look_at_checkpoint(newest)
+        latest = self.leg / "latest"
+        try:
+            number = number_in(data := latest.read_bytes())
+            if number is None:
+                self._tell(latest, f"torn: {len(data)} bytes that are no whole version")
+            elif number < self.seen:
+                self._tell(latest, f"version {number} after version {self.seen}")
+            self.seen = max(self.seen, number or 0)
+        except FileNotFoundError:
+            if self.seen:
+                self._tell(latest, "is not there while it is replaced")
+        for step in self.steps()[-1:]:
+            self._look_at(step)
 
     def expect_promised(self) -> None:
         """All that the writer was told is done is there, and whole."""
         self.look()
         if self.seen < self.promised:
-            self._tell(self.place.latest, f"version {self.promised} had been written, {self.seen or 'none'} is there")
-        steps = self.steps()
-        if max(steps, default=0) < self.promised:
-            self._tell(self.place.checkpoints, f"{checkpoint_name(self.promised)} had been committed and is not there")
-        for step in steps:
-            self._look_at_checkpoint(step)
+            self._tell(self.leg / "latest", f"version {self.promised} had been written, {self.seen or 'none'} is there")
+        if max(self.steps(), default=0) < self.promised:
+            self._tell(self.leg / "checkpoints", f"{checkpoint_name(self.promised)} had been committed and is not there")
+        for step in self.steps():
+            self._look_at(step)
 
-    def _look_at_latest(self) -> None:
-        try:
-            number = number_in(data := self.place.latest.read_bytes())
-        except FileNotFoundError:
-            if self.seen:
-                self._tell(self.place.latest, "is not there while it is replaced")
-            return
-        if number is None:
-            self._tell(self.place.latest, f"torn: {len(data)} bytes that are no whole version")
-        elif number < self.seen:
-            self._tell(self.place.latest, f"version {number} after version {self.seen}")
-        else:
-            self.seen = number
+    def steps(self) -> list[int]:
+        names = os.listdir(self.leg / "checkpoints")
+        return sorted(step for name in names if (step := checkpoint_step(name)) is not None)
 
-    def _look_at_checkpoint(self, step: int) -> None:
-        path = self.place.checkpoints / checkpoint_name(step)
+    def _look_at(self, step: int) -> None:
+        path = self.leg / "checkpoints" / checkpoint_name(step)
         why = _why_torn(path, step)
         # One that retention took meanwhile is no wonder.
         if why and path.exists() and (why := _why_torn(path, step)) and path.exists():
             self._tell(path, why)
 
-    def steps(self) -> list[int]:
-        return [step for name in os.listdir(self.place.checkpoints) if (step := checkpoint_step(name)) is not None]
-
     def _tell(self, path: Path, what: str) -> None:
-        self.wrong.append(f"{path.relative_to(self.place.folder)}: {what}")
+        self.wrong.append(f"{path.relative_to(self.leg)}: {what}")
 
 
-def _why_torn(path: Path, step: int) -> str | None:
-    try:
-        manifest = json.loads((path / "MANIFEST.json").read_bytes() or b"null")
-        data = (path / "model.bin").read_bytes()
-    except FileNotFoundError as error:
-        return f"torn: {os.path.basename(error.filename)} is missing"
-    except ValueError:
-        return "torn: its manifest is cut off"
-    if manifest is None:
-        return "torn: its manifest is empty"
-    if number_in(data) != step or hashlib.sha256(data).hexdigest() != manifest:
-        return f"torn: model.bin has {len(data)} bytes that are not what was written"
-    return None
+def _why_torn(path: Path, step: int) -> str:
+    for name in (MANIFEST, MEMBER):
+        try:
+            data = (path / name).read_bytes()
+        except FileNotFoundError:
+            return f"torn: {name} is missing"
+        if number_in(data) != step:
+            return f"torn: {name} has {len(data)} bytes that are not what was written"
+    return ""
 
 
-def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, goes_on: Callable[[], None]) -> Facts:
-    """{kills, saves, wrong: what was seen that must not be, wrong_count}. The writer tells when the storage answers."""
-    place = _Place(folder)
-    for path in (place.staging, place.checkpoints):
-        os.mkdir(path)
-    reader = _Reader(place)
+def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, goes_on: Callable[[], None]) -> Saves:
+    """The writer tells when the storage answers. Raises the OSError that it ends with."""
+    reader = _Reader(folder / LONGEST_RUN / "reference")
+    disk = Filesystem()
+    for name in ("staging", "checkpoints"):
+        disk.make_directories_durably(reader.leg / name, above=2)
     end_s = time.monotonic() + budget_s
     first, saves, save_s, done = 1, 0, 0.0, 0
     while done < kills and (done < FEWEST_KILLS or time.monotonic() < end_s) and not reader.wrong:
         started_s = time.monotonic()
-        child, reading = forked(lambda say, first=first: _save_for_ever(place, first, say, goes_on))
+        child, reading = forked(lambda say, first=first: _save_for_ever(reader.leg, first, say, goes_on))
         try:
             os.set_blocking(reading, False)
             until_s = started_s + random.uniform(0, 3 * save_s) if save_s else None
@@ -168,12 +155,7 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, g
     if not reader.wrong:
         time.sleep(LATER_S)
         reader.expect_promised()
-    return {
-        "kills": done,
-        "saves": saves,
-        "wrong": reader.wrong[:TOLD],
-        "wrong_count": len(reader.wrong),
-    }
+    return Saves(kills=done, saves=saves, wrong=reader.wrong)
 
 
 def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
@@ -187,43 +169,46 @@ def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
             raise RuntimeError("the writer ended by itself")
         return before
     # Lines are shorter than what a pipe takes at once: none is cut off.
-    last = json.loads(said.splitlines()[-1])
-    if isinstance(last, dict):
-        raise OSError(last["errno"], last["error"], last["path"])
+    last = convert(json.loads(said.splitlines()[-1]), int | Failed)
+    if isinstance(last, Failed):
+        raise last.again()
     return last
 
 
-def _save_for_ever(place: _Place, first: int, say: Say, goes_on: Callable[[], None]) -> None:
+def _save_for_ever(leg: Path, first: int, say: Say, goes_on: Callable[[], None]) -> None:
     disk = Filesystem()
     disk.listeners.append(lambda _operation, moment: goes_on() if moment == "after" else None)
     try:
-        for name in os.listdir(place.staging):
-            disk.remove(place.staging / name)
+        for name in os.listdir(leg / "staging"):
+            disk.remove(leg / "staging" / name)
         for number in count(first):
-            _save(place, disk, number)
+            _save(leg, disk, number)
             say(number)
     except OSError as error:
-        say({"errno": error.errno, "error": error.strerror, "path": os.fsdecode(error.filename or str(place.folder))})
+        say(Failed.of(error))
 
 
-def _save(place: _Place, disk: Filesystem, number: int) -> None:
+def _save(leg: Path, disk: Filesystem, number: int) -> None:
     """As a checkpoint is made (`checkpoint.store`), and as a file is replaced."""
     data = payload(number, SIZES[number % len(SIZES)])
-    staged = place.staging / f"{checkpoint_name(number)}.attempt-1"
-    disk.mkdir(staged)
-    descriptor = disk.open(staged / "model.bin")
+    staging, checkpoints = leg / "staging", leg / "checkpoints"
+    staged = staging / f"{checkpoint_name(number)}.attempt-1"
+    member = staged / MEMBER
+    disk.make_directories(member.parent)
+    descriptor = disk.open(member)
     try:
-        disk.write(staged / "model.bin", descriptor, data)
-        disk.sync(staged / "model.bin", descriptor)
+        disk.write(member, descriptor, data)
+        disk.sync(member, descriptor)
     finally:
         os.close(descriptor)
-    disk.sync_directory(staged)
-    disk.write_durably(staged / "MANIFEST.json", json.dumps(hashlib.sha256(data).hexdigest()).encode())
-    disk.rename(staged, place.checkpoints / checkpoint_name(number))
-    disk.sync_directory(place.checkpoints)
-    disk.sync_directory(place.staging)
-    disk.write_durably(place.latest, data)
-    for name in sorted(os.listdir(place.checkpoints))[:-KEPT]:
-        disk.rename(place.checkpoints / name, place.staging / name)
-        disk.sync_directory(place.checkpoints)
-        disk.remove(place.staging / name)
+    for folder in (member.parent, staged):
+        disk.sync_directory(folder)
+    disk.write_durably(staged / MANIFEST, payload(number, 100))
+    disk.rename(staged, checkpoints / checkpoint_name(number))
+    disk.sync_directory(checkpoints)
+    disk.sync_directory(staging)
+    disk.write_durably(leg / "latest", data)
+    for name in sorted(os.listdir(checkpoints))[:-KEPT]:
+        disk.rename(checkpoints / name, staging / name)
+        disk.sync_directory(checkpoints)
+        disk.remove(staging / name)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from chaosrun.cluster.guard import PREFIX, announce
-from chaosrun.preflight.model import Facts
 
 STALE_S = 3600.0
 """A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
@@ -19,16 +20,26 @@ _OPTIONS_TOLD = 400
 """Characters."""
 
 
+class Mount(Struct, frozen=True, kw_only=True):
+    """The file system that a folder lies on."""
+
+    base: str
+    """The folder."""
+    type: str = "unknown"
+    source: str = ""
+    options: str = ""
+    free_bytes: int = 0
+    preload: list[str] = []
+    """Libraries in this process that make fsync do nothing."""
+
+
 def nearest_folder(storage: Path) -> Path:
     """The storage or the folder above it that is there. Raises OSError for a file in the way, and what cannot be read."""
     for folder in (storage, *storage.parents):
-        try:
-            status = os.stat(folder)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        return folder
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(folder).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+            return folder
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(storage))
 
 
@@ -57,22 +68,9 @@ def remove_stale(base: Path, own: Path) -> None:
         shutil.rmtree(base / name, ignore_errors=True)
 
 
-def about_place(base: Path) -> Facts:
-    """{base, type, source, options, free_bytes, preload}: of the file system that `base` lies on."""
-    status = os.statvfs(base)
-    kind, source, options = _mount_of(os.path.realpath(base))
-    return {
-        "base": str(base),
-        "type": kind,
-        "source": source,
-        "options": options[:_OPTIONS_TOLD],
-        "free_bytes": status.f_bavail * status.f_frsize,
-        "preload": _preloaded(),
-    }
-
-
-def _mount_of(path: str) -> tuple[str, str, str]:
-    """(type, source, options) of the mount that a real path lies on; the last one of a place hides those below it."""
+def mount_of(base: Path) -> Mount:
+    """The last mount of a place hides those below it."""
+    status, path = os.statvfs(base), os.path.realpath(base)
     best, found = -1, ("unknown", "", "")
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -81,18 +79,15 @@ def _mount_of(path: str) -> tuple[str, str, str]:
             point = _unescaped(fields[4])
             if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
                 options = ",".join(dict.fromkeys(f"{fields[5]},{behind[2] if len(behind) > 2 else ''}".split(",")))
-                best, found = len(point), (behind[0], _unescaped(behind[1]), options)
-    return found
+                best, found = len(point), (behind[0], _unescaped(behind[1]), options[:_OPTIONS_TOLD])
+    with open("/proc/self/maps") as file:
+        preload = sorted({line.split(maxsplit=5)[-1].strip() for line in file if "eatmydata" in line})
+    kind, source, options = found
+    free = status.f_bavail * status.f_frsize
+    return Mount(base=str(base), type=kind, source=source, options=options, free_bytes=free, preload=preload)
 
 
 def _unescaped(text: str) -> str:
     for escape, character in _ESCAPES:
         text = text.replace(escape, character)
     return text
-
-
-def _preloaded() -> list[str]:
-    """Libraries in this process that make fsync do nothing."""
-    with open("/proc/self/maps") as file:
-        paths = {line.split(maxsplit=5)[-1].strip() for line in file if "eatmydata" in line}
-    return sorted(paths)
