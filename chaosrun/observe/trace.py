@@ -75,6 +75,9 @@ class Observer:
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write("probe", **probe(loader).to_json())
 
+    def source(self, epoch: int, own: str | None, held: dict[str, str]) -> None:
+        self._trace.write("source", epoch=epoch, own=own, held=held)
+
     @property
     def is_between_steps(self) -> bool:
         """No batch of the step that comes has been seen."""

@@ -67,6 +67,10 @@ class Recorder:
         """The data of an epoch is about to be opened."""
         self._heart.beat("epoch", self._done + 1)
 
+    def source(self, epoch: int, own: str | None, held: dict[str, str]) -> None:
+        """What the script's samplers and dataset hold as an epoch, or the rest of one, begins."""
+        self._observer.source(epoch, own, held)
+
     def batch(self, batch: Any, ids: list[Any] | None) -> None:
         """A micro-batch has been handed to the script."""
         if self._observer.is_between_steps:

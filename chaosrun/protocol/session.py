@@ -19,6 +19,7 @@ from chaosrun.observe.position import Position
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext, current
 from chaosrun.protocol.resume import batches_of, total_batch_size
+from chaosrun.protocol.sources import source_state
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
 from chaosrun.protocol.windows import Window, WindowCutter
@@ -201,7 +202,7 @@ class Session:
                 return
 
     def _open(self, loader: Any, start: Position) -> Iterable[Any]:
-        return open_epoch(
+        batches = open_epoch(
             self._protocol,
             self._accelerator,
             loader,
@@ -210,6 +211,9 @@ class Session:
             seed=self._seed,
             ledger=self._ledger,
         )
+        if self._recorder:
+            self._recorder.source(start.epoch, *source_state(loader))
+        return batches
 
     def _hand_out(self, batch: Any) -> None:
         ids = self._ledger.next_ids()

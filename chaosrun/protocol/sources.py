@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.script_state import is_own, script_state
 
 UNSEEDABLE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
@@ -21,6 +22,8 @@ UPSTREAM = (
     *("ex_iterable", "ex_iterables", "_ex_iterable"),
 )
 """Attributes by which an iterable dataset names what it reads from: accelerate's and torch's, datasets', webdataset's."""
+MOST_WRAPPERS, MOST_VALUES = 16, 200
+"""Of what a source holds that is written down."""
 
 
 def check_sources(loader: Any) -> None:
@@ -68,6 +71,22 @@ def samplers(loader: Any) -> Iterator[Any]:
         for name, value in getattr(source, "__dict__", {}).items():
             if name in ("batch_sampler", "sampler", "_inner") or isinstance(value, Sampler):
                 waiting.append(value)
+
+
+def source_state(loader: Any) -> tuple[str | None, dict[str, str]]:
+    """The type of the first sampler or stream of the script's own that is never told its epoch, None without one; and what the
+    script's samplers and dataset hold, by paths that begin with their types."""
+    found = list(samplers(loader))
+    dataset = loader.base_dataloader.dataset
+    chain = [dataset]
+    while (inner := inspect.getattr_static(chain[-1], "dataset", None)) is not None and len(chain) < MOST_WRAPPERS:
+        chain.append(inner)
+    streams = chain if isinstance(dataset, IterableDataset) else []
+    own = [source for source in [*found, *streams] if is_own(type(source).__module__)]
+    told = any(_has(source, "set_epoch") for source in own)
+    everything = [source for source in [*found, *chain] if is_own(type(source).__module__)]
+    held = script_state({type(source).__name__: source for source in everything}, most=MOST_VALUES)
+    return (None if told or not own else type(own[-1]).__name__), held
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -7,6 +7,8 @@ Line kinds (key `kind`), written by a rank in this order:
                of kernels' results on fixed inputs, of this process), param (fingerprint), params (base64), tensors (names,
                the order of `params` and `grads`), digests (of the restored state, as in `end`; null without a restore)
 - `probe`      items (independent, global_rng, draws, never_repeats or unknown), detail; rank 0, first attempt only
+- `source`     epoch, own (type of the script's sampler or stream that is never told its epoch, or null), held (what the
+               script's samplers and dataset hold when the epoch, or the rest of it, is opened: path to value)
 - `loader_workers`  epoch, workers (by loader worker: {python, numpy, torch}, a digest of where each stream stands after
                worker_init_fn; null for one that did not say); once an epoch, for persistent workers once
 - `buckets`    step, layout (list of lists of parameter indices, or null without DDP), primed (bool)

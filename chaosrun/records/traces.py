@@ -86,6 +86,15 @@ class ProbeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """What the script's samplers and dataset held when an epoch, or the rest of one, was opened."""
+
+    epoch: Count
+    own: str | None
+    held: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderWorkersRecord:
     epoch: Count
     workers: tuple[Mapping[str, Digest] | None, ...]
@@ -157,6 +166,7 @@ class RankTrace:
     rank: int
     start: StartRecord | None = None
     probe: ProbeRecord | None = None
+    sources: tuple[SourceRecord, ...] = ()
     loader_workers: tuple[LoaderWorkersRecord, ...] = ()
     buckets: tuple[BucketsRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
@@ -193,13 +203,16 @@ def _before_damage(path: Path) -> list[Mapping[str, Any]]:
 
 _START = TypeAdapter(StartRecord)
 _PROBE = TypeAdapter(ProbeRecord)
+_SOURCE = TypeAdapter(SourceRecord)
 _LOADER_WORKERS = TypeAdapter(LoaderWorkersRecord)
 _STEP = TypeAdapter(StepRecord)
 _BUCKETS = TypeAdapter(BucketsRecord)
 _CHECKPOINT = TypeAdapter(CheckpointRecord)
 _END = TypeAdapter(EndRecord)
 
-_Line = StartRecord | ProbeRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+_Line = (
+    StartRecord | ProbeRecord | SourceRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+)
 
 
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
@@ -220,6 +233,7 @@ def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> Rank
         trace,
         start=next((line for line in parsed if isinstance(line, StartRecord)), None),
         probe=next((line for line in parsed if isinstance(line, ProbeRecord)), None),
+        sources=tuple(line for line in parsed if isinstance(line, SourceRecord)),
         loader_workers=tuple(line for line in parsed if isinstance(line, LoaderWorkersRecord)),
         buckets=tuple(line for line in parsed if isinstance(line, BucketsRecord)),
         steps=tuple(line for line in parsed if isinstance(line, StepRecord)),
@@ -241,6 +255,8 @@ def _parse(line: Mapping[str, Any], trace: RankTrace, before: Sequence[_Line]) -
             return _step(line, trace.attempt, trace.rank, len(before[0].tensors))
         case "probe":
             return _PROBE.validate_python(line)
+        case "source":
+            return _SOURCE.validate_python(line)
         case "loader_workers":
             return _LOADER_WORKERS.validate_python(line)
         case "buckets":

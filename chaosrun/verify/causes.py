@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StartRecord, StepRecord
+from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys
@@ -48,6 +48,10 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
                     hooks = f" (hooks: {', '.join(saved.hooks)})" if saved.hooks else ""
                     return Cause.of("save_changes_state", step=saved.step, changed=listed(saved.changed), hooks=hooks)
     return None
+
+
+_ORDER_OF_A_PASS = ("sampler_epoch_not_set", "sampler_epoch_ahead", "data_order_not_restored")
+"""What a source that keeps its own place does to a pass that is begun anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,15 +186,44 @@ def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     if expected and _one_begins_the_other(expected, record):
         return Cause.of("accumulation_window", seen=len(record.batch), expected=len(expected.batch))
     if field == "batch" and record.knows_ids:
-        return _contents(moment)
-    return displacement(moment.drill, record, first.micro_batch or 0)
+        return _contents(moment, record)
+    place = displacement(moment.drill, record, first.micro_batch or 0)
+    return _of_source(moment, record, place) or place if moment.restored else place
 
 
-def _contents(moment: Moment) -> Cause:
+def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None:
+    """A sampler or a stream of the script's that keeps its place by itself: it held something else than in the reference when
+    the epoch was opened, or nobody ever tells it an epoch."""
+    seen = _source_at(moment.attempt.traces[record.rank], record.epoch)
+    if apart := _source_apart(moment, record):
+        return Cause.of("source_keeps_its_place", **apart)
+    if seen is None or seen.own is None or place.code not in _ORDER_OF_A_PASS:
+        return None
+    return Cause.of("source_keeps_its_place", because="unseen", name=seen.own, where=place.hint)
+
+
+def _source_apart(moment: Moment, record: StepRecord) -> dict[str, Any] | None:
+    """What the script's samplers and dataset held otherwise than in the reference when the epoch was opened."""
+    expected = moment.drill.reference_lineage.at(record.rank, record.step)
+    other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None
+    sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
+    if sides[0] is None or sides[1] is None or not (apart := differing_keys(sides[0].held, sides[1].held)):
+        return None
+    values = [side.held.get(apart[0], "absent") for side in sides if side]
+    return {"name": apart[0], "expected": values[0], "seen": values[1], "epoch": record.epoch}
+
+
+def _source_at(trace: RankTrace | None, epoch: int) -> SourceRecord | None:
+    return next((source for source in reversed(trace.sources) if source.epoch == epoch), None) if trace else None
+
+
+def _contents(moment: Moment, record: StepRecord) -> Cause:
     """Why a sample of the same id holds something else: as the probe saw it, else what is likely."""
     finding = sample_finding(moment.drill)
     if seen := unrepeatable(finding):
         return Cause.of("batch_contents", because="unrepeatable", probe=seen)
+    if moment.restored and (apart := _source_apart(moment, record)):
+        return Cause.of("batch_contents", because="held", **apart)
     independent = finding is not None and finding.items in ("independent", "draws")
     return Cause.of("batch_contents", because="independent" if independent else None)
 

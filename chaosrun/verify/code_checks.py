@@ -47,6 +47,9 @@ _PREMISES: Mapping[str, Row] = {
     "ended_at_another_step": Row(
         "the {leg} leg ended at step {step} on rank {rank}, the reference at step {expected}",
         script("it ended at another step than undisturbed: what ends it is not in the job's state", likely=True),
+        "what ends the training is something that no checkpoint holds: the best loss, the patience of early stopping, a count "
+        "or a clock of the script's own (pass it to run.register; `chaosrun diagnose` names what differs)",
+        "O8",
     ),
     "fault_in_reference": Row("a fault struck the reference leg: {faults}", _UNRELIABLE),
     "reference_interrupted": Row(

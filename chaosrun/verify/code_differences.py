@@ -4,9 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from chaosrun.verify.blame import Blame, Row, ours, script
 
+BESIDE = (
+    "something that no checkpoint holds takes part: a loss scale, a counter, a buffer of earlier batches, a generator or an "
+    "iterator of the script's own (pass it to run.register; `chaosrun diagnose` names what differs)"
+)
 KEPT_BESIDE = (
     "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
-    "something that no checkpoint holds (pass it to run.register)"
+    "something that no checkpoint holds (pass it to run.register; `chaosrun diagnose` names what differs)"
 )
 FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
 
@@ -20,6 +24,10 @@ def _sampled(sentence: str) -> Blame:
     return ours(f"{sentence} on resume, unless the script's own sampler lost its place", likely=True)
 
 
+_OWN_PLACE = (
+    "it counts its own passes, which a restarted process begins anew; take the order of a pass from set_epoch(epoch), or "
+    "register its state (run.register: what it held when the pass began)"
+)
 _ORDER_OF_SCRIPT = script("the order of its samples follows a seed or a state that no checkpoint holds", likely=True)
 _OTHER_LOSS = script("the same data, weights and random numbers give it another loss", likely=True)
 _OTHER_GRADIENT = script("the same data, weights and loss give it another gradient")
@@ -65,6 +73,17 @@ _DATA: Mapping[str, Row] = {
         "sampler with an explicit data_seed)",
         "D5",
     ),
+    "source_keeps_its_place": Row(
+        "the script's sampler or stream counts its own passes: {name}",
+        script("its sampler or stream keeps its place by itself, and no checkpoint holds that"),
+        f"{{name}} is {{seen}} when epoch {{epoch}} is opened after the restart, undisturbed it is {{expected}}: {_OWN_PLACE}",
+        "D15",
+    ),
+    "source_keeps_its_place.unseen": Row(
+        "",
+        script("its sampler or stream keeps its place by itself, and no checkpoint holds that", likely=True),
+        f"{{name}} is never told its epoch (it has no set_epoch), {{where}}: {_OWN_PLACE}",
+    ),
     "more_batches": Row(
         "data order", _ORDER_OF_SCRIPT, "the resumed leg saw more batches in this step than the reference", "D14"
     ),
@@ -77,6 +96,12 @@ _DATA: Mapping[str, Row] = {
         "R5",
     ),
     "batch_contents.unrepeatable": Row("", hint="the same samples came with other contents: {probe}"),
+    "batch_contents.held": Row(
+        "",
+        hint="the same samples came with other contents: {name} of the script's dataset is {seen} when epoch {epoch} is opened "
+        "after the restart, undisturbed it is {expected}, and no checkpoint holds it (draw from chaosrun.sample_rng(index), or "
+        "pass an object that holds it to run.register)",
+    ),
     "batch_contents.independent": Row(
         "",
         hint="the same samples came with other contents: they do not depend on the global random streams (the probe looked), "
@@ -135,19 +160,18 @@ _STEP: Mapping[str, Row] = {
     "forward_pass.drew_before": Row(
         "",
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
-        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
-        "another mode (model.train() was not called)",
+        f"after it: what is computed, or drawn, follows something else ({BESIDE}); or an evaluation or a log that this attempt "
+        "alone made drew before the forward pass, or the model is in another mode (model.train() was not called)",
     ),
     "forward_pass.restored_right": Row(
         "",
-        hint="everything was restored as it was saved, same data and RNG, another loss: the model is in another mode "
-        "(model.train() was not called), its weights or buffers were changed after the restore, something that no "
-        "checkpoint holds takes part (pass it to run.register), or a kernel is not deterministic",
+        hint=f"everything was restored as it was saved, same data and RNG, another loss: {BESIDE}; or the model is in another "
+        "mode (model.train() was not called), or its weights or buffers were changed after the restore",
     ),
     "forward_pass.restored": Row(
         "",
-        hint="same data, weights and RNG, another loss: state beside the parameters was not restored (BatchNorm statistics, "
-        "something to pass to run.register), or a kernel is not deterministic",
+        hint=f"same data, weights and RNG, another loss: {BESIDE} (BatchNorm statistics among it); or a kernel is not "
+        "deterministic",
     ),
     "bucket_layout": Row(
         "gradient reduction (bucket layout)",
@@ -164,14 +188,12 @@ _STEP: Mapping[str, Row] = {
     ),
     "gradient.first_after_restore": Row(
         "",
-        hint="same data, weights and loss, another gradient right after a restore: gradients accumulated before the checkpoint "
-        "were lost (save only at the end of an accumulation window), others were left over (zero_grad), clipping follows "
-        "something that was not restored, a weight was changed after the restore, or a backward kernel is not deterministic",
+        hint=f"same data, weights and loss, another gradient right after a restore: {BESIDE}; or gradients accumulated before "
+        "the checkpoint were lost (save only at the end of an accumulation window), or others were left over (zero_grad)",
+        hazard="O8",
     ),
     "gradient.restored": Row(
-        "",
-        hint="same data, weights and loss, another gradient: clipping follows something that was not restored, or a backward "
-        "kernel is not deterministic",
+        "", hint=f"same data, weights and loss, another gradient steps after a restore: {BESIDE}", hazard="O8"
     ),
     "learning_rate": Row(
         "learning rate",

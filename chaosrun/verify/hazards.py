@@ -23,6 +23,7 @@ HAZARDS: Mapping[str, str] = {
     "D8": "the count of batches to skip is wrong",
     "D13": "the position at the end of an epoch is not the beginning of the next one",
     "D14": "the cut of the data into batches has changed",
+    "D15": "a sampler or a stream of the script's own that no set_epoch reaches",
     "D19": "a resume at the end of an epoch drops an epoch",
     "R1": "starting an iterator draws from the global random stream",
     "R2": "the random state was not loaded, and nobody said so",

@@ -122,7 +122,7 @@ EXPECTED: dict[str, Expected] = {
     "late-optimizer": Expected(cause="optimizer update", kind="optimizer", hint="changed after the restore"),
     "late-rate": Expected(cause="learning rate", kind="learning rate", hint="no step of the reference"),
     "late-weight": Expected(cause="forward pass", kind="loss", hint="changed after the restore", ranks=(1,)),
-    "late-clip": Expected(cause="gradient", kind="gradient", hint="clipping follows"),
+    "late-clip": Expected(cause="gradient", kind="gradient", hint="no checkpoint holds"),
     "late-buffer": Expected(cause="buffers drifted", kind="buffers", tensor="1.running_mean", ranks=(1,), step=NEXT_SAVED),
     "late-average": Expected(cause="registered state drifted", kind="registered", tensor="average/0.bias", step=NEXT_SAVED),
     "position-batch-off": Expected(cause="position not restored", kind="position", hint="went on at epoch 1 batch 5"),

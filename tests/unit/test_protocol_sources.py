@@ -28,7 +28,14 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.resume import _length, _Resumable, open_epoch, total_batch_size
-from chaosrun.protocol.sources import check_sources, samplers, set_epoch, shuffle_buffer, unseedable_sampler
+from chaosrun.protocol.sources import (
+    check_sources,
+    samplers,
+    set_epoch,
+    shuffle_buffer,
+    source_state,
+    unseedable_sampler,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -313,3 +320,43 @@ def test_the_rest_of_an_epoch_comes_with_the_random_streams_of_its_middle(dispat
     # The next epoch is whole again, from the very same loader.
     whole = open_epoch(Accelerator(cpu=True), loader, epoch=2, batches_done=0, seed=0, ledger=SampleLedger())
     assert [batch.tolist() for batch in whole] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+class Rotating(Sampler[int]):
+    """Another order in each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return iter([self.passes % 3, 0, 1, 2])
+
+    def __len__(self) -> int:
+        return 4
+
+
+class Told(Rotating):
+    def set_epoch(self, epoch: int) -> None:
+        self.passes = epoch
+
+
+class Cursor(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.cursor = 5
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.cursor))
+
+
+@pytest.mark.parametrize(
+    ("loader", "own", "held"),
+    [
+        (lambda: DataLoader(Numbers(), sampler=Rotating()), "Rotating", {"Rotating/passes": "0"}),
+        (lambda: DataLoader(Numbers(), sampler=Told()), None, {"Told/passes": "0"}),
+        (lambda: DataLoader(Cursor(), batch_size=2), "Cursor", {"Cursor/cursor": "5"}),
+        (lambda: DataLoader(Numbers(), shuffle=True), None, {}),
+    ],
+)
+def test_what_a_source_of_the_scripts_holds(loader: Callable[[], Any], own: str | None, held: dict[str, str]) -> None:
+    assert source_state(prepare(loader(), use_seedable_sampler=True)) == (own, held)

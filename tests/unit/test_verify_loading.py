@@ -25,6 +25,41 @@ def insert(run: RunLayout, leg: str, rank: int, kind: str, **fields: Any) -> Non
     path.write_text("".join([start, json.dumps({"kind": kind, **fields}) + "\n", *rest]))
 
 
+def source(run: RunLayout, leg: str, attempt: int, epoch: int, own: str | None, **held: str) -> None:
+    """What rank 0's data source held when the attempt opened an epoch."""
+    path = run.leg(leg).attempt(attempt).trace(0)
+    start, *rest = path.read_text().splitlines(keepends=True)
+    line = {"kind": "source", "epoch": epoch, "own": own, "held": held}
+    path.write_text("".join([start, json.dumps(line) + "\n", *rest]))
+
+
+@pytest.mark.parametrize(
+    ("bugs", "own", "passes", "code", "hint"),
+    [
+        (Bugs(set_epoch=False), "Rotating", "0", "source_keeps_its_place", "passes is 0 when epoch 1 is opened after the"),
+        (Bugs(set_epoch=False), "Rotating", "1", "source_keeps_its_place", "Rotating is never told its epoch"),
+        (Bugs(set_epoch=False), None, "1", "sampler_epoch_not_set", "set_epoch"),
+        (Bugs(skip_off=1), "Rotating", "1", "batches_skipped", "off by 1"),
+        (Bugs(keep_augmentation=False), None, "0", "batch_contents", "passes of the script's dataset is 0 when epoch"),
+        (Bugs(keep_augmentation=False), None, "1", "batch_contents", "sample_rng"),
+    ],
+)
+def test_a_source_that_counts_its_own_passes_is_the_scripts(
+    tmp_path: Path, bugs: Bugs, own: str | None, passes: str, code: str, hint: str
+) -> None:
+    # Of a run without sample ids contents and order are one: with them only the contents of a batch can differ alone.
+    run = write_run(tmp_path, bugs=bugs, reference_bugs=Bugs())
+    for epoch in (0, 1):
+        source(run, "reference", 1, epoch, own, passes="1")
+        for attempt in (2, 3):
+            source(run, "chaos", attempt, epoch, own, passes=passes)
+    verdict = judge(run)
+    assert verdict.status == "FAIL" and verdict.divergence is not None
+    assert verdict.code == code
+    assert hint in (verdict.hint or "")
+    assert (verdict.blame.part == "script") == (code in ("source_keeps_its_place", "batch_contents"))
+
+
 def workers(rank: int, epoch: int) -> list[Streams]:
     """Two loader workers, unlike each other and all others."""
     return [streams(*(1000 * epoch + 100 * rank + 10 * worker + stream for stream in (1, 2, 3))) for worker in (0, 1)]

@@ -1,0 +1,237 @@
+"""What a script keeps beside what a checkpoint holds: the values reachable from its variables and from the prepared objects.
+
+It looks and changes nothing: no attribute is asked for that is not simply there, no property and no iterator is run. What has
+no bits to compare (a socket, a lock, a module) is left out, and so is what is saved: parameters and buffers.
+"""
+
+import contextlib
+import functools
+import inspect
+import itertools
+import os
+import random
+import sys
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
+
+from chaosrun.observe.fingerprint import tensor_digest
+
+LARGEST_BYTES = 1 << 20
+"""Of a tensor or an array that is looked at: data sets are larger, and are no state."""
+MOST_VALUES = 4000
+MOST_CHILDREN = 256
+SHOWN = 40
+LIBRARIES = ("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers")
+ITERATORS = (
+    *map(type, (iter([]), iter(()), iter(range(0)), enumerate([]), map(abs, ()), zip(), reversed([]), iter(deque()))),
+    *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
+)
+MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+DAY_S = 86400.0
+
+
+def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
+    """At most `most` values reachable from `roots`, by their paths, nearest first: readable where they are short, else digests.
+    `known`: ids of objects to pass over."""
+    found: dict[str, str] = {}
+    met = set(known)
+    waiting = deque((name, value) for name, value in roots.items())
+    while waiting and len(found) < most:
+        path, value = waiting.popleft()
+        text = _text(value)
+        if text is not None:
+            if id(value) not in met:
+                found[path] = text
+            continue
+        if id(value) in met:
+            continue
+        met.add(id(value))
+        for name, child in itertools.islice(_children(value), MOST_CHILDREN):
+            waiting.append((f"{path}/{name}", child))
+    return found
+
+
+def script_roots(accelerator: Accelerator) -> dict[str, Any]:
+    """The variables of the script: those of the functions that are being run, its globals, those of its own modules; and the
+    prepared models, optimizers and schedulers."""
+    roots: dict[str, Any] = {}
+    main = sys.modules.get("__main__")
+    folder = str(Path(getattr(main, "__file__", None) or "/").resolve().parent)
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if is_own(name) and frame.f_code.co_filename.startswith(folder):
+            roots |= {key: value for key, value in frame.f_locals.items() if not key.startswith("__")}
+        frame = frame.f_back
+    for module in [main, *_local_modules(folder)]:
+        prefix = "" if module is main else f"{module.__name__}."
+        for key, value in vars(module).items() if module else ():
+            if not key.startswith("__") and not isinstance(value, types.ModuleType):
+                roots.setdefault(prefix + key, value)
+    for what, prepared in (("model", accelerator._models), ("optimizer", accelerator._optimizers)):
+        for number, value in enumerate(prepared):
+            roots.setdefault(f"{what} {number}", getattr(value, "optimizer", value))
+    for number, scheduler in enumerate(accelerator._schedulers):
+        roots.setdefault(f"scheduler {number}", scheduler.scheduler)
+    return roots
+
+
+def _local_modules(folder: str) -> Iterator[types.ModuleType]:
+    """Those imported from beside the script."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.dirname(os.path.abspath(file)) == folder and module.__name__ != "__main__":
+            yield module
+
+
+def is_own(module: str) -> bool:
+    """Of the script's making, or of a package that we do not know."""
+    return module.partition(".")[0] not in LIBRARIES
+
+
+def _text(value: Any) -> str | None:
+    """A value that is compared as a whole; None of one that holds others, or is none of ours."""
+    match value:
+        case None | bool() | int() | str() | bytes() | complex():
+            return _short(repr(value))
+        case float():
+            # A clock's time tells nothing.
+            return "a time" if abs(value - time.time()) < DAY_S else _short(repr(value))
+        case torch.Tensor():
+            return _of_tensor(value)
+        case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
+            return _digest(f"{value.dtype}{list(value.shape)}", value.tobytes()) if value.nbytes <= LARGEST_BYTES else "large"
+        case torch.Generator():
+            return _digest("torch.Generator", value.get_state().numpy().tobytes())
+        case numpy.random.Generator():
+            return _digest("numpy Generator", repr(value.bit_generator.state).encode())
+        case numpy.random.RandomState():
+            return _digest("numpy RandomState", repr(value.get_state()).encode())
+        case random.Random():
+            return _digest("random.Random", repr(value.getstate()).encode())
+        case list() | tuple() | deque() | set() | frozenset() if all(map(_is_plain, itertools.islice(value, 10000))):
+            items = sorted(map(repr, value)) if isinstance(value, set | frozenset) else list(map(repr, value))
+            return (
+                _short(f"{type(value).__name__} of {len(items)}: {', '.join(items)}") if items else f"{type(value).__name__}()"
+            )
+        case _:
+            return None
+
+
+def _of_tensor(value: torch.Tensor) -> str:
+    """Readable where it is one number; a parameter, and what hangs on one, belongs to a model."""
+    if isinstance(value, torch.nn.Parameter) or value.nbytes > LARGEST_BYTES or value.device.type == "meta":
+        return "a parameter" if isinstance(value, torch.nn.Parameter) else "large"
+    if value.numel() == 1 and value.layout is torch.strided:
+        return f"tensor {value.item()!r}"
+    try:
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {tensor_digest(value):016x}"
+    except TypeError:
+        return "a tensor"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | bytes)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 20]}… {xxhash.xxh3_64_hexdigest(text.encode(errors='replace'))}"
+
+
+def _digest(what: str, data: bytes) -> str:
+    return f"{what} {xxhash.xxh3_64_hexdigest(data)}"
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    match value:
+        case types.ModuleType() | Accelerator() | torch.device() | torch.dtype():
+            return
+        case DistributedDataParallel():
+            yield "module", value.module
+        case torch.nn.Module():
+            yield "training", value.training
+            yield from ((key, child) for key, child in vars(value).items() if key not in MODULE_INTERNALS)
+            yield from vars(value)["_modules"].items()
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+                yield from ((f"{hooks[1:]}/{number}", hook) for number, hook in enumerate(vars(value)[hooks].values()))
+        case Mapping() if type(value).__module__ in ("builtins", "collections"):
+            for number, (key, child) in enumerate(value.items()):
+                yield (str(key) if isinstance(key, str | int) else str(number)), child
+        case list() | tuple() | deque():
+            yield from ((str(number), child) for number, child in enumerate(value))
+        case types.GeneratorType():
+            if value.gi_frame is not None:
+                yield "line", value.gi_frame.f_lasti
+                yield from value.gi_frame.f_locals.items()
+            yield "inside", value.gi_yieldfrom
+        case types.MethodType():
+            yield "self", value.__self__
+        case types.FunctionType():
+            yield from _of_function(value)
+        case functools.partial():
+            yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+        case type():
+            yield from _of_class(value)
+        case _ if isinstance(value, ITERATORS):
+            yield from _of_iterator(value)
+        case _:
+            yield from _of_object(value)
+
+
+def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if not is_own(value.__module__ or ""):
+        return
+    names = value.__code__.co_freevars
+    for name, cell in zip(names, value.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            yield name, cell.cell_contents
+    yield from (("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
+    yield from vars(value).items()
+
+
+def _of_class(value: type) -> Iterator[tuple[str, Any]]:
+    if is_own(value.__module__) and value.__module__ != "builtins":
+        yield from ((key, child) for key, child in vars(value).items() if not key.startswith("__") and not callable(child))
+
+
+def _of_iterator(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        reduced = value.__reduce__()
+    except TypeError:
+        return
+    yield from ((f"at/{number}", part) for number, part in enumerate(reduced[1:]) if not isinstance(part, Callable))
+
+
+def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if info := inspect.getattr_static(kind, "cache_info", None):
+        yield "cache", str(info(value))
+    if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
+        return
+    if kind is torch.optim.Optimizer or isinstance(value, torch.optim.Optimizer):
+        own = vars(torch.optim.SGD([torch.zeros(())]))
+        yield from ((key, child) for key, child in vars(value).items() if key not in own)
+        return
+    attributes = inspect.getattr_static(value, "__dict__", None)
+    if isinstance(attributes, types.GetSetDescriptorType):
+        yield from vars(value).items()
+    for name in (name for base in kind.__mro__ for name in _slots(base)):
+        if isinstance(inspect.getattr_static(value, name, None), types.MemberDescriptorType) and hasattr(value, name):
+            yield name, getattr(value, name)
+    if is_own(kind.__module__):
+        yield "class", kind
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

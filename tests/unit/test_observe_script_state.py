@@ -1,0 +1,122 @@
+"""What a script keeps beside a checkpoint: every value it can reach, and nothing of it touched."""
+
+import functools
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from chaosrun.observe.script_state import LARGEST_BYTES, script_state
+
+
+class Meter:
+    shared = 0
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    @property
+    def trap(self) -> float:
+        raise AssertionError("a property was run")
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def counting() -> Callable[[], None]:
+    count = 0
+
+    def hook() -> None:
+        nonlocal count
+        count += 1
+
+    return hook
+
+
+def cycle() -> Iterator[int]:
+    while True:
+        yield from (1, 2, 3)
+
+
+def add(meter: Any, name: str, value: float) -> None:
+    setattr(meter, name, getattr(meter, name) + value)
+
+
+@functools.lru_cache
+def cached(value: int) -> int:
+    return value
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "path"),
+    [
+        (lambda: {"scale": 8.0}, lambda held: held.update(scale=12.0), "it/scale"),
+        (Meter, lambda meter: add(meter, "total", 1.0), "it/total"),
+        (Slotted, lambda slotted: add(slotted, "count", 1), "it/count"),
+        (lambda: deque([torch.zeros(2)]), lambda replay: replay[0].add_(1), "it/0"),
+        (lambda: [1, 2], lambda history: history.append(3), "it"),
+        (lambda: {"seen": {1, 2}}, lambda held: held["seen"].add(3), "it/seen"),
+        (counting, lambda hook: hook(), "it/count"),
+        (cycle, next, "it/line"),
+        (itertools.count, next, "it/at/0"),
+        (lambda: iter([1, 2, 3]), next, "it/at/1"),
+        (torch.Generator, lambda generator: torch.rand(1, generator=generator), "it"),
+        (lambda: numpy.random.default_rng(0), lambda generator: generator.random(), "it"),
+        (lambda: random.Random(0), lambda generator: generator.random(), "it"),
+        (lambda: functools.partial(counting()), lambda partial: partial(), "it/func/count"),
+        (Layer, lambda layer: add(layer, "calls", 1), "it/calls"),
+        (lambda: torch.nn.Sequential(Layer()), lambda model: add(model[0], "calls", 1), "it/0/calls"),
+        (lambda: torch.nn.Sequential(Layer()), lambda model: model.eval(), "it/training"),
+        (lambda: Meter().__init__, lambda bound: add(bound.__self__, "total", 1.0), "it/self/total"),
+        (lambda: cached, lambda function: function(random.random()), "it/cache"),
+    ],
+)
+def test_a_change_is_seen_where_it_is(make: Callable[[], Any], change: Callable[[Any], Any], path: str) -> None:
+    it = make()
+    before = script_state({"it": it})
+    assert script_state({"it": it}) == before
+    change(it)
+    after = script_state({"it": it})
+    assert path in {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def test_a_class_attribute_is_seen() -> None:
+    meter = Meter()
+    before = script_state({"it": meter})
+    try:
+        Meter.shared = 1
+        assert script_state({"it": meter}) == {**before, "it/class/shared": "1"}
+    finally:
+        Meter.shared = 0
+
+
+def test_what_is_saved_and_what_is_large_is_left_alone() -> None:
+    layer = Layer()
+    before = script_state({"it": layer, "data": torch.zeros(LARGEST_BYTES), "known": (known := Meter())}, known=[id(known)])
+    assert not [name for name in before if name.startswith("known")] and before["data"] == "large"
+    with torch.no_grad():
+        layer.weight.add_(1)
+    assert script_state({"it": layer})["it/calls"] == "0" and "it/weight" not in before
+
+
+def test_a_cycle_and_a_flood_come_to_an_end() -> None:
+    ring: list[Any] = [{}]
+    ring[0]["ring"] = ring
+    assert script_state({"ring": ring}) == {}
+    assert len(script_state({"flood": {number: number for number in range(10**4)}}, most=50)) == 50
