@@ -50,7 +50,7 @@ from chaosrun.cluster.messages import (
     line,
 )
 from chaosrun.cluster.raylet import leave_with_the_raylet
-from chaosrun.cluster.stacks import collect_stacks, read_pulses
+from chaosrun.cluster.stacks import collect_stacks, read_activities
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
@@ -63,7 +63,7 @@ from chaosrun.processes import (
     shared_memory_entries,
     with_package,
 )
-from chaosrun.records.heartbeat import Pulse
+from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -379,10 +379,10 @@ class NodeAgent:
             server_pid=None if self._server is None else self._server.process.pid,
         )
 
-    async def pulses(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Pulse]:
+    async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
         """What there is to see of these ranks of this node."""
         live = {} if self._server is None else self._server.live
-        return read_pulses(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
+        return read_activities(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
 
     async def stacks(self, attempt: int, wait_s: float) -> dict[int, RankStack]:
         """Have the live ranks of an attempt write their stacks to their logs; returns what `collect_stacks` found, by rank."""

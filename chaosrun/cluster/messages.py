@@ -92,8 +92,6 @@ class StackRequest(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     state: str | None
     """Letter of its state in /proc; None when it is gone."""
-    wchan: str | None
-    """What it sleeps on in the kernel, where that can be read."""
     log: str
     offset: int | None
     """Where its answer begins; None: not asked, for it would not have survived that, or its log takes no more."""
@@ -131,8 +129,7 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     state: str | None = None
-    wchan: str | None = None
-    """Both as in `StackRequest`."""
+    """As in `StackRequest`."""
     stack: tuple[str, ...] = ()
     """Of the main thread, innermost first, "file:line in function"; empty when it did not answer."""
 

@@ -25,7 +25,7 @@ from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import NodeEvent, RankStack, Started
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
-from chaosrun.records.heartbeat import Pulse
+from chaosrun.records.heartbeat import Activity
 from chaosrun.records.order import WorkerOrder
 
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
@@ -285,10 +285,10 @@ class RayCluster:
         assert port is not None
         return AttemptStarted(pids=pids, master_addr=by_rank[0].master_addr, master_port=port)
 
-    def pulses(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, Pulse]:
+    def activities(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, Activity]:
         """What there is to see of every rank."""
         assert self.placement is not None, "acquire comes first"
-        calls = {node.node_id: ("pulses", leg_path, attempt, node.ranks) for node in self.placement.nodes}
+        calls = {node.node_id: ("activities", leg_path, attempt, node.ranks) for node in self.placement.nodes}
         return self._gather(calls, timeout_s)
 
     def stacks(self, attempt: int, *, wait_s: float, timeout_s: float = 60.0) -> dict[int, RankStack]:

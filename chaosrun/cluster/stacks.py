@@ -19,7 +19,7 @@ import msgspec
 
 from chaosrun.cluster.messages import RankStack, StackRequest
 from chaosrun.processes import ProcessIdentity, catches, children, cpu_and_state, identify, send_signal, state_of
-from chaosrun.records.heartbeat import Pulse, read_heartbeat
+from chaosrun.records.heartbeat import Activity, read_heartbeat
 from chaosrun.records.layout import AttemptLayout
 
 STACKS_SIGNAL = signal.SIGRTMIN + 11
@@ -47,7 +47,7 @@ def ask_for_stacks(pid: int, log: Path, title: str) -> StackRequest:
     # Looked at before: whoever answers runs.
     identity = identify(pid)
     state = None if identity is None else state_of(identity)
-    unasked = StackRequest(pid=pid, state=state, wchan=_wchan(pid), log=str(log), offset=None)
+    unasked = StackRequest(pid=pid, state=state, log=str(log), offset=None)
     try:
         offset = _announce(log, title)
     except OSError:
@@ -75,7 +75,7 @@ async def _collect(asked: StackRequest, deadline: float) -> RankStack:
     log = Path(asked.log)
     identity = identify(asked.pid)
     if asked.offset is None or identity is None:
-        return RankStack(pid=asked.pid, state=asked.state, wchan=asked.wchan, stack=())
+        return RankStack(pid=asked.pid, state=asked.state)
     await _answered(identity, log, asked.offset, deadline)
     stack: list[str] = []
     # Bytes: whatever a script prints.
@@ -86,7 +86,7 @@ async def _collect(asked: StackRequest, deadline: float) -> RankStack:
         with suppress(OSError):
             _announce(log, f"no answer: the process is in state {asked.state}")
     await _ask_children(identity, log, deadline)
-    return RankStack(pid=asked.pid, state=asked.state, wchan=asked.wchan, stack=tuple(stack))
+    return RankStack(pid=asked.pid, state=asked.state, stack=tuple(stack))
 
 
 async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> None:
@@ -135,19 +135,11 @@ def _announce(log: Path, title: str) -> int:
         os.close(descriptor)
 
 
-def _wchan(pid: int) -> str | None:
-    try:
-        name = Path(f"/proc/{pid}/wchan").read_text().strip()
-    except OSError:
-        return None
-    return None if name in ("", "0") else name
-
-
-def read_pulses(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Pulse]:
+def read_activities(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Activity]:
     """Heartbeats and processor time of this node's ranks; `live` are the pids of those that have not exited."""
-    return {rank: _pulse(layout.heartbeat(rank), live.get(rank)) for rank in ranks}
+    return {rank: _activity(layout.heartbeat(rank), live.get(rank)) for rank in ranks}
 
 
-def _pulse(heartbeat: Path, pid: int | None) -> Pulse:
+def _activity(heartbeat: Path, pid: int | None) -> Activity:
     cpu_s, state = (0.0, None) if pid is None else cpu_and_state(pid)
-    return Pulse(beat=read_heartbeat(heartbeat), cpu_s=cpu_s, is_stopped=state == "T")
+    return Activity(beat=read_heartbeat(heartbeat), cpu_s=cpu_s, is_stopped=state == "T")

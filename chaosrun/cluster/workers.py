@@ -16,7 +16,7 @@ from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
-from chaosrun.records.heartbeat import Pulse
+from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
@@ -177,9 +177,9 @@ class ClusterWorkers:
         for each in kept:
             self._cluster.events.put(each)
 
-    def pulses(self, leg: LegLayout, attempt: int) -> Mapping[int, Pulse] | None:
+    def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
         try:
-            return self._cluster.pulses(str(leg.path), attempt)
+            return self._cluster.activities(str(leg.path), attempt)
         except RecoveryError:
             # An agent died. An event tells that; until it comes, nobody can say that the ranks are silent.
             return None

@@ -181,7 +181,6 @@ class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
     silent_s: float | None = None
     state: str | None = None
     """Letter in /proc; None when it is gone."""
-    wchan: str | None = None
     stack: tuple[str, ...] = ()
     """Of its main thread, innermost first."""
 

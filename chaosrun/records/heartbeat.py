@@ -104,7 +104,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Activity:
     """What can be seen of a rank from outside at one moment."""
 
     beat: Heartbeat | None

@@ -28,7 +28,6 @@ from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_l
 from chaosrun.records.storage_owner import NONCE, claim
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.hangs import patience_of
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
@@ -260,9 +259,7 @@ def supervise_leg(
         template=template,
         plan=plan,
         workers=workers,
-        max_restarts=spec.recovery.max_restarts,
-        backoff_s=spec.recovery.backoff,
-        patience=patience_of(spec.recovery, inspecting=bool(template.inspect)),
+        recovery=spec.recovery,
         deadline_s=deadline_s,
         on_record=on_record,
     )

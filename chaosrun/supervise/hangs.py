@@ -1,4 +1,7 @@
-"""When silence is a hang, and who stopped first: decided from heartbeats, and from what was seen of the processes. Pure.
+"""When silence is a hang, and who stopped first: decided from heartbeats, and from what was seen of the processes.
+
+`HangWatch` and `Standstill` are pure. `HangDetector` is their shell: it has everything written down that a kill would destroy,
+before anybody kills, and restarts nothing.
 
 A rank is silent while its heartbeat shows the same beat. Ranks wait for one another, so only those furthest behind are judged:
 when all of them have been silent for longer than their stage is given, the attempt hangs. A rank whose process is stopped
@@ -20,14 +23,25 @@ How long a stage is given:
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from chaosrun.cluster.messages import RankStack
+from chaosrun.records.codec import to_plain
 from chaosrun.records.events import HangDeclared, SilentRank
-from chaosrun.records.heartbeat import STAGES, Heartbeat, Pulse
+from chaosrun.records.heartbeat import STAGES, Activity, Heartbeat
+from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
+from chaosrun.supervise.deaths import reach_of
+from chaosrun.supervise.lifecycle import Hang
+from chaosrun.supervise.observations import Observations, Record
+
+if TYPE_CHECKING:
+    from chaosrun.supervise.workers import Workers
 
 FACTOR = 10.0
 LONGEST_LOOK_S = 2.0
+STACKS_LIMIT_S = 3.0
+"""For the ranks to write their stacks down; those that are stopped never will."""
 VALIDATION = 20.0
 IDLE = 0.01
 """Where there are no steps to go by, a rank that uses more of a processor than this gets on: in the script's own code, and
@@ -36,19 +50,6 @@ after the training."""
 _STOPPED = frozenset("Tt")
 _WAITING_CODE = ("/torch/distributed/", "/torch/autograd/graph.py")
 """Where the main thread of a rank stands that waits for others in a collective."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    hang_timeout_s: float | None
-    """None: derived from what the leg has shown."""
-    start_timeout_s: float
-
-
-def patience_of(recovery: RecoverySpec, *, inspecting: bool) -> Patience:
-    """`inspecting`: steps are replayed whose every tensor is written down; what steps took before says nothing of them."""
-    timeout_s = recovery.start_timeout if inspecting and recovery.hang_timeout is None else recovery.hang_timeout
-    return Patience(hang_timeout_s=timeout_s, start_timeout_s=recovery.start_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,9 @@ class _Listening:
 class HangWatch:
     """Of one leg; what it has seen of one attempt it knows in the next."""
 
-    patience: Patience
+    hang_timeout_s: float | None
+    """None: derived from what the leg has shown."""
+    start_timeout_s: float
     world_size: int
     _ranks: dict[int, _Listening] = field(default_factory=dict)
     _beats: dict[int, Heartbeat] = field(default_factory=dict)
@@ -78,6 +81,12 @@ class HangWatch:
     _firsts: dict[str, float] = field(default_factory=dict)
     _longest: dict[str, float] = field(default_factory=dict)
     """Of attempts before this one, by stage."""
+
+    @classmethod
+    def of(cls, recovery: RecoverySpec, world_size: int, *, inspecting: bool) -> "HangWatch":
+        """`inspecting`: steps are replayed whose every tensor is written down; what steps took before says nothing of them."""
+        timeout_s = recovery.start_timeout if inspecting and recovery.hang_timeout is None else recovery.hang_timeout
+        return cls(hang_timeout_s=timeout_s, start_timeout_s=recovery.start_timeout, world_size=world_size)
 
     def begin(self) -> None:
         """A new attempt starts."""
@@ -89,53 +98,53 @@ class HangWatch:
         self._longest = self._longest_so_far()
         self._ranks, self._beats, self._looked_s = {}, {}, None
 
-    def look(self, now_s: float, pulses: Mapping[int, Pulse], live: Collection[int]) -> Silence | None:
+    def look(self, now_s: float, activities: Mapping[int, Activity], live: Collection[int]) -> Silence | None:
         """One look at the ranks of this attempt, of which `live` have not ended. Call it every second or so."""
         passed_s = 0.0 if self._looked_s is None else min(max(0.0, now_s - self._looked_s), LONGEST_LOOK_S)
         self._looked_s = now_s
-        self._beats |= {rank: pulse.beat for rank, pulse in pulses.items() if pulse.beat is not None}
-        for rank, pulse in pulses.items():
-            self._listen(rank, pulse, passed_s)
-        judged = [rank for rank in live if rank in pulses]
+        self._beats |= {rank: activity.beat for rank, activity in activities.items() if activity.beat is not None}
+        for rank, activity in activities.items():
+            self._listen(rank, activity, passed_s)
+        judged = [rank for rank in live if rank in activities]
         if not judged:
             return None
-        furthest_behind = min(_place(pulses[rank].beat) for rank in judged)
-        stopped = [rank for rank in judged if pulses[rank].is_stopped]
-        waited_for = stopped or [rank for rank in judged if _place(pulses[rank].beat) == furthest_behind]
-        given = {rank: self._given_s(rank, pulses[rank]) for rank in waited_for}
+        furthest_behind = min(_place(activities[rank].beat) for rank in judged)
+        stopped = [rank for rank in judged if activities[rank].is_stopped]
+        waited_for = stopped or [rank for rank in judged if _place(activities[rank].beat) == furthest_behind]
+        given = {rank: self._given_s(rank, activities[rank]) for rank in waited_for}
         if any(self._ranks[rank].silent_s <= given[rank] for rank in waited_for):
             return None
         return Silence(silent_s=min(self._ranks[rank].silent_s for rank in waited_for), patience_s=max(given.values()))
 
-    def _listen(self, rank: int, pulse: Pulse, passed_s: float) -> None:
-        count = 0 if pulse.beat is None else pulse.beat.count
+    def _listen(self, rank: int, activity: Activity, passed_s: float) -> None:
+        count = 0 if activity.beat is None else activity.beat.count
         heard = self._ranks.get(rank)
         if heard is None or heard.count != count:
-            self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
+            self._ranks[rank] = _Listening(count=count, cpu_s=activity.cpu_s)
             return
         heard.silent_s += passed_s
-        after_training = pulse.beat is not None and pulse.beat.stage == "ended"
-        if after_training and _computes(heard, pulse):
-            self._ranks[rank] = _Listening(count=count, cpu_s=pulse.cpu_s)
+        after_training = activity.beat is not None and activity.beat.stage == "ended"
+        if after_training and _computes(heard, activity):
+            self._ranks[rank] = _Listening(count=count, cpu_s=activity.cpu_s)
 
-    def _validates(self, rank: int, pulse: Pulse) -> bool:
+    def _validates(self, rank: int, activity: Activity) -> bool:
         """It is in the script's own code, computes, and nobody has said how long that may take."""
-        own = pulse.beat is not None and pulse.beat.facts.own
-        return own and self.patience.hang_timeout_s is None and _computes(self._ranks[rank], pulse)
+        own = activity.beat is not None and activity.beat.facts.own
+        return own and self.hang_timeout_s is None and _computes(self._ranks[rank], activity)
 
-    def _given_s(self, rank: int, pulse: Pulse) -> float:
-        given_s = self.given_s(pulse.beat)
-        if pulse.is_stopped:
-            return min(given_s, self.patience.hang_timeout_s or SHORTEST_HANG_S)
-        return VALIDATION * given_s if self._validates(rank, pulse) else given_s
+    def _given_s(self, rank: int, activity: Activity) -> float:
+        given_s = self.given_s(activity.beat)
+        if activity.is_stopped:
+            return min(given_s, self.hang_timeout_s or SHORTEST_HANG_S)
+        return VALIDATION * given_s if self._validates(rank, activity) else given_s
 
     def given_s(self, beat: Heartbeat | None) -> float:
         """How long a rank whose newest beat this is may be silent."""
-        timeout_s = self.patience.hang_timeout_s
+        timeout_s = self.hang_timeout_s
         if timeout_s is not None and beat is not None and "record" in beat.first:
             return timeout_s
         shortest_s = SHORTEST_HANG_S if timeout_s is None else timeout_s
-        start_s = max(self.patience.start_timeout_s, shortest_s)
+        start_s = max(self.start_timeout_s, shortest_s)
         if beat is None:
             return start_s
         if beat.stage in beat.first and not beat.facts.own:
@@ -156,9 +165,9 @@ class HangWatch:
         return found
 
 
-def _computes(heard: _Listening, pulse: Pulse) -> bool:
+def _computes(heard: _Listening, activity: Activity) -> bool:
     """It has used a processor since its last beat."""
-    return pulse.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
+    return activity.cpu_s - heard.cpu_s > IDLE * max(heard.silent_s, 1.0)
 
 
 def _of_all(stage: str, took_s: Sequence[float]) -> float:
@@ -171,48 +180,30 @@ def _place(beat: Heartbeat | None) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenRank:
+class HungRank:
     """A rank of an attempt that hangs."""
 
     rank: int
     beat: Heartbeat | None
-    pid: int
-    state: str | None
-    """Letter of its state in /proc; None when it is gone."""
-    wchan: str | None
-    """What it sleeps on in the kernel, where that can be read."""
-    stack: Sequence[str]
-    """Of its main thread, innermost first; empty when it did not say."""
-
-    @classmethod
-    def of(cls, rank: int, beat: Heartbeat | None, seen: RankStack) -> "SeenRank":
-        return cls(rank=rank, beat=beat, pid=seen.pid, state=seen.state, wchan=seen.wchan, stack=seen.stack)
+    process: RankStack
 
     @property
     def is_stopped(self) -> bool:
-        return self.state is not None and self.state in _STOPPED
+        return self.process.state is not None and self.process.state in _STOPPED
 
     @property
     def is_waiting(self) -> bool:
         """In a collective, by what its stack shows."""
-        return bool(self.stack) and any(code in self.stack[0] for code in _WAITING_CODE)
+        return bool(self.process.stack) and any(code in self.process.stack[0] for code in _WAITING_CODE)
 
     @property
     def words(self) -> str:
         return "before its first beat" if self.beat is None else self.beat.words
 
     def recorded(self) -> SilentRank:
-        beat = self.beat
-        return SilentRank(
-            rank=self.rank,
-            step=None if beat is None else beat.step,
-            stage=None if beat is None else beat.stage,
-            silent_s=None if beat is None else round(beat.silent_s, 3),
-            pid=self.pid,
-            state=self.state,
-            wchan=self.wchan,
-            stack=tuple(self.stack),
-        )
+        beat, process = self.beat, self.process
+        at = {"step": beat.step, "stage": beat.stage, "silent_s": round(beat.silent_s, 3)} if beat else {}
+        return SilentRank(rank=self.rank, pid=process.pid, state=process.state, stack=process.stack, **at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +212,7 @@ class Standstill:
 
     attempt: int
     silence: Silence
-    ranks: tuple[SeenRank, ...]
+    ranks: tuple[HungRank, ...]
     """Those that had not ended; the one that stopped first comes first."""
 
     @classmethod
@@ -229,25 +220,25 @@ class Standstill:
         cls,
         attempt: int,
         silence: Silence,
-        pulses: Mapping[int, Pulse],
+        activities: Mapping[int, Activity],
         live: Mapping[int, int],
         seen: Mapping[int, RankStack],
     ) -> "Standstill":
         """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank. Of what it says nothing, nothing is known."""
         ranks = [
-            SeenRank.of(rank, pulses[rank].beat, seen.get(rank, RankStack(pid=pid)))
+            HungRank(rank=rank, beat=activities[rank].beat, process=seen.get(rank, RankStack(pid=pid)))
             for rank, pid in sorted(live.items())
-            if rank in pulses
+            if rank in activities
         ]
         # Whoever is stopped waits for nobody. Of the others, those furthest behind; of these, whoever does not wait.
         ranks.sort(key=lambda seen: (not seen.is_stopped, _place(seen.beat), seen.is_waiting, seen.rank))
         return cls(attempt=attempt, silence=silence, ranks=tuple(ranks))
 
     @property
-    def first(self) -> SeenRank:
+    def first(self) -> HungRank:
         return self.ranks[0]
 
-    def also_stopped(self) -> tuple[SeenRank, ...]:
+    def also_stopped(self) -> tuple[HungRank, ...]:
         """Others that wait for nobody: they stopped of themselves, too."""
         first = self.first
         return tuple(
@@ -259,7 +250,7 @@ class Standstill:
     def message(self, script: str) -> str:
         """In a sentence; `script` is the path of the training script, whose line is told where the stack shows it."""
         first, also = self.first, self.also_stopped()
-        line = _line_of(script, first.stack)
+        line = _line_of(script, first.process.stack)
         process = "its process is stopped" if first.is_stopped else None
         more = ", ".join(part for part in (line, process) if part)
         ranks = " and ".join(str(rank) for rank in sorted(seen.rank for seen in (first, *also)))
@@ -295,3 +286,46 @@ def _line_of(script: str, stack: Sequence[str]) -> str | None:
         if file == script:
             return f"{PurePath(script).name}:{rest.partition(' ')[0]}"
     return None
+
+
+class HangDetector:
+    """Of one leg."""
+
+    def __init__(
+        self, *, workers: "Workers", leg: LegLayout, script: str, watch: HangWatch, observations: Observations, record: Record
+    ) -> None:
+        self._workers = workers
+        self._leg = leg
+        self._script = script
+        self._watch = watch
+        self._observations = observations
+        self._record = record
+        self._attempt = 0
+        self._live: dict[int, int] = {}
+
+    def attempt_started(self, attempt: int, pids: Mapping[int, int]) -> None:
+        self._attempt, self._live = attempt, dict(pids)
+        self._watch.begin()
+
+    def exited(self, rank: int) -> None:
+        self._live.pop(rank, None)
+
+    def look(self, now_s: float) -> Hang | None:
+        """To be called every second or so while an attempt runs."""
+        activities = self._workers.activities(self._leg, self._attempt)
+        silence = None if activities is None else self._watch.look(now_s, activities, self._live)
+        if activities is None or silence is None:
+            return None
+        seen = self._workers.stacks(self._attempt, wait_s=STACKS_LIMIT_S)
+        if seen is None:
+            return None
+        found = Standstill.of(self._attempt, silence, activities, self._live, seen)
+        message = found.message(self._script)
+        self._record(found.declared(message))
+        first = found.first
+        fault = self._observations.of_hang(self._attempt, first.rank, to_plain(first.recorded()))
+        if fault is not None:
+            for other in found.also_stopped():
+                self._observations.of_hang(self._attempt, other.rank, to_plain(other.recorded()))
+        step = None if first.beat is None else first.beat.step
+        return Hang(message=message, rank=first.rank, step=step, reach=reach_of(first.beat), fault=fault)

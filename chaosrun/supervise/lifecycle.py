@@ -17,38 +17,170 @@ ends an attempt, and what it costs:
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from chaosrun.supervise.events import (
-    AcquirePlaces,
-    Action,
-    AgentLost,
-    Audit,
-    Audited,
-    Death,
-    Event,
-    Failure,
-    FaultMissed,
-    Finish,
-    Hang,
-    Interrupt,
-    Placed,
-    PlacementFailed,
-    Rest,
-    Rested,
-    Resume,
-    RunTimeout,
-    SetAside,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-    Unstoppable,
-)
+import msgspec
+
+from chaosrun.records.events import EndCode, Outcome
 
 Phase = Literal["placing", "auditing", "starting", "running", "stopping", "resting", "done"]
-
+Reach = Literal["before", "in", "beyond"]
+"""How far an attempt had come: before the restore of its checkpoint, in it, or beyond it."""
 LONGEST_REST_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why an attempt ended without a planned fault. The same kind of error at the same step is the script's own doing."""
+
+    message: str
+    code: EndCode | None = None
+    """None: nothing is known that the outcome does not say."""
+    hint: str | None = None
+    outcome: Outcome = "recovery_failed"
+    """What the leg ends as if this is not worth another attempt."""
+    rank: int | None = None
+    step: int | None = None
+    error: tuple[str, str] | None = None
+    """Type and message of an exception; None for a death that named no error."""
+    reducer: bool = False
+    """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
+    refused: bool = False
+    """chaosrun refuses what the script does (MisuseError): another attempt would do the same, or hide it."""
+    leaving: bool = False
+    """It left in order, on a preemption notice, and the other ranks leave with it: nobody needs to be stopped."""
+    reach: Reach = "beyond"
+    of_node: bool = False
+    """A node was lost: neither the script nor the checkpoint has to do with it."""
+    raised_s: float | None = None
+    """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
+
+    def repeats(self, earlier: "Failure | None") -> bool:
+        """The same type of error at the same step; its message may name a rank, a port or an address."""
+        same = earlier and self.error and earlier.error and (self.error[0], self.step) == (earlier.error[0], earlier.step)
+        return bool(same)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What the state machine hears."""
+
+
+class Resume(Event, frozen=True):
+    """A supervisor takes a leg over: attempts so far and faults that have fired."""
+
+    attempt: int
+    fired: frozenset[str]
+
+
+class Placed(Event, frozen=True):
+    """All ranks have their places."""
+
+
+class Audited(Event, frozen=True):
+    """The newest valid checkpoint, after the invalid ones have been put aside."""
+
+    resume: str | None
+    step: int
+
+
+class EndLeg(Event, frozen=True):
+    """Whatever becomes of its attempts, the leg ends like this once their processes are gone."""
+
+    ending: "Finish"
+
+
+class Rested(Event, frozen=True):
+    """It is time for the next attempt."""
+
+
+class Started(Event, frozen=True):
+    """All ranks have been forked."""
+
+
+class Death(Event, frozen=True):
+    """A rank's process is gone. `fault` is the planned fault that this death proves; `failure` is any other bad end."""
+
+    rank: int
+    fault: str | None = None
+    failure: Failure | None = None
+    leaving: bool = False
+    """Of a fault: as `Failure.leaving`."""
+    stopped: bool = False
+    """Killed by chaosrun, because its attempt was over."""
+
+
+class Stopped(Event, frozen=True):
+    """Every process of the attempt is gone, on all nodes."""
+
+
+class Unstoppable(Event, frozen=True):
+    """Processes of the attempt have been killed and do not go."""
+
+    message: str
+
+
+class Hang(Event, frozen=True):
+    """No rank makes progress. `fault` is the planned fault that explains it."""
+
+    message: str
+    rank: int | None = None
+    """The rank that stopped first, where that can be told."""
+    step: int | None = None
+    """Where it stopped."""
+    reach: Reach = "beyond"
+    fault: str | None = None
+
+
+class AgentLost(Event, frozen=True):
+    """The agent of a node is gone, and every process below it. `fault` is the planned fault that ended it."""
+
+    message: str
+    fault: str | None = None
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What the supervisor is to do."""
+
+
+class AcquirePlaces(Action, frozen=True):
+    """For all ranks."""
+
+
+class Audit(Action, frozen=True):
+    """Find the newest valid checkpoint."""
+
+
+class SetAside(Action, frozen=True):
+    """Quarantine a checkpoint that is whole, and yet nothing comes of it."""
+
+    name: str
+    reason: str
+
+
+class Rest(Action, frozen=True):
+    """Wait, for whatever killed the attempt to pass, and tell when it is over."""
+
+    seconds: float
+
+
+class Start(Action, frozen=True):
+    attempt: int
+    resume: str | None
+    resume_step: int
+    distributed_debug: bool = False
+    """The attempt before ended with an error of DDP's reducer."""
+
+
+class Stop(Action, frozen=True):
+    attempt: int
+    reason: str
+
+
+class Finish(Action, frozen=True):
+    outcome: Outcome
+    message: str
+    hint: str | None = None
+    code: EndCode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +207,14 @@ class LegState:
     """The first unplanned death of this attempt."""
     previous: Failure | None = None
     """The unplanned failure before this attempt."""
-    distributed_debug: bool = False
-    """This attempt runs with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     agent_lost: bool = False
     """A node's agent died: before the next attempt the places have to be acquired again."""
-    ending: "Finish | None" = None
+    ending: Finish | None = None
     """How the leg ends once its processes are gone, whatever else happens: timeout or interrupt."""
 
 
 DEATHS_FROM_ONE = 2
-"""So many attempts in a row may die from one checkpoint.
-
-A checkpoint that a quarantine has put aside is not begun from again, so there are never more in `LegState.died_from`."""
+"""So many attempts in a row may die from one checkpoint."""
 REPEATED = "the same error at the same step as in the attempt before: this is the script, not a fault"
 
 
@@ -105,13 +233,10 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
         case Placed():
             assert state.phase == "placing"
             return replace(state, phase="auditing", agent_lost=False), (Audit(),)
-        case PlacementFailed():
-            return _end(state, Finish(outcome="resources", message=event.message, hint=event.hint))
         case Unstoppable():
             hint = "a process in uninterruptible sleep: look at its storage or GPU driver, then `chaosrun resume`"
-            return _finish(
-                state, state.ending or Finish(outcome="recovery_failed", code="unkillable", message=event.message, hint=hint)
-            )
+            stuck = Finish(outcome="recovery_failed", code="unkillable", message=event.message, hint=hint)
+            return _finish(state, state.ending or stuck)
         case Audited():
             assert state.phase == "auditing"
             return _start(state, event)
@@ -127,37 +252,26 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
             return _stopped(state)
         case Hang():
             if event.fault is not None and state.phase == "running":
-                state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
-                return _stop(state, f"planned fault {event.fault}")
+                return _planned(state, event.fault)
             hint = "the ranks' stacks are in their logs (chaosrun logs); recovery.hang_timeout sets the patience"
-            return _fail(
-                state,
-                Failure(code="hung", message=event.message, hint=hint, rank=event.rank, step=event.step, reach=event.reach),
-            )
+            where = {"rank": event.rank, "step": event.step, "reach": event.reach}
+            return _fail(state, Failure(code="hung", message=event.message, hint=hint, **where))
         case AgentLost():
             state = replace(state, agent_lost=True)
             if event.fault is not None and state.phase in ("starting", "running", "stopping"):
-                # Ranks on other nodes may have been seen to die of it before.
-                state = replace(state, fired=state.fired | {event.fault}, planned=event.fault, failure=None)
-                return _stop(state, f"planned fault {event.fault}")
-            lost = Failure(
-                code="node_lost", message=event.message, hint="the node's agent died; see `chaosrun logs`", of_node=True
-            )
+                return _planned(state, event.fault)
+            lost = Failure(code="node_lost", message=event.message, hint="its agent died; see `chaosrun logs`", of_node=True)
             if state.phase == "stopping" and state.planned is None and state.failure is not None:
                 # What its peers raised when they lost it came here first.
                 return replace(state, failure=lost), ()
             return _fail(state, lost)
-        case FaultMissed():
-            hint = "which rank comes first is chance: let the faults strike at different steps, or run it again"
-            return _end(state, Finish(outcome="fault_missed", message=event.message, hint=hint))
-        case RunTimeout():
-            return _end(state, Finish(outcome="timeout", message=event.message))
-        case Interrupt():
-            return _end(state, Finish(outcome="interrupted", message="interrupted"))
+        case EndLeg():
+            return _end(state, event.ending)
+        case _:
+            raise AssertionError(event)
 
 
 def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...]]:
-    progressed = event.step > state.best_step
     state = replace(
         state,
         phase="starting",
@@ -165,30 +279,25 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
         resume=event.resume,
         died_from=state.died_from if event.resume == state.resume else (),
         best_step=max(state.best_step, event.step),
-        restarts=0 if progressed else state.restarts,
+        restarts=0 if event.step > state.best_step else state.restarts,
         completed=frozenset(),
         planned=None,
         previous=state.failure,
         failure=None,
-        distributed_debug=state.failure is not None and state.failure.reducer,
     )
-    start = Start(attempt=state.attempt, resume=event.resume, resume_step=event.step, distributed_debug=state.distributed_debug)
-    return state, (start,)
+    debug = state.previous is not None and state.previous.reducer
+    return state, (Start(attempt=state.attempt, resume=event.resume, resume_step=event.step, distributed_debug=debug),)
 
 
 def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]:
     assert state.phase in ("starting", "running", "stopping"), state.phase
     if event.fault is not None:
-        fired = state.fired | {event.fault}
         if event.stopped and state.failure is not None:
             # It had come to its point when something that nobody had planned ended the attempt.
-            return replace(state, fired=fired), ()
-        # Whatever else died in this attempt died of this: survivors notice a lost peer within milliseconds.
-        state = replace(state, fired=fired, planned=event.fault, failure=None)
-        return (state, ()) if event.leaving else _stop(state, f"planned fault {event.fault}")
+            return replace(state, fired=state.fired | {event.fault}), ()
+        return _planned(state, event.fault, leaving=event.leaving)
     if event.failure is None:
-        state = replace(state, completed=state.completed | {event.rank})
-        return state, ()
+        return replace(state, completed=state.completed | {event.rank}), ()
     if event.failure.leaving:
         return (state if state.planned else replace(state, failure=state.failure or event.failure)), ()
     if state.planned is not None:
@@ -200,13 +309,17 @@ def _death(state: LegState, event: Death) -> tuple[LegState, tuple[Action, ...]]
 
 def _cause(first_seen: Failure | None, other: Failure) -> Failure | None:
     """Of two that were seen to fail: who was killed raised nothing, and who raised an error may only have lost that peer."""
-    if first_seen is None or first_seen.of_node:
-        return first_seen
-    if first_seen.raised_s is None:
+    if first_seen is None or first_seen.of_node or first_seen.raised_s is None:
         return first_seen
     if other.raised_s is None:
         return other if other.error is None else first_seen
     return min(first_seen, other, key=lambda failure: failure.raised_s or 0.0)
+
+
+def _planned(state: LegState, fault: str, *, leaving: bool = False) -> tuple[LegState, tuple[Action, ...]]:
+    # Whatever else died in this attempt died of this: survivors notice a lost peer within milliseconds.
+    state = replace(state, fired=state.fired | {fault}, planned=fault, failure=None)
+    return (state, ()) if leaving else _stop(state, f"planned fault {fault}")
 
 
 def _stop(state: LegState, reason: str) -> tuple[LegState, tuple[Action, ...]]:
@@ -239,22 +352,20 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         return _again(replace(state, died_from=()))
     failure = state.failure
     assert failure is not None, "an attempt stopped without a cause"
-    if failure.outcome in ("inexact_restore", "resources") or failure.refused:
-        return _finish(state, _ended_by(failure))
-    if failure.reducer and state.distributed_debug:
-        # At whatever step: a checkpoint taken since would only move the error on, attempt after attempt.
+    # DDP's complaint in DETAIL at whatever step: a checkpoint taken since would only move it on, attempt after attempt.
+    complaint = failure.reducer and state.previous is not None and state.previous.reducer
+    if failure.outcome in ("inexact_restore", "resources") or failure.refused or complaint:
         return _finish(state, _ended_by(failure))
     if failure.reach != "before" and not failure.of_node:
         state = replace(state, died_from=(*state.died_from, state.attempt))
     spent = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE
     if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
-        ending = replace(_ended_by(failure), outcome="user_error", hint=failure.hint or REPEATED)
-        return _finish(state, ending)
+        return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure))
         said = f"{failure.message} (after {state.restarts} unplanned restarts without progress)"
-        return _finish(state, replace(_ended_by(failure), outcome="recovery_failed", message=said))
+        return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said))
     return _restart(state, failure, from_older=spent)
 
 
@@ -280,8 +391,9 @@ def _again(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
     return replace(state, phase="auditing"), (Audit(),)
 
 
-def _ended_by(failure: Failure) -> Finish:
-    return Finish(outcome=failure.outcome, code=failure.code, message=failure.message, hint=failure.hint)
+def _ended_by(failure: Failure, **otherwise: Any) -> Finish:
+    told = {"outcome": failure.outcome, "code": failure.code, "message": failure.message, "hint": failure.hint}
+    return Finish(**{**told, **otherwise})
 
 
 def _finish(state: LegState, finish: Finish) -> tuple[LegState, tuple[Action, ...]]:

@@ -17,7 +17,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note
 from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
-from chaosrun.supervise.events import Failure
+from chaosrun.supervise.lifecycle import Failure
 
 Record = Callable[..., None]
 """`record(event, durable=…)`: append to the journal."""

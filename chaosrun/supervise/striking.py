@@ -7,52 +7,22 @@ is struck is known by pid and start time; the agent that forked it sends the sig
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.control_plane import seen_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.outside import LastAct, StrikeOrder
-from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_marker, read_note, write_marker
 from chaosrun.supervise.observations import Observations
+from chaosrun.supervise.workers import Workers
 
 LOOK_EVERY_S = 0.025
 """While a rank may come to a point and wait there, or a witness is at work."""
 WITNESS_LIMIT_S = 45.0
-
-
-class Striker(Protocol):
-    """What strikes: `cluster.workers.ClusterWorkers`."""
-
-    def node_of(self, rank: int) -> str: ...
-
-    def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
-        """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
-        ...
-
-    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
-        """Carry these out at once; False for one whose rank was gone, and nothing was done."""
-        ...
-
-    def lose(self, node: str) -> None:
-        """The agent of this node is gone; it will not be told again."""
-        ...
-
-    def avoid(self, node: str, why: str) -> None:
-        """Place nothing on this node any more."""
-        ...
-
-    def lives_beside(self, rank: int) -> bool:
-        """Whether this rank is on the node that this process itself depends on."""
-        ...
-
-    def head(self) -> ProcessIdentity | None:
-        """Ray's head process, where it is this process's own."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,12 +45,12 @@ class OutsideFaults:
         leg: LegLayout,
         plan: FaultPlan,
         observations: Observations,
-        striker: Striker,
+        workers: Workers,
         clock: Callable[[], float],
     ) -> None:
         self._leg = leg
         self._observations = observations
-        self._striker = striker
+        self._workers = workers
         self._clock = clock
         timed = [fault for fault in plan.faults if fault.phase is None]
         self._timed = sorted(timed, key=_after_s)
@@ -170,7 +140,7 @@ class OutsideFaults:
         """Why a fault of the plan, or one of these, cannot be had with the ranks where they are."""
         for fault in (*self._timed, *self._waited_for) if faults is None else faults:
             open_still = fault.id not in self._observations.observed
-            if open_still and fault.facts.ends_node and self._striker.lives_beside(fault.rank):
+            if open_still and fault.facts.ends_node and self._workers.lives_beside(fault.rank):
                 return f"{fault.describe()}: rank {fault.rank} is on the node that the supervisor itself is connected to"
         return None
 
@@ -239,7 +209,7 @@ class OutsideFaults:
                     yield fault, marker
 
     def _identify(self, fault: Fault) -> tuple[int, int] | None:
-        return self._striker.identify_rank(self._attempt, fault.rank, listening=fault.facts.notice)
+        return self._workers.identify_rank(self._attempt, fault.rank, listening=fault.facts.notice)
 
     def _is_claimed(self, fault: Fault) -> bool:
         return (self._leg.faults / f"{fault.id}.json").exists()
@@ -253,14 +223,14 @@ class OutsideFaults:
             self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
             if fault.facts.last_act is not None:
-                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, kind=fault.kind, head=self._striker.head))
+                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, kind=fault.kind, head=self._workers.head))
         self._strike_ranks_and_nodes(due)
 
     def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
         orders: list[StrikeOrder] = []
         for fault, marker in due:
             if fault.facts.evidence == "node":
-                node = self._striker.node_of(fault.rank)
+                node = self._workers.node_of(fault.rank)
                 known = self._terminating.get(node)
                 if known is not None:
                     if known.fault.kind == fault.kind:
@@ -271,7 +241,7 @@ class OutsideFaults:
             orders.append(self._order(fault, marker))
         if not orders:
             return
-        for order, done in zip(orders, self._striker.strike(orders), strict=True):
+        for order, done in zip(orders, self._workers.strike(orders), strict=True):
             if done:
                 continue
             self._terminating = {
@@ -307,14 +277,14 @@ class OutsideFaults:
             for fault, marker in termination.struck.items():
                 self._observations.see(fault, marker, how="node", found=note)
             self._avoid(termination.fault, note)
-            self._striker.lose(node)
+            self._workers.lose(node)
             message = f"planned fault {termination.fault.id}"
             return node, AgentLost(message=message, fault=termination.fault.id)
         return None
 
     def _avoid(self, fault: Fault, found: Any) -> None:
         if fault.facts.ends_node and found and (node := found.get("node")):
-            self._striker.avoid(node, f"{fault.id}: {fault.describe()}")
+            self._workers.avoid(node, f"{fault.id}: {fault.describe()}")
 
 
 def _after_s(fault: Fault) -> float:

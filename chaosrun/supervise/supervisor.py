@@ -18,10 +18,10 @@ from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.order import WorkerOrder
+from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import lifecycle
 from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
-from chaosrun.supervise.detection import Detector
-from chaosrun.supervise.hangs import HangWatch, Patience
+from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
 from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers
@@ -29,6 +29,7 @@ from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
 """Phases at which the checkpoint of that step, if one was due, has been committed."""
+INTERRUPTED = lifecycle.EndLeg(lifecycle.Finish(outcome="interrupted", message="interrupted"))
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
 
@@ -52,9 +53,7 @@ class Supervisor:
         template: WorkerOrder,
         plan: FaultPlan,
         workers: Workers,
-        max_restarts: int,
-        backoff_s: float,
-        patience: Patience,
+        recovery: RecoverySpec,
         deadline_s: float | None,
         on_record: Callable[[dict[str, Any]], None],
         clock: Callable[[], float] = time.time,
@@ -64,8 +63,7 @@ class Supervisor:
         self._template = template
         self._plan = plan
         self._workers = workers
-        self._max_restarts = max_restarts
-        self._backoff_s = backoff_s
+        self._recovery = recovery
         self._deadline_s = deadline_s
         self._on_record = on_record
         self._clock = clock
@@ -81,12 +79,12 @@ class Supervisor:
         self._attempt = 0
         self._placing = False
         self._observations = Observations(leg, plan, self._record)
-        self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, striker=workers, clock=clock)
-        self._detector = Detector(
-            monitor=workers,
+        self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, workers=workers, clock=clock)
+        self._detector = HangDetector(
+            workers=workers,
             leg=leg,
             script=template.script,
-            watch=HangWatch(patience=patience, world_size=template.world_size),
+            watch=HangWatch.of(recovery, template.world_size, inspecting=bool(template.inspect)),
             observations=self._observations,
             record=self._record,
         )
@@ -114,7 +112,7 @@ class Supervisor:
         """Supervise to the end and return how it ended. Every process of the leg is gone when this returns or raises."""
         took_over = self._leg.journal.exists()
         self._journal = Journal(self._leg.journal, clock=self._clock)
-        state, actions = lifecycle.begin(self._template.world_size, self._max_restarts, self._backoff_s)
+        state, actions = lifecycle.begin(self._template.world_size, self._recovery.max_restarts, self._recovery.backoff)
         if took_over:
             state, _ = lifecycle.decide(state, self._take_over())
         else:
@@ -170,7 +168,7 @@ class Supervisor:
                 self._pending += self._node_stopped(node, ())
                 return lifecycle.AgentLost(message=f"the agent on node {node[:8]} died: {event.message}", fault=event.fault)
             case InterruptLeg() if event.to is self:
-                return lifecycle.Interrupt()
+                return INTERRUPTED
             case AddFaults() if event.to is self:
                 self._take_in(event.faults)
         return None  # of an attempt, or a leg, that is already over
@@ -223,7 +221,7 @@ class Supervisor:
         self._looked_s = now = self._clock()
         if self._deadline_s is not None and now > self._deadline_s:
             self._deadline_s = None
-            self._pending.append(lifecycle.RunTimeout("the run's timeout has passed"))
+            self._end("timeout", "the run's timeout has passed")
         if state.phase == "stopping" and now > self._stop_began_s + STOP_LIMIT_S:
             missing = sorted(set(self._workers.nodes) - self._stopped_nodes)
             nodes = ", ".join(node[:8] for node in missing)
@@ -297,17 +295,17 @@ class Supervisor:
         try:
             placed = self._workers.acquire()
         except (ResourcesError, RecoveryError) as error:
-            self._pending.append(lifecycle.PlacementFailed(message=error.message, hint=error.hint))
+            self._end("resources", error.message, error.hint)
             return
         except KeyboardInterrupt:
-            self._pending.append(lifecycle.Interrupt())
+            self._pending.append(INTERRUPTED)
             return
         finally:
             self._placing = False
         self._record(convert({"event": "placement.acquired", **placed}, recorded.PlacementAcquired))
         if problem := self.outside_faults.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
-            self._pending.append(lifecycle.PlacementFailed(message=problem, hint=hint))
+            self._end("resources", problem, hint)
             return
         self._pending.append(lifecycle.Placed())
 
@@ -319,9 +317,13 @@ class Supervisor:
             self._record_quarantined(bad)
         step = selection.manifest.step if selection.manifest else 0
         if missed := self._observations.missed(self._template, resume=step, passed=self._passed):
-            self._pending.append(lifecycle.FaultMissed(message=missed.message()))
+            hint = "which rank comes first is chance: let the faults strike at different steps, or run it again"
+            self._end("fault_missed", missed.message(), hint)
             return
         self._pending.append(lifecycle.Audited(resume=selection.name, step=step))
+
+    def _end(self, outcome: recorded.Outcome, message: str, hint: str | None = None) -> None:
+        self._pending.append(lifecycle.EndLeg(lifecycle.Finish(outcome=outcome, message=message, hint=hint)))
 
     def _record_quarantined(self, bad: Quarantined) -> None:
         self._record(recorded.CheckpointQuarantined(name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to))
@@ -352,7 +354,7 @@ class Supervisor:
         try:
             pids, address = self._workers.start(orders)
         except ResourcesError as error:
-            self._pending.append(lifecycle.PlacementFailed(message=error.message, hint=error.hint))
+            self._end("resources", error.message, error.hint)
             return
         except RecoveryError as error:
             # An agent died since the last attempt. That its node has stopped is told with its agent_lost.

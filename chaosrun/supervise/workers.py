@@ -1,17 +1,18 @@
 """What a supervisor needs from a cluster, what wakes it, and what it tells each worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from chaosrun.cluster.messages import NodeEvent
+from chaosrun.cluster.messages import NodeEvent, RankStack
 from chaosrun.faults.fault import Fault
+from chaosrun.faults.outside import StrikeOrder
+from chaosrun.processes import ProcessIdentity
+from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.detection import Monitor
 from chaosrun.supervise.reference import job_fingerprint
-from chaosrun.supervise.striking import Striker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class AddFaults:
 Woken = InterruptLeg | AddFaults
 
 
-class Workers(Striker, Monitor, Protocol):
+class Workers(Protocol):
     """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""
 
     def acquire(self) -> dict[str, Any]:
@@ -66,6 +67,44 @@ class Workers(Striker, Monitor, Protocol):
 
     def wake(self, event: Woken) -> None:
         """Have `next_event` return this; safe from signal handlers and other threads."""
+        ...
+
+    # What hangs
+
+    def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
+        """What there is to see of every rank; None when that cannot be said now, because an agent has just died."""
+        ...
+
+    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
+        """Have all live ranks write their stacks to their logs, and say where each is: `cluster.stacks.collect_stacks`."""
+        ...
+
+    # What strikes
+
+    def node_of(self, rank: int) -> str: ...
+
+    def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
+        """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
+        ...
+
+    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
+        """Carry these out at once; False for one whose rank was gone, and nothing was done."""
+        ...
+
+    def lose(self, node: str) -> None:
+        """The agent of this node is gone; it will not be told again."""
+        ...
+
+    def avoid(self, node: str, why: str) -> None:
+        """Place nothing on this node any more."""
+        ...
+
+    def lives_beside(self, rank: int) -> bool:
+        """Whether this rank is on the node that this process itself depends on."""
+        ...
+
+    def head(self) -> ProcessIdentity | None:
+        """Ray's head process, where it is this process's own."""
         ...
 
 

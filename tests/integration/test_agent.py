@@ -153,12 +153,12 @@ def test_the_pulse_of_a_rank_is_its_newest_beat_and_the_processor_time_it_has_us
     heart = Heart()
     heart.open(LegLayout(tmp_path).attempt(4).heartbeat(1))
     heart.beat("forward", 7)
-    pulses = placed.pulses(str(tmp_path), 4)
-    assert pulses.keys() == started.pids.keys() == {0, 1, 2}
-    assert [pulses[rank].beat for rank in (0, 2)] == [None, None]
-    seen = pulses[1].beat
+    activities = placed.activities(str(tmp_path), 4)
+    assert activities.keys() == started.pids.keys() == {0, 1, 2}
+    assert [activities[rank].beat for rank in (0, 2)] == [None, None]
+    seen = activities[1].beat
     assert seen is not None and (seen.count, seen.step, seen.stage) == (1, 7, "forward")
-    assert all(pulse.cpu_s >= 0 for pulse in pulses.values())
+    assert all(activity.cpu_s >= 0 for activity in activities.values())
 
 
 def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_that_up(

@@ -25,7 +25,7 @@ RAYLET = {
 }
 SUPERVISOR = {"struck": [], "gone": [{"what": "supervisor", "pid": 30, "start_ticks": 1}], "successor": 31}
 HEAD = {**SUPERVISOR, "gone": [{"what": "head", "pid": 29, "start_ticks": 1}, *SUPERVISOR["gone"]]}
-STANDSTILL = {"rank": 1, "pid": 7, "step": 9, "stage": "forward", "silent_s": 20.4, "wchan": None, "stack": []}
+STANDSTILL = {"rank": 1, "pid": 7, "step": 9, "stage": "forward", "silent_s": 20.4, "stack": []}
 BIT = {"state": "parameter", "tensor": "0.weight", "element": 17, "bit": 30, "before": "3e000000", "after": "7e000000"}
 VALUES = {"value_before": "0.125", "value_after": "4.253529586511731e+37"}
 

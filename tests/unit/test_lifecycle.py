@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from chaosrun.records.events import Outcome
@@ -32,6 +33,10 @@ def started(resume: str | None = None, step: int = 0) -> tuple[life.Event, ...]:
     return (life.Audited(resume=resume, step=step), life.Started())
 
 
+def over(outcome: Any, message: str, **more: Any) -> life.EndLeg:
+    return life.EndLeg(Finish(outcome=outcome, message=message, **more))
+
+
 def test_an_undisturbed_leg_is_placed_audited_started_and_completed() -> None:
     _, actions = run(life.Placed(), *started(), life.Death(rank=0), life.Death(rank=1), life.Stopped())
     assert actions == [
@@ -57,10 +62,9 @@ def test_a_planned_fault_restarts_from_the_newest_checkpoint_and_costs_no_budget
 
 
 def test_a_fault_that_can_no_longer_happen_ends_the_leg_between_two_attempts() -> None:
-    state, actions = run(life.Placed(), *started(), PLANNED, life.Stopped(), life.FaultMissed(message="F2 is missed"))
-    (finish,) = actions[-1]
-    assert isinstance(finish, Finish) and (finish.outcome, finish.message) == ("fault_missed", "F2 is missed")
-    assert finish.hint and state.phase == "done"
+    state, actions = run(life.Placed(), *started(), PLANNED, life.Stopped(), over("fault_missed", "F2 is missed"))
+    assert actions[-1] == (Finish(outcome="fault_missed", message="F2 is missed"),)
+    assert state.phase == "done"
 
 
 def test_survivors_that_die_of_a_planned_fault_are_no_failures_of_their_own() -> None:
@@ -77,7 +81,7 @@ def test_a_survivor_reported_before_the_victim_does_not_hide_the_planned_fault()
 
 def test_a_rank_that_was_stopped_at_its_point_does_not_hide_what_nobody_planned() -> None:
     """Rank 1 waited for others at its fault when rank 0 failed of itself, and was killed with the attempt."""
-    stopped = replace(PLANNED, stopped=True)
+    stopped = msgspec.structs.replace(PLANNED, stopped=True)
     state, actions = run(life.Placed(), *started(), life.Death(rank=0, failure=RAISED), stopped, life.Stopped())
     assert actions[-1] == (Audit(),)
     assert (state.failure, state.restarts, state.fired) == (RAISED, 1, frozenset({"F1"}))
@@ -166,14 +170,14 @@ def test_a_rank_that_left_early_while_others_completed_is_not_a_completed_leg() 
 
 
 def test_interrupt_and_timeout_stop_first_and_finish_when_all_is_gone() -> None:
-    _, actions = run(life.Placed(), *started(), life.Interrupt(), life.Stopped())
+    _, actions = run(life.Placed(), *started(), over("interrupted", "interrupted"), life.Stopped())
     assert actions[-2:] == [(Stop(attempt=1, reason="interrupted"),), (Finish(outcome="interrupted", message="interrupted"),)]
-    _, actions = run(life.Placed(), life.RunTimeout("too long"))
+    _, actions = run(life.Placed(), over("timeout", "too long"))
     assert actions[-1] == (Finish(outcome="timeout", message="too long"),)
 
 
 def test_a_timeout_keeps_its_message_when_processes_have_to_be_stopped_first() -> None:
-    _, actions = run(life.Placed(), *started(), life.RunTimeout("the run's timeout of 5 s has passed"), life.Stopped())
+    _, actions = run(life.Placed(), *started(), over("timeout", "the run's timeout of 5 s has passed"), life.Stopped())
     assert actions[-1] == (Finish(outcome="timeout", message="the run's timeout of 5 s has passed"),)
 
 
@@ -192,7 +196,7 @@ def test_a_lost_agent_is_replaced_before_the_next_attempt() -> None:
 
 
 def test_no_placement_ends_the_leg() -> None:
-    _, actions = run(life.PlacementFailed(message="no room", hint="wait"))
+    _, actions = run(over("resources", "no room", hint="wait"))
     assert actions[-1] == (Finish(outcome="resources", message="no room", hint="wait"),)
 
 
@@ -202,7 +206,7 @@ def test_a_resumed_leg_goes_on_counting_attempts() -> None:
 
 
 def test_nothing_happens_after_the_end() -> None:
-    state, _ = run(life.PlacementFailed(message="no room"))
+    state, _ = run(over("resources", "no room"))
     assert decide(state, life.Stopped()) == (state, ())
 
 
@@ -318,7 +322,7 @@ def test_a_planned_hang_costs_nothing_and_an_unplanned_one_names_its_rank() -> N
     state, actions = run(life.Placed(), *started(), planned, life.Stopped())
     assert actions[-2:] == [(Stop(attempt=1, reason="planned fault F1"),), (Audit(),)]
     assert (state.restarts, state.failure, state.fired) == (0, None, frozenset({"F1"}))
-    state, _ = run(life.Placed(), *started(), replace(planned, fault=None))
+    state, _ = run(life.Placed(), *started(), msgspec.structs.replace(planned, fault=None))
     assert state.failure is not None
     assert (state.failure.rank, state.failure.step) == (1, 7)
 
@@ -361,7 +365,7 @@ def test_a_planned_fault_does_not_rest() -> None:
 def test_a_rest_ends_with_an_interrupt_a_timeout_or_new_places() -> None:
     death = (life.Death(rank=0, failure=KILLED), life.Stopped())
     resting = (life.Placed(), *started(), *death, *started(), *death)
-    for event, outcome in ((life.Interrupt(), "interrupted"), (life.RunTimeout("too long"), "timeout")):
+    for event, outcome in ((over("interrupted", "interrupted"), "interrupted"), (over("timeout", "too long"), "timeout")):
         _, actions = run(*resting, event, backoff_s=1.0)
         (finish,) = actions[-1]
         assert isinstance(finish, Finish) and finish.outcome == outcome

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,6 +20,9 @@ from chaosrun.records.trace import read_lines
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, OutsideFaults
 from tests.unit.events import event
+
+if TYPE_CHECKING:
+    from chaosrun.supervise.workers import Workers
 
 TICK_S = 0.5
 START_S = 1000.0
@@ -73,7 +76,11 @@ class Bench:
     def _make(self) -> OutsideFaults:
         self.observations = Observations(self.leg, self.plan, self._record)
         return OutsideFaults(
-            leg=self.leg, plan=self.plan, observations=self.observations, striker=self.hands, clock=lambda: self.now
+            leg=self.leg,
+            plan=self.plan,
+            observations=self.observations,
+            workers=cast("Workers", self.hands),
+            clock=lambda: self.now,
         )
 
     def _record(self, event: JournalEvent, *, durable: bool = True) -> None:
