@@ -169,7 +169,7 @@ def diagnose(run: RunLayout, *, address: str | None = None, on_event: Listener |
     """
     from chaosrun.supervise.diagnosis import diagnose as replay
     from chaosrun.supervise.diagnosis import open_case
-    from chaosrun.supervise.drill import lock_run
+    from chaosrun.supervise.drill import LegRunner, lock_run
     from chaosrun.supervise.run import placed
 
     listener = on_event or (lambda record: None)
@@ -178,7 +178,7 @@ def diagnose(run: RunLayout, *, address: str | None = None, on_event: Listener |
         with lock_run(run):
             case = open_case(run)
             with placed(run, address, listener, interrupts) as workers:
-                return replay(case, workers=lambda: workers, on_record=listener, on_supervisor=interrupts.watch)
+                return replay(case, LegRunner(workers=workers, on_record=listener, on_supervisor=interrupts.watch))
 
 
 def preflight(

@@ -70,7 +70,7 @@ class WarmDrills:
     ) -> "RunResult":
         from chaosrun import api
         from chaosrun.cluster.workers import ClusterWorkers
-        from chaosrun.supervise.drill import Drill, create_run
+        from chaosrun.supervise.drill import Drill, LegRunner, create_run
 
         loaded, plan = api.plan(job, overrides)
         run = create_run(
@@ -84,15 +84,7 @@ class WarmDrills:
             reference=reference,
         )
         workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
-        drill = Drill(
-            run=run,
-            root=root,
-            workers=lambda: workers,
-            devices=workers.devices,
-            on_record=on_event,
-            on_supervisor=lambda _: None,
-        )
-        verdict = drill.execute()
+        verdict = Drill(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
         # Whatever it is, the files alone say the same.
         assert api.verify(run) == verdict
         return api.RunResult(run, verdict)
@@ -101,10 +93,11 @@ class WarmDrills:
         """What `api.diagnose` does, from connecting to the cluster on."""
         from chaosrun.cluster.workers import ClusterWorkers
         from chaosrun.supervise.diagnosis import diagnose, open_case
+        from chaosrun.supervise.drill import LegRunner
 
         case = open_case(run)
         workers = ClusterWorkers(self._cluster(case.drill.spec.workers), case.drill.spec)
-        return diagnose(case, workers=lambda: workers, on_record=on_event, on_supervisor=lambda _: None)
+        return diagnose(case, LegRunner(workers=workers, on_record=on_event))
 
     def _cluster(self, workers: int) -> "RayCluster":
         from chaosrun.cluster.ray_cluster import RayCluster

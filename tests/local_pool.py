@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from chaosrun.cluster.probe_agent import ProbeAgent
@@ -38,9 +39,6 @@ class LocalPool(Answering):
     async def _probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         agent = ProbeAgent("CHAOSRUN_LOCAL_CREW")
         told = await asyncio.gather(
-            *(
-                agent.probe(call.probe, call.parameters, call.limit_s, {**self._env[name], **call.env})
-                for name, call in calls.items()
-            )
+            *(agent.probe(replace(call, env={**self._env[name], **call.env})) for name, call in calls.items())
         )
-        return {name: Outcome(**each) for name, each in zip(calls, told, strict=True)}
+        return dict(zip(calls, told, strict=True))

@@ -18,7 +18,7 @@ from chaosrun.records.run_file import own_leg
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import Drill, create_run, read_run, supervised
+from chaosrun.supervise.drill import Drill, LegRunner, create_run, read_run, supervised
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, reachable
 from chaosrun.supervise.supervisor import Supervisor
@@ -83,19 +83,10 @@ def drill_on(
     references are used. Raises as `Drill.execute` does."""
     from chaosrun.cluster.workers import ClusterWorkers
 
-    workers = ClusterWorkers(cluster, job.spec)
     with OneOfMany(watch) as interrupts, supervised(run) as (_, warnings):
         with reachable(run, on_record, interrupts) as (hear, on_supervisor):
-            drill = Drill(
-                run=run,
-                root=root,
-                workers=lambda: workers,
-                devices=workers.devices,
-                on_record=hear,
-                on_supervisor=on_supervisor,
-                survey=survey,
-            )
-            verdict = drill.execute()
+            legs = LegRunner(workers=ClusterWorkers(cluster, job.spec), on_record=hear, on_supervisor=on_supervisor)
+            verdict = Drill(run=run, root=root, legs=legs, survey=survey).execute()
         warnings += report(run, verdict)
         return verdict
 

@@ -4,7 +4,7 @@ Turns Ray's exceptions into chaosrun's. Knows no placement and decides nothing.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -51,10 +51,6 @@ class AgentClient:
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
-
-    def stop(self, attempt: int, *, timeout_s: float = 60.0) -> Sequence[int]:
-        """SIGKILL the ranks of an attempt on this node; returns those killed, when all of its processes are gone."""
-        return self.call("stop", attempt, timeout_s=timeout_s)
 
     def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
         return self.call("info", timeout_s=timeout_s)

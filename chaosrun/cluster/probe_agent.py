@@ -14,10 +14,13 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+
+import msgspec
 
 from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS
 from chaosrun.cluster.guard import KILL_S
+from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
 from chaosrun.processes import kill_marked, with_package
 
@@ -25,6 +28,17 @@ PRINTED_BYTES = 1 << 14
 """Of what a probe printed: the end is looked at, for the reason of a death."""
 KEPT_OF_RAYS = ("RAY_AUTH_",)
 """Settings of Ray that probes see: with what token this node talks is worth comparing."""
+
+
+class GuardReport(msgspec.Struct, frozen=True):
+    """What `cluster.guard` says at its end."""
+
+    code: int | None
+    """Exit code of what it ran, or minus the signal that ended it."""
+    limit: bool
+    """The limit passed."""
+    left: tuple[int, ...]
+    """Processes that would not die."""
 
 
 class ProbeAgent:
@@ -38,39 +52,37 @@ class ProbeAgent:
         """That it answers is all there is to hear."""
         leave_with_the_raylet()
 
-    async def probe(self, module: str, parameters: Mapping[str, Any], limit_s: float, env: Mapping[str, str]) -> dict[str, Any]:
-        """Run a probe: {facts, error, ended, seconds}, as `probing.Outcome` has them. Nothing of it is left then."""
+    async def probe(self, call: Call) -> Outcome:
+        """Run a probe. Nothing of it is left then."""
         began = time.monotonic()
         answer, printed = (os.memfd_create(which, os.MFD_CLOEXEC) for which in ("answer", "printed"))
         asked = os.memfd_create("asked", os.MFD_CLOEXEC)
         try:
-            os.write(asked, json.dumps(parameters).encode())
+            os.write(asked, json.dumps(call.parameters).encode())
             os.lseek(asked, 0, os.SEEK_SET)
             mark = f"{self._mark}#{uuid.uuid4().hex}"
-            end = await self._run(mark, module, limit_s, env, (asked, answer, printed))
-            told = _told(end, _end_of(answer, 1 << 30), _end_of(printed, PRINTED_BYTES), limit_s)
+            end = await self._run(mark, call, (asked, answer, printed))
+            outcome = _outcome(end, _end_of(answer, 1 << 30), _end_of(printed, PRINTED_BYTES), call.limit_s)
         finally:
             for descriptor in (asked, answer, printed):
                 os.close(descriptor)
-        return {**told, "seconds": time.monotonic() - began}
+        return replace(outcome, seconds=time.monotonic() - began)
 
-    async def _run(
-        self, mark: str, module: str, limit_s: float, env: Mapping[str, str], files: tuple[int, int, int]
-    ) -> dict[str, Any] | None:
+    async def _run(self, mark: str, call: Call, files: tuple[int, int, int]) -> GuardReport | None:
         """What its guard says of its end; None when the guard itself was killed."""
         if self._stopped:
             return None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = [sys.executable, "-m", "chaosrun.cluster.probe_process", module]
+        command = [sys.executable, "-m", "chaosrun.cluster.probe_process", call.probe]
         try:
             guard = subprocess.Popen(
-                [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *command],
+                [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(call.limit_s), *command],
                 pass_fds=[theirs.fileno()],
                 stdin=files[0],
                 stdout=files[1],
                 stderr=files[2],
-                env={**_environment(env), MARK_VARIABLE: mark},
+                env={**_environment(call.env), MARK_VARIABLE: mark},
                 start_new_session=True,
             )
         except OSError:
@@ -81,7 +93,7 @@ class ProbeAgent:
         self._guards[ours] = gone = asyncio.get_running_loop().create_future()
         said = b""
         try:
-            async with asyncio.timeout(limit_s + 2 * KILL_S):
+            async with asyncio.timeout(call.limit_s + 2 * KILL_S):
                 while part := await asyncio.get_running_loop().sock_recv(ours, 4096):
                     said += part
         except (TimeoutError, ConnectionResetError):
@@ -95,7 +107,7 @@ class ProbeAgent:
             del self._guards[ours]
             ours.close()
             gone.set_result(None)
-        return json.loads(said) if said.endswith(b"\n") else None
+        return msgspec.json.decode(said, type=GuardReport) if said.endswith(b"\n") else None
 
     async def stop(self) -> None:
         """Kill what runs below this agent and wait until it is gone; nothing new is begun."""
@@ -122,22 +134,21 @@ def _end_of(descriptor: int, size: int) -> str:
     return os.pread(descriptor, size, max(0, os.fstat(descriptor).st_size - size)).decode(errors="replace")
 
 
-def _told(end: Mapping[str, Any] | None, answer: str, printed: str, limit_s: float) -> dict[str, Any]:
-    left = f", and process {end['left'][0]} does not die: it waits in the kernel" if end and end["left"] else ""
-    if end is not None and end["limit"]:
-        return {"facts": None, "ended": "limit", "error": f"no answer within {limit_s:g} s{left}"}
+def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float) -> Outcome:
+    left = f", and process {end.left[0]} does not die: it waits in the kernel" if end and end.left else ""
+    if end is not None and end.limit:
+        return Outcome(ended="limit", error=f"no answer within {limit_s:g} s{left}")
     try:
         said = json.loads(answer)
     except ValueError:
         last = printed.strip().rpartition("\n")[2]
-        return {"facts": None, "ended": "died", "error": _how(end) + left + (f": {last}" if last else "")}
+        return Outcome(ended="died", error=_how(end.code if end else None) + left + (f": {last}" if last else ""))
     if "error" in said:
-        return {"facts": None, "ended": "raised", "error": said["error"]}
-    return {"facts": said["facts"], "ended": "done", "error": ""}
+        return Outcome(ended="raised", error=said["error"])
+    return Outcome(facts=said["facts"])
 
 
-def _how(end: Mapping[str, Any] | None) -> str:
-    code = None if end is None else end["code"]
+def _how(code: int | None) -> str:
     if code is None:
         return "its process was killed"
     if code >= 0:

@@ -7,7 +7,7 @@ no more: it counts as lost from then on. Knows no check and judges nothing.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import ray
@@ -124,7 +124,7 @@ class ProbePool:
                 on_outcome(name, index, Outcome(ended="limit", error="the time for the whole was over before it could begin"))
                 begin(name, index + 1)
                 return
-            reference = self._agents[name].probe.remote(call.probe, dict(call.parameters), limit_s, dict(call.env))
+            reference = self._agents[name].probe.remote(replace(call, limit_s=limit_s))
             pending[reference] = Asked(node=name, index=index, began=now, late=now + limit_s + ANSWER_S)
 
         for name in chains:
@@ -144,8 +144,7 @@ class ProbePool:
 
     def _answer(self, asked: Asked, reference: Any) -> Outcome:
         try:
-            told: dict[str, Any] = ray.get(reference)
-            return Outcome(**told)
+            return ray.get(reference)
         except RayActorError as error:
             self._lose(asked.node, f"{GONE}: {_cause(error)}")
         except RayError as error:

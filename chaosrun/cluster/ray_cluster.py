@@ -22,10 +22,9 @@ from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.connection import Connection, connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import NodeEvent, RankStack, Started
+from chaosrun.cluster.messages import NodeEvent, Started
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
-from chaosrun.records.heartbeat import Activity
 from chaosrun.records.order import WorkerOrder
 
 ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
@@ -50,14 +49,6 @@ class Placement:
     @property
     def master_addr(self) -> str:
         return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStarted:
-    pids: dict[int, int]
-    """rank → pid."""
-    master_addr: str
-    master_port: int
 
 
 class RayCluster:
@@ -263,7 +254,7 @@ class RayCluster:
         for agent, reference in calls:
             agent.collect(reference, timeout_s=timeout_s)
 
-    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> AttemptStarted:
+    def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> Started:
         """Fork all ranks; rank 0's node chooses the port, the others are told. Raises ResourcesError when a node cannot."""
         assert self.placement is not None, "acquire comes first"
         by_rank = {order.rank: order for order in orders}
@@ -282,26 +273,7 @@ class RayCluster:
                 calls.append((agent, reference))
         for agent, reference in calls:
             pids.update(agent.collect(reference, timeout_s=timeout_s).pids)
-        assert port is not None
-        return AttemptStarted(pids=pids, master_addr=by_rank[0].master_addr, master_port=port)
-
-    def activities(self, leg_path: str, attempt: int, *, timeout_s: float = 60.0) -> dict[int, Activity]:
-        """What there is to see of every rank."""
-        assert self.placement is not None, "acquire comes first"
-        calls = {node.node_id: ("activities", leg_path, attempt, node.ranks) for node in self.placement.nodes}
-        return self._gather(calls, timeout_s)
-
-    def stacks(self, attempt: int, *, wait_s: float, timeout_s: float = 60.0) -> dict[int, RankStack]:
-        """Have all live ranks write their stacks to their logs; returns what `cluster.stacks.collect_stacks` found."""
-        return self._gather({node: ("stacks", attempt, wait_s) for node in self.agents}, timeout_s)
-
-    def _gather(self, calls: Mapping[str, tuple[Any, ...]], timeout_s: float) -> dict[int, Any]:
-        """What agents say by rank, in one dictionary; `calls` by node."""
-        submitted = [(self.agents[node], self.agents[node].submit(*call)) for node, call in calls.items()]
-        found: dict[int, Any] = {}
-        for agent, reference in submitted:
-            found.update(agent.collect(reference, timeout_s=timeout_s))
-        return found
+        return Started(attempt=attempt, pids=pids, port=port)
 
     # Faults
 

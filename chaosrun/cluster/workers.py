@@ -1,7 +1,7 @@
 """A leg's worker processes, as the supervisor sees them: places, starts, stops and events, on the agents of a RayCluster."""
 
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -11,11 +11,12 @@ import ray
 from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.messages import AgentLost, RankStack
-from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.cluster.ray_cluster import NodePlacement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
+from chaosrun.records.events import NodePlace, PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -44,7 +45,7 @@ class ClusterWorkers:
         models = sorted(name for name in ray.cluster_resources() if name.startswith("accelerator_type:"))
         return ", ".join(models) or "gpu"
 
-    def acquire(self) -> dict[str, Any]:
+    def acquire(self) -> PlacementAcquired:
         if self._lost:
             self._cluster.release(lost=self._lost)
             self._lost.clear()
@@ -59,13 +60,8 @@ class ClusterWorkers:
             hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
             raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
         self._cluster.start_servers(self._env, preload=self._preload)
-        return {
-            "nodes": {
-                node.node_id: {"address": node.address, "ranks": node.ranks, "gpus": node.gpus} for node in placement.nodes
-            },
-            "ray": self._cluster.kind,
-            "oversubscribed": self._cluster.oversubscribed,
-        }
+        nodes = {node.node_id: NodePlace(address=node.address, ranks=node.ranks, gpus=node.gpus) for node in placement.nodes}
+        return PlacementAcquired(nodes=nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -87,7 +83,7 @@ class ClusterWorkers:
 
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
         started = self._cluster.start_attempt(orders[0].attempt, orders)
-        return started.pids, f"{started.master_addr}:{started.master_port}"
+        return started.pids, f"{orders[0].master_addr}:{started.port}"
 
     def stop(self, attempt: int) -> None:
         for node, agent in self._cluster.agents.items():
@@ -177,15 +173,21 @@ class ClusterWorkers:
         for each in kept:
             self._cluster.events.put(each)
 
+    # What hangs
+
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
-        try:
-            return self._cluster.activities(str(leg.path), attempt)
-        except RecoveryError:
-            # An agent died. An event tells that; until it comes, nobody can say that the ranks are silent.
-            return None
+        return self._gather(lambda node: ("activities", str(leg.path), attempt, node.ranks))
 
     def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
+        return self._gather(lambda node: ("stacks", attempt, wait_s))
+
+    def _gather(self, call: Callable[[NodePlacement], tuple[Any, ...]]) -> dict[int, Any] | None:
+        """What all agents say, by rank; None when one has died: an event tells that."""
+        placement = self._cluster.placement
+        assert placement is not None, "acquire comes first"
         try:
-            return self._cluster.stacks(attempt, wait_s=wait_s)
+            asked = [(agent := self._cluster.agents[node.node_id], agent.submit(*call(node))) for node in placement.nodes]
+            answers = [agent.collect(reference, timeout_s=60.0) for agent, reference in asked]
         except RecoveryError:
-            return None  # an agent died, an event tells that
+            return None
+        return {rank: answer for answers_of_node in answers for rank, answer in answers_of_node.items()}

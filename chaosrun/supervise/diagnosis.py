@@ -9,7 +9,6 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import leg_of, read_run, run_files, supervise_leg
-from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.supervise.drill import LegRunner, leg_of, read_run, remove_leg, run_files
+from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
@@ -68,13 +67,7 @@ def open_case(run: RunLayout) -> Case:
     return Case(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
 
 
-def diagnose(
-    case: Case,
-    *,
-    workers: Callable[[], Workers],
-    on_record: Callable[[dict[str, Any]], None],
-    on_supervisor: Callable[[Supervisor | None], None],
-) -> Diagnosis:
+def diagnose(case: Case, legs: LegRunner) -> Diagnosis:
     """Replay and compare; the diagnosis is in diagnosis.json, in the place of an older one, when this returns.
 
     Raises the error of a replay that does not get to the difference, and InterruptedRunError.
@@ -82,7 +75,7 @@ def diagnose(
     run = case.run
     with run_files(run, "diagnose"):
         run.diagnosis_json.unlink(missing_ok=True)
-        diagnosis = _Replays(run, case.info, case.drill, case.target, workers, on_record, on_supervisor).execute()
+        diagnosis = _Replays(run, case.info, case.drill, case.target, legs).execute()
         write_durably(run.diagnosis_json, json.dumps(diagnosis.to_json(), indent=1).encode())
         return diagnosis
 
@@ -113,9 +106,7 @@ class _Replays:
     info: dict[str, Any]
     drill: Drill
     target: Target
-    workers: Callable[[], Workers]
-    on_record: Callable[[dict[str, Any]], None]
-    on_supervisor: Callable[[Supervisor | None], None]
+    legs: LegRunner
     _deadline_s: float | None = field(default=None, init=False)
 
     def execute(self) -> Diagnosis:
@@ -197,7 +188,7 @@ class _Replays:
         """Run a leg; once more from its beginning when something that nobody had planned has killed it on the way."""
         result = self._run_leg(name, source, plan)
         if result.outcome == "completed" and _unplanned(self._leg(name)):
-            self._remove(name)
+            remove_leg(self._leg(name))
             result = self._run_leg(name, source, plan)
         return result
 
@@ -210,17 +201,8 @@ class _Replays:
             max_steps=self.target.last_step(plan),
             inspect=self.target.inspected,
         )
-        result = supervise_leg(
-            leg.path.relative_to(self.run.path).as_posix(),
-            leg,
-            template,
-            plan,
-            spec,
-            workers=self.workers(),
-            deadline_s=self._deadline_s,
-            on_record=self.on_record,
-            on_supervisor=self.on_supervisor,
-        )
+        name = leg.path.relative_to(self.run.path).as_posix()
+        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun diagnose {run_argument(self.run)}` begins again; the run is as it was"
             raise InterruptedRunError("interrupted in a replay", hint=hint)
@@ -234,12 +216,6 @@ class _Replays:
         """Beside the run's own checkpoints, where `checkpoint.storage` puts them elsewhere: that is where there is room."""
         own = self.info["storage"]["chaos"]
         return Path(own).with_name(self.run.diagnosis.name) if own else None
-
-    def _remove(self, name: str) -> None:
-        leg = self._leg(name)
-        for path in {leg.path, leg.storage or leg.path}:
-            if path.exists():
-                shutil.rmtree(path)
 
     def _forget_checkpoints(self) -> None:
         """The traces and tensors stay, as evidence; nothing will go on from a replay."""

@@ -93,20 +93,51 @@ def is_supervised(run: RunLayout) -> bool:
     return is_locked(run.lock)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegRunner:
+    """Runs legs, one after the other, on the same workers."""
+
+    workers: Workers
+    on_record: Callable[[dict[str, Any]], None]
+    on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
+    """Told whom to interrupt, for as long as a leg runs."""
+    has_successor: bool = False
+    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.guard`)."""
+
+    def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
+        """Raises UsageError for a fault that this Ray, or this process, does not allow."""
+        allowed = spec.faults.allow_cluster_faults
+        ask_permission(plan.faults, ray=self.workers.ray, allow_cluster_faults=allowed, has_successor=self.has_successor)
+
+    def run(
+        self, name: str, leg: LegLayout, template: WorkerOrder, plan: FaultPlan, spec: JobSpec, *, deadline_s: float | None
+    ) -> LegResult:
+        """Run one leg, called `name` in its records. Raises as `ask_permission`."""
+        self.ask_permission(plan, spec)
+        supervisor = Supervisor(
+            name=name,
+            leg=leg,
+            template=template,
+            plan=plan,
+            workers=self.workers,
+            recovery=spec.recovery,
+            deadline_s=deadline_s,
+            on_record=self.on_record,
+        )
+        try:
+            self.on_supervisor(supervisor)
+            return supervisor.run()
+        finally:
+            self.on_supervisor(None)
+
+
 @dataclass(slots=True)
 class Drill:
     """A run and what it needs to be carried out; `execute` continues from whatever the run's files say has been done."""
 
     run: RunLayout
     root: Path
-    workers: Callable[[], Workers]
-    """Makes the workers of one leg."""
-    devices: Callable[[], str]
-    on_record: Callable[[dict[str, Any]], None]
-    on_supervisor: Callable[[Supervisor | None], None]
-    """Told which supervisor to interrupt."""
-    has_successor: bool = False
-    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.guard`)."""
+    legs: LegRunner
     survey: bool = False
     """Have every rank write down which points it reaches."""
     _deadline_s: float | None = field(default=None, init=False)
@@ -123,8 +154,7 @@ class Drill:
         info = read_run(self.run)
         spec = JobSpec.model_validate(info["spec"])
         plan = FaultPlan.from_json(read_object(self.run.plan_json))
-        allowed = spec.faults.allow_cluster_faults
-        ask_permission(plan.faults, ray=self.workers().ray, allow_cluster_faults=allowed, has_successor=self.has_successor)
+        self.legs.ask_permission(plan, spec)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and not _finished(self._leg("chaos")):
             _expect_reached(plan, final_step(self._leg("reference")))
@@ -140,10 +170,10 @@ class Drill:
         leg = self._leg("reference")
         if _finished(leg):
             return _completed(leg)
-        _remove(leg)
+        remove_leg(leg)
         mode = info["reference"]["mode"]
         cache = ReferenceCache(self.root)
-        key = reference_key(spec, Path(info["script"]), self.devices())
+        key = reference_key(spec, Path(info["script"]), self.legs.workers.devices())
         info["reference"] |= {"key": key, "source": None}
         with cache.locked():
             source = cache.find(key) if mode == "auto" else None
@@ -155,9 +185,7 @@ class Drill:
                 info["storage"]["reference"] = None
                 _write_run(self.run, info)
                 copy_leg(source, self.run.reference, step)
-                self.on_record(
-                    {"leg": "reference", "event": "reference.cached", "source": str(source.path), "time_s": time.time()}
-                )
+                self._tell("reference.cached", source=str(source.path))
                 return True
         _write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
@@ -170,14 +198,16 @@ class Drill:
         try:
             ReferenceCache(self.root).put(key, leg, step)
         except OSError as error:
-            why = f"{error.filename or self.root}: {error.strerror or error}"
-            self.on_record({"leg": "reference", "event": "reference.uncached", "message": why, "time_s": time.time()})
+            self._tell("reference.uncached", message=f"{error.filename or self.root}: {error.strerror or error}")
+
+    def _tell(self, event: str, **about: str) -> None:
+        self.legs.on_record({"leg": "reference", "event": event, **about, "time_s": time.time()})
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: dict[str, Any]) -> LegResult:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
         result = self._run_leg(name, spec, info, UNDISTURBED)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
-            _remove(self._leg(name))
+            remove_leg(self._leg(name))
             result = self._run_leg(name, spec, info, UNDISTURBED)
         return result
 
@@ -185,7 +215,7 @@ class Drill:
         """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
         if not _finished(self._leg("confirm")):
-            _remove(self._leg("confirm"))
+            remove_leg(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
@@ -203,28 +233,18 @@ class Drill:
     def _replace_reference(self, info: dict[str, Any]) -> None:
         confirmed = self._leg("confirm")
         step = final_step(confirmed)
-        _remove(self._leg("reference"))
+        remove_leg(self._leg("reference"))
         info["reference"]["source"] = None
         info["storage"]["reference"] = None
         _write_run(self.run, info)
         copy_leg(confirmed, self.run.reference, step)
         self._cache(info["reference"]["key"], confirmed, step)
-        _remove(confirmed)
+        remove_leg(confirmed)
 
     def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
         leg = self._leg(name)
-        result = supervise_leg(
-            name,
-            leg,
-            replace(order_template(name, leg, spec, info), survey=self.survey),
-            plan,
-            spec,
-            workers=self.workers(),
-            deadline_s=self._deadline_s,
-            on_record=self.on_record,
-            on_supervisor=self.on_supervisor,
-            has_successor=self.has_successor,
-        )
+        template = replace(order_template(name, leg, spec, info), survey=self.survey)
+        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)
@@ -232,42 +252,6 @@ class Drill:
 
     def _leg(self, name: str) -> LegLayout:
         return own_leg(self.run, read_run(self.run), name)
-
-
-def supervise_leg(
-    name: str,
-    leg: LegLayout,
-    template: WorkerOrder,
-    plan: FaultPlan,
-    spec: JobSpec,
-    *,
-    workers: Workers,
-    deadline_s: float | None,
-    on_record: Callable[[dict[str, Any]], None],
-    on_supervisor: Callable[[Supervisor | None], None],
-    has_successor: bool = False,
-) -> LegResult:
-    """Run one leg, called `name` in its records. `on_supervisor` knows whom to interrupt for as long as it runs.
-
-    Raises UsageError for a fault that this Ray, or this process (`has_successor`), does not allow.
-    """
-    allowed = spec.faults.allow_cluster_faults
-    ask_permission(plan.faults, ray=workers.ray, allow_cluster_faults=allowed, has_successor=has_successor)
-    supervisor = Supervisor(
-        name=name,
-        leg=leg,
-        template=template,
-        plan=plan,
-        workers=workers,
-        recovery=spec.recovery,
-        deadline_s=deadline_s,
-        on_record=on_record,
-    )
-    try:
-        on_supervisor(supervisor)
-        return supervisor.run()
-    finally:
-        on_supervisor(None)
 
 
 def _expect_reached(plan: FaultPlan, last: int) -> None:
@@ -328,7 +312,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
         ) from error
 
 
-def _remove(leg: LegLayout) -> None:
+def remove_leg(leg: LegLayout) -> None:
     """What an unfinished reference left is of no use: gone on with from a checkpoint, it would not be undisturbed."""
     for path in {leg.path, leg.storage or leg.path}:
         if path.exists():

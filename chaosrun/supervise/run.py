@@ -157,23 +157,15 @@ def execute(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
 ) -> "Verdict":
     """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
-    from chaosrun.supervise.drill import Drill
+    from chaosrun.supervise.drill import Drill, LegRunner
 
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
         placed(run, address, listener, interrupts) as workers,
     ):
-        drill = Drill(
-            run=run,
-            root=root,
-            workers=lambda: workers,
-            devices=workers.devices,
-            on_record=on_record,
-            on_supervisor=on_supervisor,
-            has_successor=has_successor,
-        )
-        return drill.execute()
+        legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
+        return Drill(run=run, root=root, legs=legs).execute()
 
 
 @contextmanager

@@ -302,7 +302,7 @@ class Supervisor:
             return
         finally:
             self._placing = False
-        self._record(convert({"event": "placement.acquired", **placed}, recorded.PlacementAcquired))
+        self._record(placed)
         if problem := self.outside_faults.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"
             self._end("resources", problem, hint)

@@ -8,6 +8,7 @@ from chaosrun.cluster.messages import NodeEvent, RankStack
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
+from chaosrun.records.events import PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -37,8 +38,8 @@ Woken = InterruptLeg | AddFaults
 class Workers(Protocol):
     """What the supervisor needs from a cluster: `cluster.workers.ClusterWorkers`, or a fake in tests."""
 
-    def acquire(self) -> dict[str, Any]:
-        """Get places for all ranks, anew when a node was lost. Returns what the journal says of them. Raises ResourcesError."""
+    def acquire(self) -> PlacementAcquired:
+        """Get places for all ranks, anew when a node was lost. Raises ResourcesError."""
         ...
 
     @property
@@ -47,6 +48,10 @@ class Workers(Protocol):
     @property
     def ray(self) -> str:
         """ "private", "joined" or "borrowed"."""
+        ...
+
+    def devices(self) -> str:
+        """The GPU models that the job may run on, or "cpu"."""
         ...
 
     def place(self, order: WorkerOrder) -> WorkerOrder:

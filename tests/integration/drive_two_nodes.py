@@ -43,8 +43,8 @@ def main(leg: Path, folder: str) -> None:
                 "nodes": [node.node_id for node in placement.nodes],
                 "ranks": [list(node.ranks) for node in placement.nodes],
                 "address": placement.nodes[0].address,
-                "master_addr": started.master_addr,
-                "port": started.master_port,
+                "master_addr": placement.master_addr,
+                "port": started.port,
                 "stopped": stopped,
             }
             cluster.release()

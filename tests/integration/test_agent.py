@@ -117,10 +117,10 @@ def test_stop_returns_when_all_are_gone_and_again_at_once(placed: RayCluster, tm
     everybody = identities([*started.pids.values(), *workers])
     assert len(everybody) == 9
     agent = only_agent(placed)
-    assert list(agent.stop(1)) == [0, 1, 2]
+    assert list(agent.call("stop", 1)) == [0, 1, 2]
     assert alive(everybody) == []
-    assert agent.stop(1) == ()
-    assert agent.stop(99) == ()
+    assert agent.call("stop", 1) == ()
+    assert agent.call("stop", 99) == ()
 
 
 def test_the_same_environment_keeps_the_server_and_another_replaces_it(placed: RayCluster) -> None:
@@ -153,7 +153,7 @@ def test_the_pulse_of_a_rank_is_its_newest_beat_and_the_processor_time_it_has_us
     heart = Heart()
     heart.open(LegLayout(tmp_path).attempt(4).heartbeat(1))
     heart.beat("forward", 7)
-    activities = placed.activities(str(tmp_path), 4)
+    activities = only_agent(placed).call("activities", str(tmp_path), 4, (0, 1, 2))
     assert activities.keys() == started.pids.keys() == {0, 1, 2}
     assert [activities[rank].beat for rank in (0, 2)] == [None, None]
     seen = activities[1].beat
@@ -171,7 +171,7 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
     (stopped,) = identities([started.pids[1]])
     os.kill(stopped.pid, signal.SIGSTOP)
     eventually(lambda: state_of(stopped) == "T")
-    found = placed.stacks(4, wait_s=120.0)
+    found = only_agent(placed).call("stacks", 4, 120.0)
     assert {rank: (told.pid, told.state == "T") for rank, told in found.items()} == {
         rank: (pid, rank == 1) for rank, pid in started.pids.items()
     }
@@ -185,13 +185,13 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
         told = logs[2].partition(f"its child, process {pid} ---\n")[2].partition("---")[0]
         assert "_worker_loop" in told, "a loader worker is asked, too"
     assert len(alive(identities([*started.pids.values(), *loaders]))) == 5, "nobody dies of being asked"
-    assert placed.stacks(3, wait_s=1.0) == {}, "no such attempt runs"
+    assert only_agent(placed).call("stacks", 3, 1.0) == {}, "no such attempt runs"
 
 
 def test_a_rank_that_would_not_survive_the_question_is_not_asked(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(4, make_orders(tmp_path, "exec sleep", attempt=4))
     eventually(lambda: all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in started.pids.values()))
-    found = placed.stacks(4, wait_s=5.0)
+    found = only_agent(placed).call("stacks", 4, 5.0)
     assert found[0].stack == ()
     assert len(alive(identities([*started.pids.values()]))) == 3
 

@@ -217,6 +217,7 @@ def test_a_run_that_passed_has_nothing_to_show(runs: Runs, sound: RunLayout) -> 
 def test_an_interrupted_diagnosis_leaves_the_run_alone(runs: Runs, sound: RunLayout) -> None:
     from chaosrun.cluster.workers import ClusterWorkers
     from chaosrun.supervise.diagnosis import diagnose, open_case
+    from chaosrun.supervise.drill import LegRunner
 
     failed = runs("--mutant", "rate-overwritten", "--blind", reference=sound)
     failed.diagnosis_json.write_text("of an earlier diagnosis")
@@ -234,7 +235,7 @@ def test_an_interrupted_diagnosis_leaves_the_run_alone(runs: Runs, sound: RunLay
             supervisors.append(supervisor)
 
     with pytest.raises(InterruptedRunError, match="interrupted in a replay") as error:
-        diagnose(case, workers=lambda: workers, on_record=on_record, on_supervisor=on_supervisor)
+        diagnose(case, LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor))
     assert error.value.hint is not None and f"chaosrun diagnose {failed.run_id}" in error.value.hint
     assert fingerprints(failed.path) == before
     assert not failed.diagnosis_json.exists()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probe_agent import ProbeAgent
+from chaosrun.cluster.probing import Call, Outcome
 from chaosrun.processes import children, identify, is_alive, marked
 from tests.conftest import REPOSITORY
 
@@ -19,9 +20,12 @@ STRANGE = {"PYTHONPATH": str(REPOSITORY / "tests" / "integration" / "faulty" / "
 LONG_S = 300.0
 
 
-def run(limit_s: float = LONG_S, **parameters: Any) -> dict[str, Any]:
-    agent = ProbeAgent("test-of-the-agent")
-    told = asyncio.run(agent.probe(STRANGE_PROBE, parameters, limit_s, STRANGE))
+def strange(limit_s: float = LONG_S, **parameters: Any) -> Call:
+    return Call(probe=STRANGE_PROBE, parameters=parameters, limit_s=limit_s, env=STRANGE)
+
+
+def run(limit_s: float = LONG_S, **parameters: Any) -> Outcome:
+    told = asyncio.run(ProbeAgent("test-of-the-agent").probe(strange(limit_s, **parameters)))
     assert not marked("test-of-the-agent")
     return told
 
@@ -37,9 +41,9 @@ def test_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     told = run(do="answer", leave=str(tmp_path / "pid"), bytes=1 << 20, variable="CHAOSRUN_SESSION")
-    assert (told["ended"], told["error"]) == ("done", "") and told["seconds"] > 0
-    assert len(told["facts"]["filler"]) == 1 << 20
-    assert sorted(told["facts"]["environment"]) == ["CHAOSRUN_SESSION", "RAY_AUTH_MODE"]
+    assert (told.ended, told.error) == ("done", "") and told.seconds > 0
+    assert len((told.facts or {})["filler"]) == 1 << 20
+    assert sorted((told.facts or {})["environment"]) == ["CHAOSRUN_SESSION", "RAY_AUTH_MODE"]
     assert gone(tmp_path / "pid")
 
 
@@ -53,19 +57,19 @@ def test_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_no_answer(do: str, ended: str, error: str, tmp_path: Path) -> None:
     told = run(do=do, leave=str(tmp_path / "pid"))
-    assert (told["facts"], told["ended"], told["error"]) == (None, ended, error)
+    assert (told.facts, told.ended, told.error) == (None, ended, error)
     assert gone(tmp_path / "pid")
 
 
 def test_a_limit(tmp_path: Path) -> None:
     told = run(1.0, do="hang", leave=str(tmp_path / "pid"))
-    assert (told["ended"], told["error"]) == ("limit", "no answer within 1 s")
+    assert (told.ended, told.error) == ("limit", "no answer within 1 s")
     assert gone(tmp_path / "pid")
 
 
 def test_a_probe_that_there_is_none_of() -> None:
-    told = asyncio.run(ProbeAgent("x").probe("chaosrun.preflight.probes.no_such_probe", {}, LONG_S, {}))
-    assert told["ended"] == "raised" and "no_such_probe" in told["error"]
+    told = asyncio.run(ProbeAgent("x").probe(Call(probe="chaosrun.preflight.probes.no_such_probe", limit_s=LONG_S)))
+    assert told.ended == "raised" and "no_such_probe" in told.error
 
 
 def until(path: Path) -> None:
@@ -77,8 +81,8 @@ def until(path: Path) -> None:
 def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
     path, agent = tmp_path / "pid", ProbeAgent("test-of-the-agent")
 
-    async def both() -> dict[str, Any]:
-        task = asyncio.create_task(agent.probe(STRANGE_PROBE, {"do": "hang", "leave": str(path)}, LONG_S, STRANGE))
+    async def both() -> Outcome:
+        task = asyncio.create_task(agent.probe(strange(do="hang", leave=str(path))))
         await asyncio.to_thread(until, path)
         if victim == "agent stops":
             await agent.stop()
@@ -88,7 +92,7 @@ def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
         return await task
 
     told = asyncio.run(both())
-    assert told["ended"] == "died" and told["facts"] is None
+    assert told.ended == "died" and told.facts is None
     assert not marked("test-of-the-agent") and (victim != "agent stops" or gone(path))
     if not gone(path):
         # Alone it is beyond reach: `env={}` took the mark from it, and the guard that would have found it is dead.
@@ -98,8 +102,8 @@ def test_what_ends_a_probe_before_its_time(victim: str, tmp_path: Path) -> None:
 def test_an_agent_that_is_killed_takes_its_probes_along(tmp_path: Path) -> None:
     path = tmp_path / "pid"
     program = (
-        "import asyncio, sys; from chaosrun.cluster.probe_agent import ProbeAgent\n"
-        f"asyncio.run(ProbeAgent('x').probe({STRANGE_PROBE!r}, {{'do': 'hang', 'leave': {str(path)!r}}}, {LONG_S}, {STRANGE}))"
+        "import asyncio; from chaosrun.cluster.probe_agent import Call, ProbeAgent\n"
+        f"asyncio.run(ProbeAgent('x').probe({strange(do='hang', leave=str(path))!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     until(path)
@@ -112,9 +116,9 @@ def test_an_agent_that_is_killed_takes_its_probes_along(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_has_stopped_begins_nothing() -> None:
-    async def late() -> dict[str, Any]:
+    async def late() -> Outcome:
         agent = ProbeAgent("x")
         await agent.stop()
-        return await agent.probe(STRANGE_PROBE, {"do": "answer"}, LONG_S, STRANGE)
+        return await agent.probe(strange(do="answer"))
 
-    assert asyncio.run(late())["ended"] == "died"
+    assert asyncio.run(late()).ended == "died"

@@ -12,7 +12,7 @@ from legs import write_run
 from chaosrun.errors import ResourcesError
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.report.progress import sentence
-from chaosrun.supervise.drill import Drill, run_files
+from chaosrun.supervise.drill import Drill, LegRunner, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step
 
 
@@ -37,10 +37,8 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drill(run: RunLayout, root: Path, events: list[dict[str, Any]]) -> Drill:
-    def none() -> Any:
-        raise AssertionError("nothing is run")
-
-    return Drill(run=run, root=root, workers=none, devices=none, on_record=events.append, on_supervisor=lambda supervisor: None)
+    nobody: Any = None
+    return Drill(run=run, root=root, legs=LegRunner(workers=nobody, on_record=events.append))
 
 
 def test_one_that_is_kept_is_found(made: RunLayout, tmp_path: Path) -> None:
