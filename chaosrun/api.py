@@ -204,9 +204,10 @@ def preflight(
 
 def ping(run: RunLayout) -> dict[str, Any]:
     """Ask a run's supervisor for a sign of life: its run and its pid. Raises UsageError when nobody supervises the run."""
-    from chaosrun.supervise.control import request
+    from chaosrun.supervise.control import Ping, request
 
-    return request(run, "ping")
+    answer = request(run, Ping())
+    return {"run": answer.run, "pid": answer.pid}
 
 
 def landings(run: RunLayout, faults: Sequence[str], *, timeout_s: float) -> "tuple[Landed, ...]":

@@ -1,15 +1,14 @@
 """The control socket of a live run: who may speak to its supervisor, and how. Owns the protocol, both ends of it.
 
 `<run>/control/`, mode 0700, holds `socket` and `token`, both 0600; it is there for as long as the run is supervised. A client
-connects, sends one JSON line {token, command, …}, gets one JSON line back {ok, …} and is hung up on. Before a word is read the
-kernel says who is calling: nobody but the user whose run it is. The token keeps out what runs as that user but cannot read
-the run's directory, a container that shares the socket for one.
+connects, sends one command and gets one answer, each a line of JSON, and is hung up on. Before a word is read the kernel says
+who is calling: nobody but the user whose run it is. The token keeps out what runs as that user but cannot read the run's
+directory, a container that shares the socket for one.
 
-Nothing here waits for the supervisor nor keeps it waiting: the server has a thread of its own, a command only leaves a wish.
+Nothing here waits for the supervisor nor keeps it waiting: the server has a thread of its own.
 """
 
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -17,10 +16,11 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
@@ -32,9 +32,55 @@ PATIENCE_S = 5.0
 BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
-Command = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""What a command does with the message that asked for it; returns what to answer besides ok. Must not wait for the supervisor;
-raises UsageError for what cannot be done."""
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="ping"):
+    """Say who you are."""
+
+    token: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="cancel"):
+    """End the run in order, as a SIGINT would."""
+
+    token: str = ""
+
+
+class Inject(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="inject"):
+    """Have a fault strike as soon as its ranks run."""
+
+    token: str = ""
+    kind: str
+    rank: str
+    """A number, "all" or "random"."""
+    settings: tuple[str, ...] = ()
+    """Each key=value."""
+    seed: int | None = None
+
+
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    rank: int
+    what: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    error: str | None = None
+    """The command was refused."""
+    hint: str | None = None
+    run: str | None = None
+    pid: int | None = None
+    """Both in answer to a ping."""
+    faults: tuple[InjectedFault, ...] = ()
+    seed: int | None = None
+    """Both in answer to an injection."""
+
+
+Command = Ping | Cancel | Inject
+Obey = Callable[[Command], Answer]
+"""Does what a command says. Must not wait for the supervisor; raises UsageError for what cannot be done."""
+decode_command = msgspec.json.Decoder(Command).decode
+decode_answer = msgspec.json.Decoder(Answer).decode
 
 
 class NobodyListensError(UsageError):
@@ -48,10 +94,10 @@ def control_directory(run: RunLayout) -> Path:
 class ControlServer:
     """Answers on the run's socket until it is closed."""
 
-    def __init__(self, run: RunLayout, commands: Mapping[str, Command]) -> None:
+    def __init__(self, run: RunLayout, obey: Obey) -> None:
         """Raises OSError where the file system takes no sockets."""
         self._directory = control_directory(run)
-        self._commands = commands
+        self._obey = obey
         self._token = secrets.token_hex(32)
         _clear(self._directory)
         self._directory.mkdir(mode=0o700)
@@ -100,27 +146,22 @@ class ControlServer:
         if peer_uid(connection) != os.geteuid():
             return
         try:
-            answer = self._answer(_read_message(connection))
-        except ValueError as error:
-            answer = {"ok": False, "error": str(error)}
+            command = decode_command(_read_line(connection))
+            if not hmac.compare_digest(command.token.encode(errors="replace"), self._token.encode()):
+                raise ValueError("wrong token")
+            answer = self._obey(command)
+        except (ValueError, RecursionError) as error:
+            answer = Answer(error=f"the supervisor refused: {error}")
         except UsageError as error:
-            answer = {"ok": False, "error": error.message, "hint": error.hint}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
-
-    def _answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        token, command = message.get("token"), message.get("command")
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
-            raise ValueError("wrong token")
-        if not isinstance(command, str) or command not in self._commands:
-            raise ValueError(f"unknown command, known are {', '.join(self._commands)}")
-        return {"ok": True, **self._commands[command](message)}
+            answer = Answer(error=error.message, hint=error.hint)
+        connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
 @contextmanager
-def serve(run: RunLayout, commands: Mapping[str, Command], *, on_failure: Callable[[str], None]) -> Iterator[None]:
+def serve(run: RunLayout, obey: Obey, *, on_failure: Callable[[str], None]) -> Iterator[None]:
     """Answer on the run's socket meanwhile. A file system without sockets leaves a run without one: `on_failure` is told."""
     try:
-        server = ControlServer(run, commands)
+        server = ControlServer(run, obey)
     except OSError as error:
         on_failure(f"no control socket in {control_directory(run)}: {error.strerror}")
         yield
@@ -131,8 +172,8 @@ def serve(run: RunLayout, commands: Mapping[str, Command], *, on_failure: Callab
         server.close()
 
 
-def request(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
-    """Send a command, and what there is to say `about` it, to the run's supervisor and return its answer.
+def request(run: RunLayout, command: Command) -> Answer:
+    """Send a command to the run's supervisor and return its answer.
 
     Raises NobodyListensError when there is no socket or a dead one, UsageError when it is not this user's, and when the command
     is refused.
@@ -147,8 +188,8 @@ def request(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
                 connection.connect(f"{short}/socket")
             if peer_uid(connection) != os.geteuid():
                 raise UsageError(f"{directory}/socket is served by another user", hint="do not trust this run's directory")
-            connection.sendall(json.dumps({**about, "token": token, "command": command}).encode() + b"\n")
-            answer = _read_message(connection)
+            connection.sendall(msgspec.json.encode(msgspec.structs.replace(command, token=token)) + b"\n")
+            answer = decode_answer(_read_line(connection))
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NobodyListensError(
             f"run {run.run_id} is not being supervised", hint=f"chaosrun status {run_argument(run)}"
@@ -157,11 +198,9 @@ def request(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
         raise UsageError(
             f"the supervisor of run {run.run_id} cannot be spoken to: {error}", hint=f"chaosrun status {run_argument(run)}"
         ) from error
-    if answer.get("ok") is not True and "hint" in answer:
-        raise UsageError(str(answer.get("error")), hint=answer["hint"])
-    if answer.get("ok") is not True:
-        raise UsageError(f"the supervisor of run {run.run_id} refused: {answer.get('error')}")
-    return {key: value for key, value in answer.items() if key != "ok"}
+    if answer.error is not None:
+        raise UsageError(answer.error, hint=answer.hint)
+    return answer
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -170,8 +209,8 @@ def peer_uid(connection: socket.socket) -> int:
     return _CREDENTIALS.unpack(raw)[1]
 
 
-def _read_message(connection: socket.socket) -> dict[str, Any]:
-    """One line that holds a JSON object. Raises ValueError, OSError (a timeout is one)."""
+def _read_line(connection: socket.socket) -> bytes:
+    """Raises ValueError, OSError (a timeout is one)."""
     deadline = time.monotonic() + PATIENCE_S
     data = b""
     while not data.endswith(b"\n"):
@@ -182,13 +221,7 @@ def _read_message(connection: socket.socket) -> dict[str, Any]:
             raise ValueError(f"a message is longer than {MESSAGE_LIMIT_BYTES} bytes")
         if not part:
             raise ValueError("the message has no end")
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("a message is one line of JSON") from error
-    if not isinstance(message, dict):
-        raise ValueError("a message is a JSON object")
-    return message
+    return data
 
 
 def _insist_on_private(directory: Path) -> None:

@@ -22,15 +22,12 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object, read_run
 from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.control import Answer, Inject, InjectedFault
 from chaosrun.supervise.supervisor import Supervisor
 
 CHAOS = "chaos"
 SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""
-
-
-def _is_seed(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 class Injections:
@@ -55,21 +52,16 @@ class Injections:
             with self._lock:
                 self._over = True
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Have what the message asks for, {kind, rank, settings, seed}, struck as soon as its ranks run. Returns the faults
-        and the seed. Raises UsageError."""
-        kind, rank, settings, seed = (message.get(key) for key in ("kind", "rank", "settings", "seed"))
-        if not isinstance(kind, str) or not isinstance(rank, str) or not _is_seed(seed):
-            raise UsageError("not a fault: its kind and its rank are text, its seed a number")
-        if not isinstance(settings, list) or not all(isinstance(setting, str) for setting in settings):
-            raise UsageError("not a fault: its settings are a list of key=value")
-        seed = secrets.randbelow(2**31) if seed is None else seed
+    def ask(self, command: Inject) -> Answer:
+        """Have what the command asks for struck as soon as its ranks run. Raises UsageError."""
+        seed = secrets.randbelow(2**31) if command.seed is None else command.seed
         with self._lock:
             supervisor = self._open_leg()
             spec = JobSpec.model_validate(read_run(self._run)["spec"])
             plan = FaultPlan.from_json(read_object(self._run.plan_json))
             after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
-            faults = injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed, after_s=after_s)
+            about = {"kind": command.kind, "rank": command.rank, "settings": command.settings}
+            faults = injected(spec, plan, **about, seed=seed, after_s=after_s)
             self._permit(spec, faults, supervisor)
             grown = replace(plan, faults=(*plan.faults, *faults))
             try:
@@ -79,8 +71,8 @@ class Injections:
                     f"{self._run.plan_json} cannot be written: {error.strerror}", hint="free some space"
                 ) from error
             supervisor.inject(faults)
-        about = [{"id": fault.id, "kind": fault.kind, "rank": fault.rank, "what": fault.describe()} for fault in faults]
-        return {"faults": about, "seed": seed}
+        told = [InjectedFault(id=each.id, kind=each.kind, rank=each.rank, what=each.describe()) for each in faults]
+        return Answer(faults=tuple(told), seed=seed)
 
     def _open_leg(self) -> Supervisor:
         status = f"`chaosrun status {run_argument(self._run)}` shows where it is"

@@ -13,6 +13,7 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import read_supervision
 
 if TYPE_CHECKING:
+    from chaosrun.supervise.control import Answer, Command
     from chaosrun.verify.verdict import Verdict
 
 SOCKET_LIMIT_S = 5.0
@@ -88,7 +89,9 @@ def wait(run: RunLayout, timeout_s: float | None) -> "tuple[Verdict, tuple[str, 
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
     """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once, with
     `timeout_s` when nobody supervises it any more. Raises UsageError when nobody does, RunTimeoutError."""
-    speak(run, "cancel")
+    from chaosrun.supervise.control import Cancel
+
+    speak(run, Cancel())
     if timeout_s is not None and not unsupervised(run, timeout_s):
         seen = read_supervision(run)
         raise RunTimeoutError(
@@ -98,7 +101,7 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
         )
 
 
-def speak(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
+def speak(run: RunLayout, command: "Command") -> "Answer":
     """Say something to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
     from chaosrun.supervise.control import NobodyListensError, control_directory, request
     from chaosrun.supervise.drill import has_ended, is_supervised
@@ -106,7 +109,7 @@ def speak(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
     deadline = time.monotonic() + SOCKET_LIMIT_S
     while is_supervised(run):
         try:
-            return request(run, command, **about)
+            return request(run, command)
         except NobodyListensError as error:
             # One that was killed leaves its socket behind, for its successor to replace.
             if time.monotonic() > deadline:
@@ -131,10 +134,15 @@ def speak(run: RunLayout, command: str, **about: Any) -> dict[str, Any]:
 def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = (), seed: int | None = None) -> dict[str, Any]:
     """Have a fault strike a live run now: {faults: [{id, kind, rank, what}], seed}. They are in its plan when this returns.
     Raises UsageError for what `plan.injection` refuses, and then when the run, or its leg, takes none."""
+    import msgspec
+
+    from chaosrun.supervise.control import Inject
+
     if rank == "random" and seed is None:
         seed = secrets.randbelow(2**31)
     _refuse_wrong_words(run, kind=kind, rank=rank, settings=settings, seed=seed)
-    return speak(run, "inject", kind=kind, rank=rank, settings=list(settings), seed=seed)
+    answer = speak(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
+    return {"faults": [msgspec.to_builtins(fault) for fault in answer.faults], "seed": answer.seed}
 
 
 def _refuse_wrong_words(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str], seed: int | None) -> None:

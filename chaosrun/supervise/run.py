@@ -8,7 +8,7 @@ the run's files, as `chaosrun resume` does.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -174,7 +174,7 @@ def reachable(
 ) -> Iterator[tuple[Listener, Watch]]:
     """Take commands about a run, whose lock is held, from other processes of this user; yields who is to be told the records
     of its drill, and its supervisors."""
-    from chaosrun.supervise.control import serve
+    from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
     from chaosrun.supervise.injections import Injections
 
     injections = Injections(run, has_successor=has_successor)
@@ -187,15 +187,17 @@ def reachable(
         injections.watch(supervisor)
         interrupts.watch(supervisor)
 
-    def pinged(message: Mapping[str, Any]) -> dict[str, Any]:
-        return {"run": run.run_id, "pid": os.getpid()}
+    def obey(command: Command) -> Answer:
+        match command:
+            case Ping():
+                return Answer(run=run.run_id, pid=os.getpid())
+            case Cancel():
+                interrupts.request()
+                return Answer()
+            case Inject():
+                return injections.ask(command)
 
-    def cancelled(message: Mapping[str, Any]) -> dict[str, Any]:
-        interrupts.request()
-        return {}
-
-    commands = {"ping": pinged, "cancel": cancelled, "inject": injections.ask}
-    with serve(run, commands, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why})):
+    with serve(run, obey, on_failure=lambda why: listener({"leg": None, "event": "control.failed", "message": why})):
         yield on_record, on_supervisor
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,17 @@ import pytest
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise import control
-from chaosrun.supervise.control import MESSAGE_LIMIT_BYTES, ControlServer, control_directory, request, serve
+from chaosrun.supervise.control import (
+    MESSAGE_LIMIT_BYTES,
+    Answer,
+    Cancel,
+    Command,
+    ControlServer,
+    Ping,
+    control_directory,
+    request,
+    serve,
+)
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 
 
@@ -26,11 +36,12 @@ class Served:
     def __init__(self, run: RunLayout) -> None:
         self.run = run
         self.cancelled = threading.Event()
-        self.server = ControlServer(run, {"ping": lambda _: {"pid": os.getpid()}, "cancel": self._cancel})
+        self.server = ControlServer(run, self._obey)
 
-    def _cancel(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self.cancelled.set()
-        return {}
+    def _obey(self, command: Command) -> Answer:
+        if isinstance(command, Cancel):
+            self.cancelled.set()
+        return Answer(pid=os.getpid() if isinstance(command, Ping) else None)
 
     def send(self, data: bytes) -> bytes:
         """What is answered to these bytes; nothing when the server hangs up."""
@@ -58,9 +69,9 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_ping_and_cancel(served: Served) -> None:
-    assert request(served.run, "ping") == {"pid": os.getpid()}
+    assert request(served.run, Ping()).pid == os.getpid()
     assert not served.cancelled.is_set()
-    assert request(served.run, "cancel") == {}
+    assert request(served.run, Cancel()) == Answer()
     assert served.cancelled.is_set()
 
 
@@ -86,20 +97,32 @@ def test_whatever_the_umask(tmp_path: Path) -> None:
         ({"command": "cancel"}, "wrong token"),
         ({"command": "cancel", "token": ""}, "wrong token"),
         ({"command": "cancel", "token": "0" * 64}, "wrong token"),
-        ({"command": "cancel", "token": ["0" * 64]}, "wrong token"),
-        ({"command": "cancel", "token": "\ud800"}, "wrong token"),
-        ({"command": "explode", "token": None}, "unknown command, known are ping, cancel"),
-        ({"command": {}, "token": None}, "unknown command"),
-        ({"token": None}, "unknown command"),
-        ([], "a message is a JSON object"),
-        (None, "a message is a JSON object"),
+        ({"command": "cancel", "token": ["0" * 64]}, "Expected `str`, got `array` - at `$.token`"),
+        ({"command": "cancel", "token": "\ud800"}, "refused"),
+        ({"command": "explode", "token": None}, "Invalid value 'explode' - at `$.command`"),
+        ({"command": {}, "token": None}, "Expected `str`"),
+        ({"token": None}, "missing required field `command`"),
+        ([], "Expected `object`, got `array`"),
+        (None, "Expected `object`, got `null`"),
+        *(
+            ({"command": "inject", "token": None, "kind": "kill", "rank": "1", **about}, "Expected `")
+            for about in (
+                {"kind": None},
+                {"rank": 1},
+                {"settings": "grace=5s"},
+                {"settings": [1]},
+                {"seed": "x"},
+                {"seed": True},
+                {"kind": ["kill"]},
+            )
+        ),
     ],
 )
 def test_what_is_refused(served: Served, message: Any, words: str) -> None:
     if isinstance(message, dict) and message.get("token", "") is None:
         message = {**message, "token": served.token}
     answer = json.loads(served.send(json.dumps(message).encode() + b"\n"))
-    assert answer["ok"] is False and words in answer["error"]
+    assert words in answer["error"]
     assert not served.cancelled.is_set()
 
 
@@ -108,8 +131,8 @@ def test_what_is_refused(served: Served, message: Any, words: str) -> None:
 )
 def test_bytes_that_are_no_message(served: Served, data: bytes) -> None:
     answer = served.send(data)
-    assert answer == b"" or json.loads(answer)["ok"] is False
-    assert request(served.run, "ping") == {"pid": os.getpid()}
+    assert answer == b"" or json.loads(answer)["error"]
+    assert request(served.run, Ping()).pid == os.getpid()
 
 
 def test_a_client_that_says_nothing_holds_nobody_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +142,7 @@ def test_a_client_that_says_nothing_holds_nobody_up(served: Served, monkeypatch:
             silent.connect(f"{short}/socket")
         time.sleep(0.05)
         monkeypatch.undo()
-        assert request(served.run, "ping")
+        assert request(served.run, Ping())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
         with control._short(control_directory(served.run)) as short:
             silent.connect(f"{short}/socket")
@@ -139,7 +162,7 @@ def test_another_user_is_not_listened_to(served: Served, monkeypatch: pytest.Mon
     assert served.send(message) == b""
     assert not served.cancelled.is_set()
     with pytest.raises(UsageError, match="served by another user"):
-        request(served.run, "cancel")
+        request(served.run, Cancel())
 
 
 def test_the_kernel_says_who_calls() -> None:
@@ -153,12 +176,12 @@ def test_a_directory_that_others_may_write_is_not_trusted(served: Served) -> Non
     directory = control_directory(served.run)
     directory.chmod(0o770)
     with pytest.raises(UsageError, match="of this user alone"):
-        request(served.run, "ping")
+        request(served.run, Ping())
     directory.chmod(0o700)
     moved = directory.rename(directory.with_name("elsewhere"))
     directory.symlink_to(moved)
     with pytest.raises(UsageError, match="of this user alone"):
-        request(served.run, "ping")
+        request(served.run, Ping())
 
 
 def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
@@ -166,7 +189,7 @@ def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
     served.server.close()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="is not being supervised"):
-        request(served.run, "ping")
+        request(served.run, Ping())
 
 
 def test_what_a_killed_supervisor_left_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -179,9 +202,9 @@ def test_what_a_killed_supervisor_left_is_in_nobodys_way(tmp_path: Path) -> None
         dead.bind(f"{short}/socket")
     dead.close()
     with pytest.raises(UsageError, match="is not being supervised"):
-        request(run, "ping")
+        request(run, Ping())
     served = Served(run)
-    assert request(run, "ping")
+    assert request(run, Ping())
     served.server.close()
 
 
@@ -201,7 +224,7 @@ def test_a_path_of_any_length(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["a" * 60] * 5)
     deep.mkdir(parents=True)
     served = Served(RunLayout(deep))
-    assert request(served.run, "ping") == {"pid": os.getpid()}
+    assert request(served.run, Ping()).pid == os.getpid()
     served.server.close()
     assert list(deep.iterdir()) == []
 
@@ -209,7 +232,7 @@ def test_a_path_of_any_length(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_there_can_be_no_socket(tmp_path: Path) -> None:
     control_directory(RunLayout(tmp_path)).write_text("a file in the way")
     said: list[str] = []
-    with serve(RunLayout(tmp_path), {}, on_failure=said.append):
+    with serve(RunLayout(tmp_path), lambda command: Answer(), on_failure=said.append):
         pass
     assert len(said) == 1 and "no control socket" in said[0]
 

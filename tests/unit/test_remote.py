@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chaosrun import api, errors
@@ -23,7 +24,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
 from chaosrun.supervise import remote
-from chaosrun.supervise.control import control_directory, serve
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, control_directory, serve
 from chaosrun.supervise.drill import lock_run
 from tests.unit.events import event
 
@@ -202,11 +203,15 @@ class TestSpeaking:
         assert f"chaosrun verify {run.run_id}" in (refused.value.hint or "")
 
     def test_to_one_that_has_no_socket_yet(self, run: RunLayout) -> None:
-        heard: list[dict[str, Any]] = []
+        heard: list[Command] = []
+
+        def obey(command: Command) -> Answer:
+            heard.append(command)
+            return Answer(seed=4)
 
         def serve_late() -> None:
             time.sleep(0.3)
-            with serve(run, {"inject": lambda message: heard.append(dict(message)) or {"faults": []}}, on_failure=print):
+            with serve(run, obey, on_failure=print):
                 over.wait(30)
 
         over = threading.Event()
@@ -214,16 +219,12 @@ class TestSpeaking:
             thread = threading.Thread(target=serve_late)
             thread.start()
             try:
-                assert remote.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": []}
+                assert remote.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": [], "seed": 4}
             finally:
                 over.set()
                 thread.join()
-        assert {key: heard[0][key] for key in ("kind", "rank", "settings", "seed")} == {
-            "kind": "kill",
-            "rank": "1",
-            "settings": ["grace=5s"],
-            "seed": 4,
-        }
+        (command,) = heard
+        assert msgspec.structs.replace(command, token="") == Inject(kind="kill", rank="1", settings=("grace=5s",), seed=4)
 
     def test_to_one_whose_predecessor_was_killed(self, run: RunLayout) -> None:
         """Its socket is there, and refuses."""
@@ -240,13 +241,13 @@ class TestSpeaking:
 
             def serve_late() -> None:
                 time.sleep(0.3)
-                with serve(run, {"cancel": lambda message: {"heard": True}}, on_failure=print):
+                with serve(run, lambda command: Answer(pid=7), on_failure=print):
                     over.wait(30)
 
             thread = threading.Thread(target=serve_late)
             thread.start()
             try:
-                assert remote.speak(run, "cancel") == {"heard": True}
+                assert remote.speak(run, Cancel()) == Answer(pid=7)
             finally:
                 over.set()
                 thread.join()
@@ -257,12 +258,12 @@ class TestSpeaking:
             remote.cancel(run)
 
     def test_a_refusal_keeps_its_words(self, run: RunLayout) -> None:
-        def refuse(message: object) -> dict[str, Any]:
+        def refuse(command: object) -> Answer:
             raise UsageError("the reference leg is running", hint="wait")
 
         with (
             held_elsewhere(run),
-            serve(run, {"inject": refuse}, on_failure=print),
+            serve(run, refuse, on_failure=print),
             pytest.raises(UsageError, match=r"^the reference leg is running") as refused,
         ):
             remote.inject(run, kind="kill", rank="1")
@@ -290,7 +291,7 @@ class TestSpeaking:
                 remote.inject(run, kind="kill", rank=right)
 
     def test_a_run_that_does_not_end_in_time(self, run: RunLayout) -> None:
-        with held_elsewhere(run), serve(run, {"cancel": lambda message: {}}, on_failure=print):
+        with held_elsewhere(run), serve(run, lambda command: Answer(), on_failure=print):
             remote.cancel(run)
             with pytest.raises(RunTimeoutError, match="still being supervised"):
                 remote.cancel(run, timeout_s=0.05)
