@@ -1,4 +1,4 @@
-"""The mutation score: which mutants were caught with the right cause, printed at the end of the session.
+"""The score: which mutants were caught with the right cause, and what was said of each family of scripts, printed at the end.
 
 A plugin of pytest, registered in tests/conftest.py: under pytest-xdist the process that prints collects no tests, and is told.
 """
@@ -22,6 +22,8 @@ class Outcome:
     """Whose eyes were to catch it."""
     missed: str | None = "its drill did not end"
     """What was not seen as it should be; None for a mutant that was caught."""
+    said: str = ""
+    """Status, code and culprit, where a table is made of them."""
 
 
 @dataclass(slots=True)
@@ -41,10 +43,17 @@ class Score:
         return [outcome for outcome in self.outcomes if outcome.missed is not None]
 
     def lines(self) -> Iterator[str]:
-        total = Counter(outcome.by for outcome in self.outcomes)
-        caught = Counter(outcome.by for outcome in self.outcomes if outcome.missed is None)
-        for by in total:
-            yield f"mutation score: {caught[by]} of {total[by]} mutants caught {by}, with the right cause"
+        """A line for each class of mutants, a row of the confusion table for each family of scripts, and what was missed."""
+        classes: dict[str, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            classes.setdefault(outcome.by, []).append(outcome)
+        for by, outcomes in classes.items():
+            right = f"{sum(outcome.missed is None for outcome in outcomes)} of {len(outcomes)}"
+            said = Counter(outcome.said for outcome in outcomes if outcome.said).most_common()
+            if said:
+                yield f"{by}: {right} right; said: {', '.join(f'{what} ({times})' for what, times in said)}"
+            else:
+                yield f"mutation score: {right} mutants caught {by}, with the right cause"
         for outcome in self.survivors:
             yield f"  {outcome.name} survived: not caught {outcome.by}: {outcome.missed}"
 
