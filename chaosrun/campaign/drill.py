@@ -1,23 +1,34 @@
-"""One drill, carried out in this process, and its reports. Heavy imports (ray, torch) happen inside, when they are needed."""
+"""One drill: carried out in this process, or on agents that are kept for the next one; judged again; removed.
 
-from collections.abc import Sequence
+Ray and torch are imported inside, when they are needed.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaosrun.faults.kinds import KINDS
+from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
-from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.run import Listener, carry_out, create
+from chaosrun.records.run_file import own_leg, read_run
+from chaosrun.records.storage_owner import is_owner
+from chaosrun.spec.source import Job, load_job
+from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, lock_run, supervised
+from chaosrun.supervise.interrupts import Interrupts, OneOfMany
+from chaosrun.supervise.run import Listener, Watch, carry_out, create, reachable
 from chaosrun.supervise.runs import default_root
+from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
-    from chaosrun.verify.verdict import Verdict
+    from chaosrun.cluster.ray_cluster import RayCluster
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     run: RunLayout
-    verdict: "Verdict"
+    verdict: Verdict
     unwritten: tuple[str, ...] = ()
     """Why reports are missing; warnings for people."""
 
@@ -47,8 +58,6 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
 
     Raises UsageError while it is supervised, otherwise as `submit`.
     """
-    from chaosrun.supervise.drill import has_ended, lock_run
-
     with Interrupts() as interrupts:
         if has_ended(run):
             with lock_run(run):
@@ -56,11 +65,8 @@ def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | N
         return _carried_out(run, run.path.parent.parent.absolute(), address, on_event, interrupts)
 
 
-def verify(run: RunLayout) -> "Verdict":
+def verify(run: RunLayout) -> Verdict:
     """Judge a run again, from its files alone."""
-    from chaosrun.supervise.drill import read_run
-    from chaosrun.verify.verdict import judge
-
     read_run(run)
     return judge(run)
 
@@ -71,7 +77,7 @@ def _carried_out(
     """With its reports, which are there before anybody else may take the run."""
     unwritten: tuple[str, ...] = ()
 
-    def report(verdict: "Verdict") -> tuple[str, ...]:
+    def report(verdict: Verdict) -> tuple[str, ...]:
         nonlocal unwritten
         unwritten = _reported(run, verdict).unwritten
         return unwritten
@@ -80,7 +86,60 @@ def _carried_out(
     return RunResult(run, verdict, unwritten)
 
 
-def _reported(run: RunLayout, verdict: "Verdict") -> RunResult:
+def _reported(run: RunLayout, verdict: Verdict) -> RunResult:
     from chaosrun.report.write import write_reports
 
     return RunResult(run, verdict, tuple(write_reports(run, verdict)))
+
+
+def drill_on(
+    cluster: "RayCluster",
+    run: RunLayout,
+    job: Job,
+    root: Path,
+    *,
+    watch: Watch,
+    on_record: Listener = lambda record: None,
+    survey: bool = False,
+    report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
+) -> Verdict:
+    """Carry a run of the job out on these agents, where other processes reach it, and `report` its verdict. `root`: whose
+    references are used. Raises as `Drill.execute` does."""
+    from chaosrun.cluster.workers import ClusterWorkers
+
+    with OneOfMany(watch) as interrupts, supervised(run) as (_, warnings):
+        with reachable(run, on_record, interrupts) as (hear, on_supervisor):
+            legs = LegRunner(workers=ClusterWorkers(cluster, job.spec), on_record=hear, on_supervisor=on_supervisor)
+            verdict = Drill(run=run, root=root, legs=legs, survey=survey).execute()
+        warnings += report(verdict)
+        return verdict
+
+
+def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str) -> RunLayout:
+    """Plan a drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan` does."""
+    job = load_job(path, overrides)
+    return create_run(
+        root,
+        job.spec,
+        job_path=job.path.resolve(),
+        script=job.script_path,
+        text=job.text,
+        plan=make_plan(job.spec, job.trace),
+        overrides=list(overrides),
+        reference=reference,
+    )
+
+
+def remove_run(run: RunLayout) -> None:
+    """The run, and its checkpoints where `checkpoint.storage` puts them."""
+    info = read_run(run)
+    storage = own_leg(run, info, "chaos").storage
+    if storage is not None and is_owner(storage.parent, run.path, info):
+        shutil.rmtree(storage.parent)
+    run.run_json.unlink()  # first: nobody takes for a run what is half gone
+    shutil.rmtree(run.path)
+
+
+def takes_agents(kinds: Iterable[str]) -> bool:
+    """Faults of these kinds take agents, Ray or the supervising process along: no drill follows on the same agents."""
+    return any(KINDS[kind].family in ("node", "control") for kind in kinds)

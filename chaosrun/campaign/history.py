@@ -12,12 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from chaosrun.campaign import json_file
+from chaosrun.campaign.files import SuitePlan, decode, encode
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import UsageError
 from chaosrun.records.destination import is_stream
 
-HISTORY_VERSION = 1
 SHOWN_NIGHTS = 30
 FLAKY_WITHIN = 10
 """Nights within which a drill that failed, was well, and failed again is flaky."""
@@ -50,27 +49,18 @@ class Entry:
     """Of a run of some drills, chosen by name, which stands for no night."""
 
     @classmethod
-    def of(
-        cls, result: DrillResult, *, suite: str, night: str, time_s: float, seed: int | None, by_hand: bool = False
-    ) -> "Entry":
+    def of(cls, result: DrillResult, plan: SuitePlan) -> "Entry":
+        same = ("ok", "status", "expected", "faults", "landed", "restarts", "recovery_s", "took_s", "rerun")
         return cls(
-            suite=suite,
-            night=night,
-            time_s=round(time_s, 3),
+            suite=plan.suite_id,
+            night=plan.night,
+            time_s=round(plan.created_s, 3),
+            seed=plan.seed,
+            by_hand=plan.by_hand,
             drill=result.name,
-            ok=result.ok,
-            status=result.status,
-            expected=result.expected,
             cause=result.cause if result.error is None else result.error,
             run=result.run.run_id if result.run else None,
-            seed=seed,
-            faults=result.faults,
-            landed=result.landed,
-            restarts=result.restarts,
-            recovery_s=result.recovery_s,
-            took_s=result.took_s,
-            rerun=result.rerun,
-            by_hand=by_hand,
+            **{name: getattr(result, name) for name in same},
         )
 
 
@@ -89,8 +79,6 @@ class Night:
     suite: str
     """Id of the latest run of the suite."""
     night: str
-    time_s: float
-    """When that began."""
     drills: Mapping[str, Entry] = field(default_factory=dict)
 
     @property
@@ -98,8 +86,12 @@ class Night:
         return sum(entry.ok for entry in self.drills.values())
 
     @property
-    def rate(self) -> float:
-        return self.passed / len(self.drills)
+    def odd(self) -> list[str]:
+        return [entry.drill for entry in self.drills.values() if not entry.ok]
+
+    @property
+    def seed(self) -> int | None:
+        return next((entry.seed for entry in self.drills.values()), None)
 
     @property
     def recoveries(self) -> list[float]:
@@ -122,7 +114,7 @@ def read_history(path: Path) -> History:
         if not line.strip():
             continue
         try:
-            entry = json_file.decode(Entry, line, HISTORY_VERSION)
+            entry = decode(Entry, line)
         except ValueError:
             damaged.append(number)
             continue
@@ -133,34 +125,29 @@ def read_history(path: Path) -> History:
 def expect_writable(path: Path) -> None:
     """Raises UsageError when the history cannot be read, or not be written: told now, not after hours of drills."""
     read_history(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    hint = "name a file that can be written with --history"
-    return UsageError(f"cannot write the history {path}: {error.strerror}", hint=hint)
+    _write(path, b"")
 
 
 def append(path: Path, entry: Entry) -> None:
     """Durably, and after a line that was cut off on a line of its own. Raises UsageError when it cannot be written."""
-    line = json_file.encode(entry, HISTORY_VERSION) + b"\n"
+    _write(path, encode(entry) + b"\n")
+
+
+def _write(path: Path, line: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
-            if end:
+            if line and end:
                 file.seek(end - 1)
                 line = line if file.read(1) == b"\n" else b"\n" + line
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise _unwritable(path, error) from error
+        hint = "name a file that can be written with --history"
+        raise UsageError(f"cannot write the history {path}: {error.strerror}", hint=hint) from error
 
 
 def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool = False) -> list[Night]:
@@ -171,12 +158,12 @@ def nights(entries: Iterable[Entry], last: int = SHOWN_NIGHTS, *, by_hand: bool 
         dates.setdefault(entry.night, []).append(entry)
     whole = {night: found for night, found in dates.items() if not all(entry.by_hand for entry in found)}
     shown = dates if by_hand or not whole else whole
-    return [_night(night, shown[night]) for night in sorted(shown)[-last:]]
-
-
-def _night(night: str, entries: Sequence[Entry]) -> Night:
-    latest = max(entries, key=lambda entry: (not entry.by_hand, entry.time_s))
-    return Night(suite=latest.suite, night=night, time_s=latest.time_s, drills={entry.drill: entry for entry in entries})
+    found: list[Night] = []
+    for night in sorted(shown)[-last:]:
+        latest = max(shown[night], key=lambda entry: (not entry.by_hand, entry.time_s))
+        drills = {entry.drill: entry for entry in shown[night]}
+        found.append(Night(suite=latest.suite, night=night, drills=drills))
+    return found
 
 
 def trend(drill: str, known: Sequence[Night]) -> list[Entry]:

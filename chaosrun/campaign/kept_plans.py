@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pydantic import JsonValue
-
-from chaosrun.campaign import json_file
-from chaosrun.campaign.planned_drill import PlannedDrill, can_be_said, exact_overrides, plan_digest, planned_drill
+from chaosrun.campaign.files import decode, save
+from chaosrun.campaign.planned_drill import PlannedDrill, exact_overrides, plan_digest, planned_drill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import FaultPlan
@@ -17,8 +16,8 @@ from chaosrun.plan.planner import make_plan
 from chaosrun.records.run_file import read_object
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import SuiteDrill
+from chaosrun.wording import listed
 
-KEPT_VERSION = 1
 PASSES = 3
 """Nights in which a kept plan has to be as expected, one after the other, before it is given up."""
 
@@ -34,7 +33,7 @@ class KeptPlan:
     """The overrides name its faults one by one; else they are planned again, as they were asked for and with their seed."""
     plan: str
     """Digest of the drill, the job and the faults."""
-    faults: JsonValue
+    faults: Any
     """plan.json of the run that failed, for people; empty when it had not got that far."""
     cause: str
     run: str | None
@@ -65,7 +64,7 @@ class KeptPlans:
         notes: list[str] = []
         for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
             try:
-                found.append(json_file.decode(KeptPlan, path.read_bytes(), KEPT_VERSION))
+                found.append(decode(KeptPlan, path.read_bytes()))
             except (OSError, ValueError) as error:
                 notes.append(f"the kept plan {path} cannot be read ({type(error).__name__}: {error}): remove it")
         return sorted(found, key=lambda kept: (kept.night, kept.drill)), notes
@@ -75,36 +74,32 @@ class KeptPlans:
         known = [kept for kept in self.read()[0] if kept.plan == planned.plan]
         for kept in known:
             if not result.ok:
-                self._save(replace(kept, passed=()))
+                save(self._path(kept), replace(kept, passed=()))
             elif len(passed := tuple(dict.fromkeys([*kept.passed, night]))) < PASSES:
-                self._save(replace(kept, passed=passed))
+                save(self._path(kept), replace(kept, passed=passed))
             else:
                 self._path(kept).unlink(missing_ok=True)
         if not known and not result.ok:
-            self._save(_keep(result, planned, suite, night))
-
-    def _save(self, kept: KeptPlan) -> None:
-        json_file.save(self._path(kept), kept, KEPT_VERSION)
+            failed = _failed(result, planned, suite, night)
+            save(self._path(failed), failed)
 
     def _path(self, kept: KeptPlan) -> Path:
         readable = re.sub(r"[^A-Za-z0-9._=@,-]+", "_", f"{kept.drill}@{kept.night}")[:120]
         return self.folder / f"{readable}-{re.sub('[^a-z0-9]+', '_', kept.plan)[:6]}.json"
 
 
-def _keep(result: DrillResult, planned: PlannedDrill, suite: str, night: str) -> KeptPlan:
-    told: JsonValue = {}
+def _failed(result: DrillResult, planned: PlannedDrill, suite: str, night: str) -> KeptPlan:
+    told: object = {}
     overrides: tuple[str, ...] | None = None
     try:
         job = load_job(Path(planned.job), planned.overrides)
         plan = make_plan(job.spec, job.trace)
         if result.run is not None and result.run.plan_json.is_file():
-            told = read_object(result.run.plan_json)
-            plan = FaultPlan.from_json(told)
-        if can_be_said(job.spec, plan):
-            exact = exact_overrides(job.spec, planned.overrides, plan)
+            plan = FaultPlan.from_json(told := read_object(result.run.plan_json))
+        if (exact := exact_overrides(job.spec, planned.overrides, plan)) is not None:
             changed = load_job(Path(planned.job), exact)
             if plan_digest(planned.drill, changed.spec, make_plan(changed.spec, changed.trace)) == planned.plan:
-                overrides = tuple(exact)
+                overrides = exact
     except (ChaosrunError, ValueError, TypeError, KeyError):
         pass  # what the drill failed of may be its job file, or its plan's: kept as it was planned
     return KeptPlan(
@@ -156,6 +151,5 @@ def reruns(
             notes.append(f"{each.name}: its faults are not named one by one, they are drawn again from seed {plan.seed}")
         found.append(planned)
     if elsewhere:
-        names = f"{', '.join(elsewhere[:5])}{'…' * (len(elsewhere) > 5)}"
-        notes.append(f"kept, and not repeated because its drill does not run here: {names}")
+        notes.append(f"kept, and not repeated because its drill does not run here: {listed(elsewhere)}")
     return found, notes

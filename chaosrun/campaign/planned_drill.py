@@ -2,13 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from chaosrun.campaign.placements import Shape
+from chaosrun.campaign.drill import takes_agents
+from chaosrun.campaign.scheduler import Shape
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.spec.fragment import as_entries, flow
 from chaosrun.spec.model import JobSpec
@@ -18,8 +21,6 @@ from chaosrun.spec.suite import Expectation, SuiteDrill
 NO_LENGTH = "give the suite, or the drill, set: {max_steps: 60}, with as many steps as the job makes"
 DRAWS = 50
 """Seeds that are tried for a drill, until its faults can all happen."""
-TAKES_AGENTS = frozenset({"node", "control"})
-"""Families of faults that take agents, Ray or the supervising process along: no drill follows on the same agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,6 @@ class PlannedDrill:
     base: str
     job: str
     """Absolute path of the job file."""
-    text: str
-    """Digest of the job file as it was planned."""
     overrides: tuple[str, ...]
     expect: Expectation
     workers: int
@@ -58,16 +57,12 @@ class PlannedDrill:
     @property
     def needs_all(self) -> bool:
         """Nothing else may run beside it."""
-        from chaosrun.faults.kinds import KINDS
-
         return any(KINDS[kind].takes_ray_along for kind in self.kinds)
 
     @property
     def needs_fresh(self) -> bool:
         """Its place is of no use to the next one."""
-        from chaosrun.faults.kinds import KINDS
-
-        return any(KINDS[kind].family in TAKES_AGENTS for kind in self.kinds)
+        return takes_agents(self.kinds)
 
 
 def derive_seed(seed: int, drill: str, draw: int = 0) -> int:
@@ -85,42 +80,34 @@ def plan_drills(drills: Sequence[SuiteDrill], seed: int | None = None) -> list[P
     planned: list[PlannedDrill] = []
     problems: list[Problem] = []
     for drill in drills:
+        spec = drill.job.spec
         try:
-            planned.append(_plan(drill, seed))
+            plan = make_plan(spec, drill.job.trace) if seed is None else _drawn(drill, seed)
         except UsageError as error:
             message, hint = f"drill {drill.name!r} cannot be planned: {error.message}", error.hint
-            spec = drill.job.spec
             if spec.max_steps is None and spec.faults.preset is not None:
                 if any(told.hint == NO_LENGTH and told.place == drill.place for told in problems):
                     continue  # of another combination, which lacks the same
                 hint = NO_LENGTH
             problems.append(Problem(place=drill.place, message=message, hint=hint))
+        else:
+            drawn = [] if seed is None else [f"faults.seed={plan.seed}"]
+            planned.append(planned_drill(drill, [*drill.overrides, *drawn], plan))
     if problems:
         raise spec_error(problems)
     return planned
-
-
-def _plan(drill: SuiteDrill, seed: int | None) -> PlannedDrill:
-    overrides = list(drill.overrides)
-    spec = drill.job.spec
-    if seed is None:
-        plan = make_plan(spec, drill.job.trace)
-    else:
-        plan = _drawn(drill, seed)
-        overrides.append(f"faults.seed={plan.seed}")
-    return planned_drill(drill, overrides, plan)
 
 
 def planned_drill(
     drill: SuiteDrill, overrides: Sequence[str], plan: FaultPlan, *, name: str | None = None, rerun: str | None = None
 ) -> PlannedDrill:
     spec = drill.job.spec
+    undisturbed = spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
     return PlannedDrill(
         name=name or drill.name,
         drill=drill.name,
         base=drill.base,
         job=str(drill.job.path.resolve()),
-        text=hashlib.sha256(drill.job.text.encode()).hexdigest(),
         overrides=tuple(overrides),
         expect=drill.expect,
         workers=spec.workers,
@@ -130,7 +117,7 @@ def planned_drill(
         kinds=tuple(dict.fromkeys(fault.kind for fault in plan.faults)),
         seed=plan.seed,
         plan=plan_digest(drill.name, spec, plan),
-        reference=_digest([str(drill.job.path.resolve()), _undisturbed(spec)]),
+        reference=_digest([str(drill.job.path.resolve()), undisturbed]),
         rerun=rerun,
     )
 
@@ -154,28 +141,17 @@ def _drawn(drill: SuiteDrill, seed: int) -> FaultPlan:
     return plan
 
 
-def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) -> list[str]:
-    """Overrides that bring this very plan about again, whatever becomes of the way in which faults are drawn.
-
-    Faults that cannot be said one by one (at times that the training may outrun, on some ranks at once) stay as they are asked
-    for, with their seed.
-    """
-    if not can_be_said(spec, plan):
-        return list(overrides)
+def exact_overrides(spec: JobSpec, overrides: Sequence[str], plan: FaultPlan) -> tuple[str, ...] | None:
+    """Overrides that bring this very plan about again, whatever becomes of the way in which faults are drawn. None where its
+    faults cannot be said one by one: at times that the training may outrun, on some ranks at once."""
+    groups = Counter(fault.group for fault in plan.faults if fault.group is not None)
+    if not all(fault.required for fault in plan.faults) or any(size != spec.workers for size in groups.values()):
+        return None
     kept = [override for override in overrides if override.partition("=")[0].partition(".")[0] != "faults"]
-    faults: dict[str, Any] = {"seed": plan.seed, "schedule": as_entries(plan.faults, spec.workers)}
+    faults: dict[str, object] = {"seed": plan.seed, "schedule": as_entries(plan.faults, spec.workers)}
     if spec.faults.allow_cluster_faults:
         faults["allow_cluster_faults"] = True
-    return [*kept, f"faults={flow(faults)}"]
-
-
-def can_be_said(spec: JobSpec, plan: FaultPlan) -> bool:
-    """Whether `exact_overrides` names the faults one by one."""
-    groups: dict[str, int] = {}
-    for fault in plan.faults:
-        if fault.group is not None:
-            groups[fault.group] = groups.get(fault.group, 0) + 1
-    return all(fault.required for fault in plan.faults) and all(size == spec.workers for size in groups.values())
+    return (*kept, f"faults={flow(faults)}")
 
 
 def plan_digest(drill: str, spec: JobSpec, plan: FaultPlan) -> str:
@@ -184,16 +160,12 @@ def plan_digest(drill: str, spec: JobSpec, plan: FaultPlan) -> str:
     return _digest([drill, spec.model_dump(mode="json", exclude={"faults"}), [_what(fault) for fault in plan.faults]])
 
 
-def _what(fault: Fault) -> dict[str, Any]:
+def _what(fault: Fault) -> Mapping[str, object]:
     told = fault.to_json()
     return {key: told[key] for key in told if key not in ("id", "source", "group", "required")} | {
         "together": bool(fault.group)
     }
 
 
-def _undisturbed(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude={"name", "faults", "recovery", "verify", "timeout"})
-
-
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

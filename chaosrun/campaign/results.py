@@ -2,29 +2,32 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator
-
-from chaosrun.campaign import json_file
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
 from chaosrun.spec.suite import Comparison, Expectation
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
-from chaosrun.verify.verdict import EXIT_CODES, Verdict
+from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
 
 SUITE_VERSION = 1
 
-RecordedRun = Annotated[
-    RunLayout,
-    PlainValidator(lambda path: path if isinstance(path, RunLayout) else RunLayout(Path(path))),
-    PlainSerializer(lambda run: str(run.path)),
-]
-"""A run, recorded by its path."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointResult:
+    """What became of the drill of a sweep's point."""
+
+    status: VerdictStatus
+    exit_code: int
+    cause: str
+    reached: bool
+    """Every fault of its plan was shown to have happened, this point's among them."""
+    run: str | None
+    """Id of its run; None when there is none, or none any more."""
+    took_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class DrillResult:
     """One drill of a suite, carried out."""
 
     name: str
-    run: RecordedRun | None
+    run: RunLayout | None
     """None when it could not be started."""
     status: str | None
     """Its verdict; None: there is none."""
@@ -70,10 +73,10 @@ class DrillResult:
         """What stands where a verdict would."""
         return self.status or ("cancelled" if self.cancelled else "not run")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         verdict = read_object(self.run.verdict_json) if self.run and self.status else None
-        about = json_file.plain(self)
-        return {**about, "run": self.run.run_id if self.run else None, "path": about["run"], "verdict": verdict}
+        run, path = (None, None) if self.run is None else (self.run.run_id, str(self.run.path))
+        return {**asdict(self), "run": run, "path": path, "verdict": verdict}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class Compared:
     def as_expected(self) -> bool:
         return self.difference.within != self.control
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"name": self.name, "control": self.control, "as_expected": self.as_expected, **self.difference.to_json()}
 
 
@@ -125,10 +128,13 @@ class SuiteResult:
         return not self.drills and not self.left
 
     @property
+    def _well_compared(self) -> bool:
+        return self.not_compared is None and all(entry.as_expected for entry in self.compared)
+
+    @property
     def as_expected(self) -> bool:
-        compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
         whole = not self.left and not self.empty and self.cut_short is None
-        return compared and whole and all(drill.ok for drill in self.drills)
+        return self._well_compared and whole and all(drill.ok for drill in self.drills)
 
     @property
     def exit_code(self) -> int:
@@ -137,8 +143,7 @@ class SuiteResult:
         if self.as_expected or self.empty:
             return EXIT_CODES["PASS"]
         odd = {drill.status for drill in self.drills if not drill.ok} | ({None} if self.cut_short is not None else set())
-        compared = self.not_compared is None and all(entry.as_expected for entry in self.compared)
-        return EXIT_CODES["INCONCLUSIVE" if compared and odd and odd <= {"INCONCLUSIVE", None} else "FAIL"]
+        return EXIT_CODES["INCONCLUSIVE" if self._well_compared and odd and odd <= {"INCONCLUSIVE", None} else "FAIL"]
 
     @property
     def cached(self) -> tuple[int, int]:
@@ -146,7 +151,7 @@ class SuiteResult:
         used = [drill.reference for drill in self.drills]
         return used.count("cached"), used.count("made")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         hits, misses = self.cached
         return {
             "v": SUITE_VERSION,
@@ -183,7 +188,7 @@ def drill_result(
         expected=expect.verdict,
         exit_code=verdict.exit_code,
         cause=verdict.cause,
-        difference=describe_divergence(verdict.divergence) if verdict.divergence else None,
+        difference=_described(verdict.divergence) if verdict.divergence else None,
         surprises=tuple(surprises(expect, verdict)),
         faults=len(verdict.faults),
         landed=sum(fault.landed for fault in verdict.faults),
@@ -210,13 +215,13 @@ def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
         yield f"exit code {verdict.exit_code}, expected was {expected.exit_code}"
 
 
-def describe_divergence(found: Divergence) -> str:
-    """`data order at step 8, rank 0: expected [9], seen [3] (sampler epoch not set)`."""
+def _described(found: Divergence) -> str:
+    """`data order at step 8, rank 0: expected samples [9], seen [3] (sampler epoch not set)`."""
     values = "" if found.kind != "data order" else f": expected samples {_ids(found.expected)}, seen {_ids(found.seen)}"
     return f"{found.kind} at step {found.step}, rank {found.rank}{values} ({found.cause})"
 
 
-def _ids(value: Any) -> str:
+def _ids(value: object) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
 
 

@@ -1,19 +1,121 @@
-"""Several drills at once: which begins next, on which agents, and what comes of each. Does not know what a drill means."""
+"""Several drills at once on one Ray: which begins next, on which agents, what comes of each. Does not know what a drill means.
+
+Agents and fork servers are kept from drill to drill: each then costs no more than its legs. A `RayCluster` stands for one
+placement: workers, and what each of them takes.
+"""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from chaosrun.campaign.placements import PlacementPool, Shape, Watch
-from chaosrun.cluster.ray_cluster import RayCluster
-from chaosrun.supervise.supervisor import Supervisor
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.run import Watch
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.ray_cluster import RayCluster
+    from chaosrun.supervise.supervisor import Supervisor
 
 Listener = Callable[[Mapping[str, Any]], None]
+Postponed = Callable[[], AbstractContextManager[None]]
+"""Makes the context within which no signal interrupts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a job wants of a cluster."""
+
+    workers: int
+    cpu: float
+    gpu: int | Literal["auto"]
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> "Shape":
+        return cls(spec.workers, spec.per_worker.cpu, spec.per_worker.gpu)
+
+    def connect(self, address: str | None, postponed: Postponed) -> "RayCluster":
+        from chaosrun.cluster.ray_cluster import RayCluster
+
+        with postponed():
+            return RayCluster.connect(address, workers=self.workers, cpu=self.cpu, gpu=self.gpu)
+
+
+@dataclass(slots=True)
+class PlacementPool:
+    """As many placements at once as one Ray has room for, reckoned by what it has handed out itself: Ray learns of a
+    reservation only when it is made. Used by one thread."""
+
+    address: str | None
+    postponed: Postponed
+    _free: dict[str, float]
+    _idle: "list[tuple[Shape, RayCluster]]" = field(default_factory=list)
+    _used: int = 0
+
+    def take(self, shape: Shape, *, fresh: bool = False) -> "RayCluster | None":
+        """A placement for a drill; None while there is no room for it. Where nothing is in use it gets one in any case: whoever
+        then wants the resources is told that the cluster is too small. `fresh`: whose agents served no other drill."""
+        for entry in self._idle:
+            if entry[0] == shape and not fresh:
+                self._idle.remove(entry)
+                self._used += 1
+                return entry[1]
+        cluster = shape.connect(self.address, self.postponed)
+        while self._idle and not self._has_room(cluster):
+            self._close(*self._idle[0])
+        if not self._has_room(cluster) and self._used:
+            cluster.close()
+            return None
+        self._reserve(cluster, 1)
+        self._used += 1
+        return cluster
+
+    def give_back(self, shape: Shape, cluster: "RayCluster", *, sound: bool) -> None:
+        """`sound`: its agents may serve the next drill."""
+        self._used -= 1
+        self._idle.append((shape, cluster))
+        if not sound:
+            self._close(shape, cluster)
+
+    def clear(self) -> None:
+        """Let go of all that is not in use."""
+        while self._idle:
+            self._close(*self._idle[0])
+
+    def _has_room(self, cluster: "RayCluster") -> bool:
+        return all(self._free.get(name, 0.0) + 1e-6 >= amount for name, amount in cluster.needs.items() if amount)
+
+    def _reserve(self, cluster: "RayCluster", times: int) -> None:
+        for name, amount in cluster.needs.items():
+            self._free[name] = self._free.get(name, 0.0) - times * amount
+
+    def _close(self, shape: Shape, cluster: "RayCluster") -> None:
+        self._idle.remove((shape, cluster))
+        self._reserve(cluster, -1)
+        with self.postponed():
+            cluster.close()
+
+
+@contextmanager
+def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts) -> Iterator[PlacementPool]:
+    """Connect once for many drills: each of them finds this process connected, and leaves it so. A private Ray has room for the
+    largest of the shapes."""
+    workers, cpu = max((shape.workers for shape in shapes), default=1), max((shape.cpu for shape in shapes), default=1.0)
+    cluster = Shape(workers, cpu, 0).connect(address, interrupts.postponed)
+    try:
+        interrupts.check()
+        pool = PlacementPool(address, interrupts.postponed, cluster.free)
+        try:
+            yield pool
+        finally:
+            pool.clear()
+    finally:
+        with interrupts.postponed():
+            cluster.close()
 
 
 class Task(Protocol):
@@ -49,7 +151,7 @@ R = TypeVar("R")
 class RunningSupervisors:
     """The supervisors that work now, in whichever threads: all of them are interrupted, or none."""
 
-    _working: set[Supervisor] = field(default_factory=set)
+    _working: "set[Supervisor]" = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     interrupted: bool = False
 
@@ -57,7 +159,7 @@ class RunningSupervisors:
         """For the drills of one thread, that follow each other."""
         mine: list[Supervisor] = []
 
-        def supervised(supervisor: Supervisor | None) -> None:
+        def supervised(supervisor: "Supervisor | None") -> None:
             with self._lock:
                 self._working.difference_update(mine)
                 mine[:] = [] if supervisor is None else [supervisor]
@@ -74,7 +176,7 @@ class RunningSupervisors:
                 supervisor.interrupt()
 
 
-Carry = Callable[[T, RayCluster | None, RunningSupervisors, Listener], tuple[R, bool]]
+Carry = Callable[[T, "RayCluster | None", RunningSupervisors, Listener], tuple[R, bool]]
 """Carry a drill out, on kept agents or (None) with everything to itself; returns its result, and whether the agents may serve
 another drill."""
 
@@ -85,7 +187,8 @@ class Scheduler(Generic[T, R]):
 
     carry: Carry[T, R]
     pool: PlacementPool
-    at_once: int
+    at_once: int | None
+    """None: as many as there is room for."""
     on_result: Callable[[T, R], bool]
     """Returns whether to begin more of them."""
     on_start: Callable[[T], None] = lambda task: None
@@ -104,7 +207,8 @@ class Scheduler(Generic[T, R]):
         """Carry all of them out. Raises what `carry` raises, KeyboardInterrupt too: once every drill that was under way has
         been interrupted and has ended."""
         self._waiting = list(tasks)
-        with ThreadPoolExecutor(max(1, self.at_once), thread_name_prefix="chaosrun-drill") as threads:
+        self.at_once = self.at_once or len(tasks) or 1
+        with ThreadPoolExecutor(self.at_once, thread_name_prefix="chaosrun-drill") as threads:
             try:
                 while True:
                     while self._beginning and (begun := self._next()) is not None:
@@ -120,9 +224,9 @@ class Scheduler(Generic[T, R]):
                         self._events.get()()
                 raise
 
-    def _next(self) -> tuple[T, RayCluster | None] | None:
+    def _next(self) -> "tuple[T, RayCluster | None] | None":
         """The drill that begins now, and its agents; None: something has to end first."""
-        if len(self._running) >= self.at_once or any(task.needs_all for task in self._running.values()):
+        if len(self._running) == self.at_once or any(task.needs_all for task in self._running.values()):
             return None
         for task in self._waiting:
             if task.needs_all:
@@ -136,7 +240,7 @@ class Scheduler(Generic[T, R]):
             return None if cluster is None else (task, cluster)
         return None
 
-    def _begin(self, threads: ThreadPoolExecutor, task: T, cluster: RayCluster | None) -> None:
+    def _begin(self, threads: ThreadPoolExecutor, task: T, cluster: "RayCluster | None") -> None:
         self._waiting.remove(task)
         self._running[task.name] = task
         if task.reference is not None and task.reference not in self._made:
@@ -144,7 +248,7 @@ class Scheduler(Generic[T, R]):
         self.on_start(task)
         threads.submit(self._work, task, cluster)
 
-    def _work(self, task: T, cluster: RayCluster | None) -> None:
+    def _work(self, task: T, cluster: "RayCluster | None") -> None:
         """In a thread of its own."""
 
         def listen(record: Mapping[str, Any]) -> None:
@@ -168,15 +272,15 @@ class Scheduler(Generic[T, R]):
         if task.reference is not None and self._making.get(task.reference) is task:
             del self._making[task.reference]
 
-    def _ended(self, task: T, cluster: RayCluster | None, result: R, sound: bool) -> None:
+    def _ended(self, task: T, cluster: "RayCluster | None", result: R, sound: bool) -> None:
         self._leave(task, cluster, sound=sound)
         self._beginning = self.on_result(task, result) and self._beginning
 
-    def _failed(self, task: T, cluster: RayCluster | None, error: BaseException) -> None:
+    def _failed(self, task: T, cluster: "RayCluster | None", error: BaseException) -> None:
         self._leave(task, cluster, sound=False)
         raise error
 
-    def _leave(self, task: T, cluster: RayCluster | None, *, sound: bool) -> None:
+    def _leave(self, task: T, cluster: "RayCluster | None", *, sound: bool) -> None:
         del self._running[task.name]
         self._stop_waiting_for(task)  # if it did not make it, the next one does
         if cluster is not None:

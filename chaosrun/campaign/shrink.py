@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from chaosrun.campaign.placements import Shape, drill_on, new_run, remove_run
-from chaosrun.campaign.planned_drill import TAKES_AGENTS
+from chaosrun.campaign.drill import drill_on, new_run, remove_run, takes_agents
+from chaosrun.campaign.scheduler import Shape
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
@@ -96,7 +95,7 @@ class Shrunk:
     def path(self) -> Path:
         return self.run.path / "shrunk.yaml"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "v": SHRUNK_VERSION,
             "run": self.run.run_id,
@@ -209,14 +208,12 @@ def shrink(
     with Interrupts(AGAIN) as interrupts, lock_run(run):
         interrupts.check(run)
         case = open_case(run)
-        with _Drills(case, address, interrupts) as drills:
-            return reduce_faults(
-                case,
-                drills.symptom,
-                drills.verify,
-                limit=max_drills or MAX_DRILLS,
-                on_record=on_event or (lambda record: None),
-            )
+        drills, listener = _Drills(case, address, interrupts), on_event or (lambda record: None)
+        try:
+            return reduce_faults(case, drills.symptom, drills.verify, limit=max_drills or MAX_DRILLS, on_record=listener)
+        finally:
+            drills.close()
+            shutil.rmtree(case.folder, ignore_errors=True)
 
 
 def reduce_faults(
@@ -280,26 +277,22 @@ def _key(plan: FaultPlan) -> str:
     return "\n".join(sorted(json.dumps(fault, sort_keys=True) for fault in faults))
 
 
+@dataclass(slots=True)
 class _Drills:
-    """Carries drills of a case out; use as a context manager. Agents are there from the first drill on that wants them."""
+    """Carries drills of a case out. Agents are there from the first drill on that wants them, until they are closed."""
 
-    def __init__(self, case: Case, address: str | None, interrupts: Interrupts) -> None:
-        self._case = case
-        self._address = address
-        self._interrupts = interrupts
-        self._root = case.run.path.parent.parent.absolute()
-        self._cluster: RayCluster | None = None
+    case: Case
+    address: str | None
+    interrupts: Interrupts
+    _cluster: RayCluster | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._close()
-        shutil.rmtree(self._case.folder, ignore_errors=True)
+    @property
+    def root(self) -> Path:
+        return self.case.run.path.parent.parent.absolute()
 
     def symptom(self, overrides: Sequence[str]) -> str | None:
         """Of a drill that leaves nothing behind."""
-        run = new_run(self._case.folder.absolute(), self._case.job.path, overrides, reference="auto")
+        run = new_run(self.case.folder.absolute(), self.case.job.path, overrides, reference="auto")
         try:
             return self._carried_out(run)
         finally:
@@ -307,34 +300,34 @@ class _Drills:
 
     def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
         """A drill like any other, that stays beside the run it is about."""
-        run = new_run(self._root, self._case.job.path, overrides, reference="auto")
+        run = new_run(self.root, self.case.job.path, overrides, reference="auto")
         return run, self._carried_out(run)
 
     def _carried_out(self, run: RunLayout) -> str | None:
         try:
             return symptom_of(self._verdict(run))
         except InterruptedRunError as error:
-            raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(self._case.run))) from error
+            raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(self.case.run))) from error
         except ChaosrunError:
             raise
         except Exception as error:
             # What is being looked for may be a bug in here. What its drill has left running goes with the agents.
-            self._close()
+            self.close()
             return f"bug: {type(error).__name__}"
 
     def _verdict(self, run: RunLayout) -> Verdict:
         plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
-        if any(fault.facts.family in TAKES_AGENTS for fault in plan.faults):
-            self._close()
-            return carry_out(run, self._root, self._address, lambda record: None, self._interrupts)
+        if takes_agents(fault.kind for fault in plan.faults):
+            self.close()
+            return carry_out(run, self.root, self.address, lambda record: None, self.interrupts)
         if self._cluster is None:
-            self._cluster = Shape.of(self._case.job.spec).connect(self._address, self._interrupts.postponed)
-        return drill_on(self._cluster, run, self._case.job, self._root, watch=self._interrupts.watch)
+            self._cluster = Shape.of(self.case.job.spec).connect(self.address, self.interrupts.postponed)
+        return drill_on(self._cluster, run, self.case.job, self.root, watch=self.interrupts.watch)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
-            with self._interrupts.postponed():
+            with self.interrupts.postponed():
                 cluster.close()
 
 
@@ -349,11 +342,14 @@ def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T
     kept = tuple(items)
     granularity = 2
     while len(kept) >= 2:
-        parts = _split(kept, granularity)
+        # As many parts, none empty, that differ by at most one in length.
+        bounds = [number * len(kept) // granularity for number in range(granularity + 1)]
+        parts = [kept[start:end] for start, end in pairwise(bounds)]
+        rests = [(*kept[:start], *kept[end:]) for start, end in pairwise(bounds)]
         if found := next((part for part in parts if fails(part)), None):
             # Reduce to a part.
             kept, granularity = found, 2
-        elif granularity > 2 and (found := next((rest for rest in _complements(parts) if fails(rest)), None)):
+        elif granularity > 2 and (found := next((rest for rest in rests if fails(rest)), None)):
             # Reduce to a complement: what is left of the parts stays as fine as it was. (Of two parts each is the other's.)
             kept, granularity = found, granularity - 1
         elif granularity < len(kept):
@@ -361,13 +357,3 @@ def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T
         else:
             break
     return kept
-
-
-def _split(items: tuple[T, ...], parts: int) -> list[tuple[T, ...]]:
-    """As many parts, none empty, that differ by at most one in length."""
-    bounds = [number * len(items) // parts for number in range(parts + 1)]
-    return [items[start:end] for start, end in pairwise(bounds)]
-
-
-def _complements(parts: Sequence[tuple[T, ...]]) -> list[tuple[T, ...]]:
-    return [tuple(item for other, part in enumerate(parts) if other != number for item in part) for number in range(len(parts))]

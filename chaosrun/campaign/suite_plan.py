@@ -1,18 +1,129 @@
-"""From a suite's file, and what is asked of it, to the plan of all its drills. Starts and writes nothing."""
+"""What a suite is going to do: what is asked of it (some of its drills, one of several shards, a seed), and the plan of all its
+drills that this makes of its file. Starts and writes nothing."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Protocol, TypeVar
 
+from chaosrun.campaign.files import SuitePlan
 from chaosrun.campaign.kept_plans import KeptPlans, reruns
 from chaosrun.campaign.planned_drill import plan_drills
-from chaosrun.campaign.suite_file import SuitePlan
-from chaosrun.campaign.suite_request import SuiteRequest, chosen, night_of, sharded
+from chaosrun.errors import UsageError
 from chaosrun.spec.suite import Comparison, Suite, SuiteDrill, load_suite
 from chaosrun.spec.tree import find
 from chaosrun.wording import listed
 
 MOST_NAMED = 12
+SEED = re.compile(r"[0-9]{1,18}")
+SHARD = re.compile(r"(?P<number>[0-9]{1,6})/(?P<of>[0-9]{1,6})")
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def base(self) -> str: ...  # the name without the combination
+
+
+_Drill = TypeVar("_Drill", bound=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    number: int
+    """From 1."""
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteRequest:
+    path: Path
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    shard: Shard | None = None
+    seed: int | None = None
+    fail_fast: bool = False
+    history: Path | None = None
+    """None: under the root."""
+    asked_s: float | None = field(default=None, compare=False)
+    """When, for what is named by the date; None: when the suite is opened."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but the suite itself."""
+        return self == SuiteRequest(path=self.path, history=self.history)
+
+
+def night_of(now_s: float) -> str:
+    """The date, in UTC: `2026-11-21`."""
+    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+
+
+def parse_seed(text: str, now_s: float) -> int:
+    """`today`, the date in UTC as a number (20261121), or a number. Raises UsageError."""
+    if text == "today":
+        return int(night_of(now_s).replace("-", ""))
+    if not SEED.fullmatch(text):
+        raise UsageError(f"--seed {text!r} is no seed", hint="write today, or a number such as 20261121")
+    return int(text)
+
+
+def parse_shard(text: str) -> Shard:
+    """`2/5`. Raises UsageError."""
+    match = SHARD.fullmatch(text.strip())
+    shard = Shard(int(match["number"]), int(match["of"])) if match else None
+    if shard is None or not 1 <= shard.number <= shard.of:
+        raise UsageError(f"--shard {text!r} is no shard", hint="write which of how many, counted from 1, such as --shard 2/5")
+    return shard
+
+
+def chosen(drills: Sequence[_Drill], only: Sequence[str] = (), without: Sequence[str] = ()) -> list[_Drill]:
+    """Those that one of `only` names, all if there is none, but for those that `without` names. A name is that of one drill, of
+    all its combinations, or a pattern with * and ?.
+
+    Raises UsageError for one that names no drill, and when none is left.
+    """
+    for option, names in (("--only", only), ("--except", without)):
+        for name in names:
+            if not any(_is_called(drill, name) for drill in drills):
+                known = listed(list(dict.fromkeys(drill.base for drill in drills)), MOST_NAMED)
+                raise UsageError(f"{option}: no drill {name!r}", hint=f"drills: {known}; --list shows every combination")
+    kept = [
+        drill
+        for drill in drills
+        if (not only or any(_is_called(drill, name) for name in only)) and not any(_is_called(drill, name) for name in without)
+    ]
+    if not kept:
+        raise UsageError("no drill is left to run", hint="change --only and --except")
+    return kept
+
+
+def sharded(drills: Sequence[_Drill], shard: Shard, *, together: str | None = None) -> list[_Drill]:
+    """The part of the drills that belongs to a shard: of all shards together, each drill belongs to one. `together`: a name,
+    by which all of them belong to the same.
+
+    By the drill's own name and nothing else: machines that do not share a history agree, and a drill stays with its history
+    and kept plans when others come or go. So shards are only about even, and one of a small suite may be empty.
+    """
+
+    def belongs(name: str) -> bool:
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()) % shard.of == shard.number - 1
+
+    return [drill for drill in drills if belongs(together or drill.name)]
+
+
+def _is_called(drill: Named, name: str) -> bool:
+    # A name has brackets of its own.
+    pattern = name.replace("[", "[[]")
+    return name in (drill.name, drill.base) or fnmatchcase(drill.name, pattern) or fnmatchcase(drill.base, pattern)
 
 
 def plan_suite(request: SuiteRequest, root: Path, now_s: float) -> SuitePlan:
@@ -69,20 +180,18 @@ def comparison_of(suite: Suite, tonight: Sequence[SuiteDrill]) -> tuple[Comparis
         return None, [f"the losses are not compared: drill {first} is not in this part of the suite"]
     if here == [first] and elsewhere:
         return None, [f"the losses are not compared: of the drills with losses {first} alone is in this part of the suite"]
-    notes = (
-        [f"the losses are compared of {listed(here, MOST_NAMED)} alone: {listed(elsewhere, MOST_NAMED)} left out"]
-        if elsewhere
-        else []
-    )
-    return asked.model_copy(update={"first": first, "beyond": tuple(name for name in asked.beyond if name in here)}), notes
+    left_out = f"the losses are compared of {listed(here, MOST_NAMED)} alone: {listed(elsewhere, MOST_NAMED)} left out"
+    asked = asked.model_copy(update={"first": first, "beyond": tuple(name for name in asked.beyond if name in here)})
+    return asked, [left_out] if elsewhere else []
 
 
 def file_digests(suite: Suite, drills: Iterable[SuiteDrill]) -> dict[str, str | None]:
-    """Of the suite's file, and of the script, fault preset and trace of each drill, by absolute path."""
+    """Of the suite's file, and of the job file, script, fault preset and trace of each drill, by absolute path."""
     paths = {suite.path}
     for drill in drills:
         written = [find(drill.job.tree, ("faults", "preset"))[1].place.source, drill.job.trace]
-        paths |= {drill.job.script_path, *(Path(source.label) for source in written if source is not None and source.is_file)}
+        paths |= {drill.job.path, drill.job.script_path}
+        paths |= {Path(source.label) for source in written if source is not None and source.is_file}
     return {str(path): _digest(path) for path in sorted({path.resolve() for path in paths})}
 
 

@@ -3,44 +3,43 @@
 Can be taken up again after every drill.
 """
 
-import codecs
-import hashlib
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from chaosrun.campaign import json_file
-from chaosrun.campaign.events import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded
-from chaosrun.campaign.history import Entry, History, Night, append, expect_writable, label, nights, read_history, trend
+from chaosrun.campaign.drill import drill_on, new_run
+from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded, SuiteFolder, SuitePlan, plain
+from chaosrun.campaign.history import Entry, History, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
-from chaosrun.campaign.placements import PlacementPool, Report, drill_on, new_run, one_ray
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses, comparison_result, drill_result
-from chaosrun.campaign.suite_file import SuiteFolder, SuitePlan, find_suite, new_suite
-from chaosrun.campaign.suite_plan import changed_files, plan_suite
-from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.scheduler import Listener as Listens
+from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, one_ray
+from chaosrun.campaign.suite_plan import SuiteRequest, changed_files, plan_suite
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
-from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import has_ended, lock_run, read_run
+from chaosrun.spec.source import load_job
+from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.verify.verdict import Verdict, judge
+from chaosrun.wording import listed
 
 if TYPE_CHECKING:
-    from chaosrun.campaign.scheduler import Listener as Listens
-    from chaosrun.campaign.scheduler import RunningSupervisors
     from chaosrun.cluster.ray_cluster import RayCluster
 
 ANEW = "begin the suite anew, without --resume"
+Report = Callable[[RunLayout, Verdict], Sequence[str]]
+"""What is done with a run that came to a verdict; returns what is to be told."""
 
 
 def suite_plan(request: SuiteRequest, *, root: Path | None = None) -> SuitePlan:
@@ -67,7 +66,7 @@ def suite(
     error is raised.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-    from chaosrun.campaign.report.suite_pages import write_pages
+    from chaosrun.campaign.report.pages import write_pages
     from chaosrun.report.write import write_reports
 
     base = (default_root() if root is None else root).absolute()
@@ -86,8 +85,7 @@ def suite(
         )
         if not plan.drills:  # a shard that nothing belongs to
             return write_pages(folder, run.result({}), Path(plan.history))
-        shapes = [drill.shape for drill in plan.drills]
-        with one_ray(address, shapes, interrupts), PlacementPool(address, interrupts.postponed) as pool:
+        with one_ray(address, [drill.shape for drill in plan.drills], interrupts) as pool:
             try:
                 result = run.carry_out(pool, at_once=at_once)
             except Exception as error:
@@ -112,7 +110,7 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
     if resume is None:
         plan = suite_plan(request, root=root)
         expect_writable(Path(plan.history))
-        folder = new_suite(root, plan.name)
+        folder = SuiteFolder.new(root, plan.name)
         plan = replace(plan, suite_id=folder.path.name)
         folder.save(plan)
     else:
@@ -121,32 +119,16 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
                 f"the suite is gone on with as it began ({resume})",
                 hint="leave out --only, --except, --shard, --seed and --fail-fast, or begin anew without --resume",
             )
-        folder = find_suite(root, resume, request.path)
+        folder = SuiteFolder.find(root, resume, request.path)
         plan = folder.load()
         if request.history is not None and request.history.absolute() != Path(plan.history):
             hint = f"leave out --history: it goes on with {plan.history}"
             raise UsageError(f"the suite is gone on with as it began ({resume}), with another history", hint=hint)
-        _expect_unchanged(plan)
+        if others := changed_files(plan.files):
+            raise UsageError(f"{others[0]} has changed since the suite began", hint=ANEW)
         expect_writable(Path(plan.history))
-    with folder.locked() as journal:
+    with folder.locked(), closing(Journal(folder.journal)) as journal:
         yield folder, plan, journal
-
-
-def _expect_unchanged(plan: SuitePlan) -> None:
-    for job, digest in dict.fromkeys((drill.job, drill.text) for drill in plan.drills):
-        path = Path(job)
-        if not path.is_file() or hashlib.sha256(path.read_bytes().removeprefix(codecs.BOM_UTF8)).hexdigest() != digest:
-            raise UsageError(f"{job} has changed since the suite began", hint=ANEW)
-    if others := changed_files(plan.files):
-        raise UsageError(f"{others[0]} has changed since the suite began", hint=ANEW)
-
-
-def _as_planned(drill: PlannedDrill) -> Job:
-    """Its job. Raises UsageError when the file has been edited under a suite that is being carried out."""
-    job = load_job(Path(drill.job), drill.overrides)
-    if hashlib.sha256(job.text.encode()).hexdigest() != drill.text:
-        raise UsageError(f"{drill.job} has changed since the suite began", hint="begin the suite anew")
-    return job
 
 
 @dataclass(slots=True)
@@ -171,8 +153,6 @@ class SuiteRun:
 
         Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault: what is done then is in the folder.
         """
-        from chaosrun.campaign.scheduler import Scheduler
-
         progress = self.folder.progress()
         self._took_s = progress.took_s
         self.journal.append(SuiteBegan())
@@ -190,17 +170,17 @@ class SuiteRun:
             return result.ok or not self.plan.fail_fast
 
         def carry(
-            drill: PlannedDrill, cluster: "RayCluster | None", supervisors: "RunningSupervisors", listen: "Listens"
+            drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
         ) -> tuple[DrillResult, bool]:
             return self._carry(drill, cluster, supervisors, listen, progress.started.get(drill.name))
 
-        scheduler = Scheduler(carry=carry, pool=pool, at_once=at_once or len(left) or 1, on_start=on_start, on_result=on_result)
+        scheduler = Scheduler(carry=carry, pool=pool, at_once=at_once, on_start=on_start, on_result=on_result)
         try:
             if not (self.plan.fail_fast and any(not result.ok for result in results.values())):
                 scheduler.run(left)
         except (KeyboardInterrupt, InterruptedRunError) as error:
             so_far = f"{len(results)} of {len(self.plan.drills)} drills done"
-            hint = f"`{self.plan.resume_command(self.root)}` goes on"
+            hint = f"`{self._resume_command}` goes on"
             raise InterruptedRunError(f"interrupted, {so_far}", hint=hint) from error
         finally:
             self.journal.append(SuiteEnded())
@@ -209,7 +189,7 @@ class SuiteRun:
     def so_far(self, why: str) -> SuiteResult:
         """What had ended when it was cut short. Of the losses nothing is said: they are compared where all are there."""
         whole = self._whole(self.folder.progress().results)
-        left = f"`{self.plan.resume_command(self.root)}` carries out what is left"
+        left = f"`{self._resume_command}` carries out what is left"
         return replace(whole, cut_short=why, notes=(*whole.notes, left))
 
     def result(self, results: Mapping[str, DrillResult]) -> SuiteResult:
@@ -226,14 +206,14 @@ class SuiteRun:
         if not result.cancelled:  # of which nothing is known
             self._keep_for_later(drill, result)
         with self._lock:
-            self.journal.append(DrillEnded(name=drill.name, result=json_file.plain(result)))
+            self.journal.append(DrillEnded(name=drill.name, result=plain(result)))
 
     def _carry(
         self,
         drill: PlannedDrill,
         cluster: "RayCluster | None",
-        supervisors: "RunningSupervisors",
-        listen: "Listens",
+        supervisors: RunningSupervisors,
+        listen: Listens,
         former: str | None,
     ) -> tuple[DrillResult, bool]:
         """The result of a drill that may have been begun before, in the run directory `former`; and whether its agents may
@@ -242,7 +222,8 @@ class SuiteRun:
         run: RunLayout | None = None
         notes: list[str] = []
 
-        def report(run: RunLayout, verdict: Verdict) -> Sequence[str]:
+        def report(verdict: Verdict) -> Sequence[str]:
+            assert run is not None
             notes.extend(self.report(run, verdict))
             return notes
 
@@ -290,7 +271,7 @@ class SuiteRun:
                 return run
             except UsageError:
                 self._tell("suite.anew", name=drill.name)  # killed before it was whole
-        _as_planned(drill)
+        self._expect_as_planned(drill)
         run = new_run(self.root, Path(drill.job), drill.overrides, reference="auto")
         with self._lock:
             self.journal.append(DrillStarted(name=drill.name, run=str(run.path)))
@@ -301,20 +282,30 @@ class SuiteRun:
         drill: PlannedDrill,
         run: RunLayout,
         cluster: "RayCluster | None",
-        supervisors: "RunningSupervisors",
-        listen: "Listens",
-        report: Report,
+        supervisors: RunningSupervisors,
+        listen: Listens,
+        report: Callable[[Verdict], Sequence[str]],
     ) -> Verdict:
         if has_ended(run):
             with lock_run(run):
-                verdict = judge(run)
-                report(run, verdict)
+                report(verdict := judge(run))
                 return verdict
         watch = supervisors.watch()
         if cluster is not None:
-            return drill_on(cluster, run, _as_planned(drill), self.root, watch=watch, on_record=listen, report=report)
+            self._expect_as_planned(drill)
+            job = load_job(Path(drill.job), drill.overrides)
+            return drill_on(cluster, run, job, self.root, watch=watch, on_record=listen, report=report)
         with OneOfMany(watch) as interrupts:
-            return carry_out(run, self.root, self.address, listen, interrupts, lambda verdict: report(run, verdict))
+            return carry_out(run, self.root, self.address, listen, interrupts, report)
+
+    def _expect_as_planned(self, drill: PlannedDrill) -> None:
+        """Raises UsageError when the job file has been edited under a suite that is being carried out."""
+        if changed_files({drill.job: self.plan.files.get(drill.job)}):
+            raise UsageError(f"{drill.job} has changed since the suite began", hint="begin the suite anew")
+
+    @property
+    def _resume_command(self) -> str:
+        return self.folder.resume_command(self.plan.path)
 
     def _keep_for_later(self, drill: PlannedDrill, result: DrillResult) -> None:
         plan = self.plan
@@ -328,24 +319,28 @@ class SuiteRun:
 
     def _remember(self, result: DrillResult) -> str | None:
         """Put a line into the history; what is to be told when that cannot be done."""
-        plan = self.plan
-        about = {"suite": plan.suite_id, "night": plan.night, "time_s": plan.created_s, "seed": plan.seed}
         try:
-            append(Path(plan.history), Entry.of(result, by_hand=plan.by_hand, **about))
+            append(Path(self.plan.history), Entry.of(result, self.plan))
         except (UsageError, OSError) as error:
             return f"{result.name} is not in the history: {error}"
         return None
 
     def _whole(self, results: Mapping[str, DrillResult]) -> SuiteResult:
         plan = self.plan
-        history = self._history()
+        try:
+            history = read_history(Path(plan.history))
+        except UsageError as error:
+            self._notes.append(f"nothing is known of earlier nights: {error}")
+            history = History()
         earlier = [each for each in history.entries if each.suite != plan.suite_id and each.time_s < plan.created_s]
         before = nights(earlier, by_hand=True)
-        drills = tuple(
-            result if result.cancelled else replace(result, label=label(_before(result, before), result.ok))
-            for planned in plan.drills
-            if (result := results.get(planned.name)) is not None
-        )
+
+        def labelled(result: DrillResult) -> DrillResult:
+            # One that repeats a failure began with that.
+            oks = [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, before))]
+            return result if result.cancelled else replace(result, label=label(oks, result.ok))
+
+        drills = tuple(labelled(results[planned.name]) for planned in plan.drills if planned.name in results)
         left = tuple(drill.name for drill in plan.drills if drill.name not in results)
         assert len(drills) == len(results) == len(plan.drills) - len(left), "a drill's result was lost"
         return SuiteResult(
@@ -361,31 +356,18 @@ class SuiteRun:
             notes=(*plan.notes, *dict.fromkeys(self._notes), *self._notes_on(drills, history)),
         )
 
-    def _history(self) -> History:
-        try:
-            return read_history(Path(self.plan.history))
-        except UsageError as error:
-            self._notes.append(f"nothing is known of earlier nights: {error}")
-            return History()
-
     def _notes_on(self, drills: Sequence[DrillResult], history: History) -> Iterator[str]:
         plan = self.plan
         for path in changed_files(plan.files):
             if path != plan.path:
                 yield f"{path} has changed while the suite ran: not all drills had the same"
         if history.damaged:
-            lines = ", ".join(map(str, history.damaged[:5])) + "…" * (len(history.damaged) > 5)
-            yield f"{plan.history}: lines that cannot be read were left out: {lines}"
+            yield f"{plan.history}: lines that cannot be read were left out: {listed(list(map(str, history.damaged)))}"
         if any(result.cancelled for result in drills):
-            yield f"`{plan.resume_command(self.root)}` carries out what was cancelled"
+            yield f"`{self._resume_command}` carries out what was cancelled"
         if any(result.rerun and not result.ok and not result.cancelled for result in drills):
             folder = KeptPlans.beside(Path(plan.history)).folder
             yield f"what failed runs again until it has passed {PASSES} nights; remove its file in {folder} to give it up"
 
-    def _tell(self, event: str, **about: Any) -> None:
+    def _tell(self, event: str, **about: object) -> None:
         self.on_record({"leg": None, "event": event, "of": len(self.plan.drills), **about})
-
-
-def _before(result: DrillResult, known: Sequence[Night]) -> list[bool]:
-    """What the drill was in the nights before; one that repeats a failure began with that."""
-    return [*([False] if result.rerun is not None else []), *(entry.ok for entry in trend(result.name, known))]

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from chaosrun.campaign.placements import PlacementPool, Shape, drill_on, new_run, one_ray, remove_run
+from chaosrun.campaign.drill import drill_on, new_run, remove_run
+from chaosrun.campaign.files import Sweep, SweepFolder
+from chaosrun.campaign.results import PointResult
 from chaosrun.campaign.scheduler import Listener as Listens
-from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler
-from chaosrun.campaign.sweep_file import PointResult, Sweep, SweepFolder, find_sweep, new_sweep
+from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
 from chaosrun.errors import (
@@ -32,11 +32,12 @@ from chaosrun.errors import (
 )
 from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.records.trace import read_lines
 from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import leg_of, read_run
+from chaosrun.supervise.drill import leg_of
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener
@@ -47,32 +48,6 @@ UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {
     "timeout": RunTimeoutError,
 }
 """Outcome of the undisturbed job → what a sweep ends with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRequest:
-    """What the user asks to be tried."""
-
-    overrides: tuple[str, ...] = ()
-    steps: tuple[int, ...] = ()
-    """Of the training's phases; empty: chosen (`plan.points.chosen_steps`)."""
-    only: tuple[str, ...] = ()
-    """Patterns of phases or ids of points; empty: all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    run: RunLayout
-    reference_key: str
-    undisturbed: tuple[Passage, ...]
-    recovering: tuple[Passage, ...]
-    """Of the attempt after the first kill; empty when it came to none."""
-    epoch_of_step: dict[int, int]
-
-    @property
-    def passages(self) -> int:
-        """How many different points were come by in all."""
-        return len({*((False, passage) for passage in self.undisturbed), *((True, passage) for passage in self.recovering)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +86,45 @@ def sweep(
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
-    request = SweepRequest(overrides=tuple(overrides), steps=tuple(steps), only=tuple(only))
-    with Interrupts() as interrupts, opened(base, job, request, resume) as (folder, known):
-        run = SweepRun(
+    with Interrupts() as interrupts, _opened(base, job, resume, tuple(overrides), steps or only) as (folder, known):
+        run = _SweepRun(
             folder=folder,
-            job=load_job(job, request.overrides if known is None else known.overrides),
+            job=load_job(job, overrides if known is None else known.overrides),
             root=base,
+            keep=keep,
             interrupts=interrupts,
             on_event=on_event or (lambda record: None),
         )
-        with one_ray(address, [run.shape], interrupts), PlacementPool(address, interrupts.postponed) as pool:
-            known = run.begin(pool, request) if known is None else run.take_up(pool, known)
-            return run.try_points(known, pool, at_once=at_once, keep=keep)
+        with one_ray(address, [run.shape], interrupts) as pool:
+            cluster = pool.take(run.shape)
+            assert cluster is not None, "nothing else is in use"
+            try:
+                interrupts.check()
+                known = run.begin(cluster, overrides, steps, only) if known is None else run.take_up(cluster, known)
+            finally:
+                pool.give_back(run.shape, cluster, sound=True)
+            tasks = [PointDrill(point, run.shape) for point in known.left]
+            progress = _Progress(run, known)
+            try:
+                Scheduler(carry=progress.carry, pool=pool, at_once=at_once, on_result=progress.on_result).run(tasks)
+            except (KeyboardInterrupt, InterruptedRunError) as error:
+                tried = f"{len(progress.known.tried)} of {len(known.points)} points tried"
+                hint = f"`{folder.resume_command(known.job)}` goes on with the sweep"
+                raise InterruptedRunError(f"interrupted, {tried}", hint=hint) from error
+            return progress.known
 
 
 @contextmanager
-def opened(root: Path, job: Path, request: SweepRequest, resume: str | None) -> Iterator[tuple[SweepFolder, Sweep | None]]:
-    """The folder of a new sweep, or of the one called `resume` with what is known of it; held for this process.
+def _opened(
+    root: Path, job: Path, resume: str | None, overrides: tuple[str, ...], chosen: Sequence[object]
+) -> Iterator[tuple[SweepFolder, Sweep | None]]:
+    """The folder of a new sweep, or of the one called `resume` with what is known of it; held for this process. `chosen`: what
+    was asked for of its points.
 
     A new one is gone afterwards if it did not come to know its points. Raises UsageError.
     """
     if resume is None:
-        folder = new_sweep(root, load_job(job, request.overrides).spec.name)
+        folder = SweepFolder.new(root, load_job(job, overrides).spec.name)
         try:
             with folder.locked():
                 yield folder, None
@@ -140,10 +132,10 @@ def opened(root: Path, job: Path, request: SweepRequest, resume: str | None) -> 
             if not folder.file.exists():
                 shutil.rmtree(folder.path)
         return
-    folder = find_sweep(root, resume, job)
+    folder = SweepFolder.find(root, resume, job)
     with folder.locked():
         known = folder.load()
-        if request.steps or request.only or request.overrides not in ((), known.overrides):
+        if chosen or overrides not in ((), known.overrides):
             raise UsageError(
                 f"sweep {known.sweep_id} goes on as it began, with {' '.join(known.overrides) or 'no overrides'}",
                 hint="leave out --steps, --only and overrides, or begin a new one without --resume",
@@ -152,12 +144,14 @@ def opened(root: Path, job: Path, request: SweepRequest, resume: str | None) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
+class _SweepRun:
     """A sweep that is being carried out."""
 
     folder: SweepFolder
     job: Job
     root: Path
+    keep: bool
+    """The runs that pass, too."""
     interrupts: Interrupts
     on_event: Listener
 
@@ -165,46 +159,50 @@ class SweepRun:
     def shape(self) -> Shape:
         return Shape.of(self.job.spec)
 
-    def begin(self, pool: PlacementPool, request: SweepRequest) -> Sweep:
+    def begin(self, cluster: RayCluster, overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
         """Find out what there is to try, and write it down. Raises UsageError when nothing of what was asked for exists."""
+        spec = self.job.spec
         self.on_event({"leg": None, "event": "sweep.survey", "sweep": self.folder.path.name})
-        with self._placement(pool) as cluster:
-            try:
-                found = self._survey(cluster, request.overrides)
-            except InterruptedRunError as error:
-                raise InterruptedRunError("interrupted before the points of the job were known", hint="begin again") from error
-        steps = request.steps or chosen_steps(found.epoch_of_step, saved_steps(found.undisturbed))
-        last = max(found.epoch_of_step, default=0)
-        if missing := [step for step in steps if step not in found.epoch_of_step]:
+        try:
+            run = self._survey(cluster, overrides)
+        except InterruptedRunError as error:
+            raise InterruptedRunError("interrupted before the points of the job were known", hint="begin again") from error
+        reference = leg_of(run, "reference")
+        attempt = reference.attempts()[-1]
+        undisturbed = list(_passages(reference, attempt, spec.workers))
+        recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if it came to one
+        lines = read_lines(reference.attempt(attempt).trace(0))
+        epochs = {line["step"]: line["epoch"] for line in lines if line["kind"] == "step"}
+        last = max(epochs, default=0)
+        steps = steps or chosen_steps(epochs, saved_steps(undisturbed))
+        if missing := [step for step in steps if step not in epochs]:
             raise UsageError(f"step {missing[0]} is never reached, the job has {last} steps", hint="change --steps")
-        points = enumerate_points(self.job.spec, found.undisturbed, found.recovering, steps=steps)
-        chosen = matching(points, request.only)
+        points = enumerate_points(spec, undisturbed, recovering, steps=steps)
+        chosen = matching(points, only)
         if not chosen:
             phases = ", ".join(dict.fromkeys(point.phase for point in points))
-            message = f"no point matches {' or '.join(request.only)}"
-            raise UsageError(message, hint=f"phases that the job comes by: {phases}")
+            raise UsageError(f"no point matches {' or '.join(only)}", hint=f"phases that the job comes by: {phases}")
         known = Sweep(
             sweep_id=self.folder.path.name,
             created_s=time.time(),
             job=str(self.job.path.resolve()),
             text=self.job.text,
-            overrides=request.overrides,
-            cleared=tuple(cleared(self.job.spec)),
-            reference_key=found.reference_key,
-            survey=found.run.run_id,
-            workers=self.job.spec.workers,
+            overrides=tuple(overrides),
+            cleared=tuple(cleared(spec)),
+            reference_key=read_run(run)["reference"]["key"],
+            survey=run.run_id,
+            workers=spec.workers,
             final_step=last,
-            passages=found.passages,
+            passages=len(set(undisturbed)) + len(set(recovering)),
             steps=tuple(sorted(steps)),
             points=tuple(chosen),
         )
         self.folder.save(known)
         return known
 
-    def take_up(self, pool: PlacementPool, known: Sweep) -> Sweep:
+    def take_up(self, cluster: RayCluster, known: Sweep) -> Sweep:
         """Raises UsageError when what the reference was made with has changed: the verdicts would speak of two jobs."""
-        with self._placement(pool) as cluster:
-            key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
+        key = reference_key(self.job.spec, self.job.script_path, ClusterWorkers(cluster, self.job.spec).devices())
         if known.text != self.job.text or known.reference_key != key:
             raise UsageError(
                 f"the job, its script, the machine or chaosrun has changed since sweep {known.sweep_id} began",
@@ -212,100 +210,74 @@ class SweepRun:
             )
         return known
 
-    def try_points(self, known: Sweep, pool: PlacementPool, *, at_once: int | None, keep: bool) -> Sweep:
-        """Try every point that is left. `keep` the runs that pass. A point whose drill is cancelled stays left.
-
-        Raises InterruptedRunError on a KeyboardInterrupt, and whatever a drill raises: what is done then is in the folder.
-        """
-
-        def carry(
-            task: PointDrill, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
-        ) -> tuple[PointResult | None, bool]:
-            assert cluster is not None, "no point takes a node along"
-            try:
-                return self._try(task.point, known, cluster, supervisors, keep=keep), True
-            except InterruptedRunError:
-                if supervisors.interrupted:
-                    raise
-                return None, True  # `chaosrun cancel`, of this drill alone
-
-        def on_result(task: PointDrill, result: PointResult | None) -> bool:
-            nonlocal known
-            if result is None:
-                self.on_event({"leg": None, "event": "sweep.cancelled", "point": task.point.id})
-                return True
-            known = replace(known, tried={**known.tried, task.point.id: result})
-            self.folder.save(known)
-            self.on_event(_record(known, task.point))
-            return True
-
-        tasks = [PointDrill(point, self.shape) for point in known.left]
-        try:
-            Scheduler(carry=carry, pool=pool, at_once=at_once or len(tasks) or 1, on_result=on_result).run(tasks)
-        except (KeyboardInterrupt, InterruptedRunError) as error:
-            tried = f"{len(known.tried)} of {len(known.points)} points tried"
-            hint = f"`{self.folder.resume_command(known)}` goes on with the sweep"
-            raise InterruptedRunError(f"interrupted, {tried}", hint=hint) from error
-        return known
-
-    @contextmanager
-    def _placement(self, pool: PlacementPool) -> Iterator[RayCluster]:
-        cluster = pool.take(self.shape)
-        assert cluster is not None, "nothing else is in use"
-        try:
-            self.interrupts.check()
-            yield cluster
-        finally:
-            pool.give_back(self.shape, cluster, sound=True)
-
-    def _survey(self, cluster: RayCluster, overrides: Sequence[str]) -> Survey:
+    def _survey(self, cluster: RayCluster, overrides: Sequence[str]) -> RunLayout:
         """Raises what the undisturbed job failed with; whether it comes back from the kill is for the sweep to tell."""
-        spec = self.job.spec
-        kill = [*cleared(spec), scheduled([first_kill(spec)])]
+        kill = [*cleared(self.job.spec), scheduled([first_kill(self.job.spec)])]
         run = new_run(self.folder.path, self.job.path, [*overrides, *kill], reference="fresh")
         drill_on(cluster, run, self.job, self.root, watch=self.interrupts.watch, survey=True)
-        reference = leg_of(run, "reference")
-        end = leg_end(reference)
+        end = leg_end(leg_of(run, "reference"))
         assert end is not None, "a drill ends with its legs"
         if end["outcome"] != "completed":
             error = UNDISTURBED_ERRORS.get(end["outcome"], RecoveryError)
             raise error(f"the undisturbed job did not end well: {end['message']}", hint=end["hint"])
-        attempt = reference.attempts()[-1]
-        return Survey(
-            run=run,
-            reference_key=read_run(run)["reference"]["key"],
-            undisturbed=tuple(_passages(reference, attempt, spec.workers)),
-            recovering=tuple(_passages(leg_of(run, "chaos"), 2, spec.workers)),
-            epoch_of_step=_epochs(reference, attempt),
-        )
+        return run
 
-    def _try(
-        self, point: Point, known: Sweep, cluster: RayCluster, supervisors: RunningSupervisors, *, keep: bool
-    ) -> PointResult:
+    def drill(self, point: Point, known: Sweep, cluster: RayCluster, supervisors: RunningSupervisors) -> PointResult:
         began_s = time.monotonic()
         reference = str(self.folder.path / "runs" / known.survey)
         try:
             run = new_run(self.folder.path, self.job.path, known.overrides_of(point), reference=reference)
         except UsageError as error:
-            return PointResult(
-                status="INCONCLUSIVE", exit_code=error.exit_code, cause=error.message, reached=False, run=None, took_s=0.0
-            )
+            code, cause = error.exit_code, error.message
+            return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0)
         try:
             verdict = drill_on(cluster, run, self.job, self.root, watch=supervisors.watch())
         except InterruptedRunError:
             remove_run(run)
             raise
-        passed = verdict.status == "PASS" and not keep
-        result = PointResult.of(verdict, run=None if passed else run.run_id, took_s=time.monotonic() - began_s)
+        passed = verdict.status == "PASS" and not self.keep
+        result = PointResult(
+            status=verdict.status,
+            exit_code=verdict.exit_code,
+            cause=verdict.cause,
+            reached=bool(verdict.faults) and all(fault.landed for fault in verdict.faults),
+            run=None if passed else run.run_id,
+            took_s=round(time.monotonic() - began_s, 3),
+        )
         if passed:
             remove_run(run)
         return result
 
 
-def _record(known: Sweep, point: Point) -> dict[str, Any]:
-    counts = Counter(tried.status for tried in known.tried.values())
-    about = {"point": point.id, "number": len(known.tried), "of": len(known.points)}
-    return {"leg": None, "event": "sweep.tried", **about, "counts": dict(counts), **asdict(known.tried[point.id])}
+@dataclass(slots=True)
+class _Progress:
+    """The points that are tried, as the scheduler has them carried out."""
+
+    run: _SweepRun
+    known: Sweep
+
+    def carry(
+        self, task: PointDrill, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
+    ) -> tuple[PointResult | None, bool]:
+        assert cluster is not None, "no point takes a node along"
+        try:
+            return self.run.drill(task.point, self.known, cluster, supervisors), True
+        except InterruptedRunError:
+            if supervisors.interrupted:
+                raise
+            return None, True  # `chaosrun cancel`, of this drill alone: the point stays left
+
+    def on_result(self, task: PointDrill, result: PointResult | None) -> bool:
+        point = task.point
+        if result is None:
+            self.run.on_event({"leg": None, "event": "sweep.cancelled", "point": point.id})
+            return True
+        self.known = replace(self.known, tried={**self.known.tried, point.id: result})
+        self.run.folder.save(self.known)
+        counts = Counter(tried.status for tried in self.known.tried.values())
+        about = {"point": point.id, "number": len(self.known.tried), "of": len(self.known.points)}
+        self.run.on_event({"leg": None, "event": "sweep.tried", **about, "counts": dict(counts), **asdict(result)})
+        return True
 
 
 def _passages(leg: LegLayout, attempt: int, workers: int) -> Iterator[Passage]:
@@ -313,8 +285,3 @@ def _passages(leg: LegLayout, attempt: int, workers: int) -> Iterator[Passage]:
         path = leg.attempt(attempt).points(rank)
         for line in read_lines(path) if path.exists() else ():
             yield Passage(rank=rank, **line)
-
-
-def _epochs(leg: LegLayout, attempt: int) -> dict[int, int]:
-    lines = read_lines(leg.attempt(attempt).trace(0))
-    return {line["step"]: line["epoch"] for line in lines if line["kind"] == "step"}

@@ -14,7 +14,7 @@ from chaosrun.report.output import write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.campaign.results import SuiteResult
-    from chaosrun.campaign.suite_request import SuiteRequest
+    from chaosrun.campaign.suite_plan import SuiteRequest
 
 MORE_THAN_NONE = "a number, 1 or more"
 
@@ -49,8 +49,9 @@ def suite(
     """Run a suite's drills and compare each verdict with the expected one. Exit code 0 when all are as expected, 3 when one is
     not, 6 when all that are not are inconclusive, were cancelled or could not be run."""
     from chaosrun import api
-    from chaosrun.campaign.report.suite import render_plan, render_suite
-    from chaosrun.campaign.report.suite_pages import expect_writable, hand_out
+    from chaosrun.campaign.report.pages import hand_out
+    from chaosrun.campaign.report.text import render_plan, render_suite
+    from chaosrun.records.destination import expect_writable
 
     if fail_fast and keep_going:
         raise UsageError("--fail-fast and --keep-going exclude each other", hint="leave one of the two out")
@@ -89,8 +90,8 @@ def _run_suite(
 ) -> "SuiteResult":
     """When it is cut short, what had ended is shown, and written to `files` (JUnit, Markdown), before the error is raised."""
     from chaosrun import api
-    from chaosrun.campaign.report.suite import render_suite
-    from chaosrun.campaign.report.suite_pages import hand_out
+    from chaosrun.campaign.report.pages import hand_out
+    from chaosrun.campaign.report.text import render_suite
 
     ended: list[SuiteResult] = []
 
@@ -129,7 +130,7 @@ def _request(
 ) -> "SuiteRequest":
     import time
 
-    from chaosrun.campaign.suite_request import SuiteRequest, parse_seed, parse_shard
+    from chaosrun.campaign.suite_plan import SuiteRequest, parse_seed, parse_shard
 
     now_s = time.time()
     return SuiteRequest(
@@ -188,7 +189,7 @@ def sweep(
     if output == "json":
         write_json({**swept.to_json(), "exit_code": swept.exit_code})
     else:
-        from chaosrun.campaign.report.sweep import render_sweep
+        from chaosrun.campaign.report.text import render_sweep
 
         write_out(page(render_sweep(swept, root=root)))
     return swept.exit_code
@@ -217,7 +218,7 @@ def shrink(
     if output == "json":
         write_json(shrunk.to_json())
     else:
-        from chaosrun.campaign.report.shrink import render_shrunk
+        from chaosrun.campaign.report.text import render_shrunk
 
         write_out(page(render_shrunk(shrunk)))
     return shrunk.exit_code

@@ -88,7 +88,7 @@ def preflight(
 
 
 def _refuse_nonsense(job: Path | None, level: str, duration: str | None, to: Path | None) -> None:
-    from chaosrun.campaign.report.suite_pages import expect_writable
+    from chaosrun.records.destination import expect_writable
 
     if duration is not None and level != "deep":
         raise UsageError(f"--duration {duration} goes with --level deep", hint="add --level deep, or leave it out")

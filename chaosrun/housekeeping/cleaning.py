@@ -9,18 +9,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.suite_file import SuiteFolder
-from chaosrun.campaign.sweep_file import SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.housekeeping.inventory import FOLDERS, Choice, Found, Kept, Storage, choose, look_again, storage_of, take_stock
+from chaosrun.housekeeping.inventory import (
+    FILED,
+    FOLDERS,
+    Choice,
+    Found,
+    Kept,
+    choose,
+    is_real,
+    look_again,
+    storage_of,
+    take_stock,
+)
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
-from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.records.storage_owner import disown
 from chaosrun.supervise.drill import lock_run
@@ -55,14 +63,14 @@ class Cleaning:
     def empty(self) -> bool:
         return not self.choice.removed and not self.leftovers
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         removed = zip(self.choice.removed, self.sizes, strict=True)
         return {
             "v": 1,
             "root": str(self.root),
             "done": self.done,
-            "removed": [{**_about(found), "bytes": size} for found, size in removed],
-            "kept": [{**_about(kept.found), "why": kept.why} for kept in self.choice.kept],
+            "removed": [{**found.to_json(), "bytes": size} for found, size in removed],
+            "kept": [{**kept.found.to_json(), "why": kept.why} for kept in self.choice.kept],
             "spared": [str(place) for place in self.spared],
             "leftovers": self.leftovers,
             "freed_bytes": self.freed_bytes,
@@ -94,7 +102,7 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
     for folder in FOLDERS.values():
         _insist_on_real(root / folder)
         _insist_on_real(root / folder / TRASH)
-    with _alone(root):
+    with locked(root / LOCK, f"{root} is being cleaned", hint="wait until it is done") if root.is_dir() else nullcontext():
         choice = chosen()
         leftovers = list(_bins(root))
         intended = Cleaning(
@@ -124,29 +132,10 @@ def _clean(root: Path, older_than_s: float, keep: int, failed: bool, agreed: Cal
                 removed.append(found)
                 sizes.append(size)
         for trash in (root / folder / TRASH for folder in FOLDERS.values()):
-            if trash.is_dir():
-                _remove_if_empty(trash)
-        return Cleaning(
-            root=root,
-            choice=Choice(removed=tuple(removed), kept=tuple(kept)),
-            sizes=tuple(sizes),
-            leftovers=len(leftovers),
-            leftover_bytes=intended.leftover_bytes,
-            done=True,
-        )
-
-
-def _about(found: Found) -> dict[str, Any]:
-    return {"kind": found.kind, "name": found.name, "status": found.status, "used_s": found.used_s, "path": str(found.path)}
-
-
-@contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    if not root.is_dir():
-        yield
-        return
-    with locked(root / LOCK, f"{root} is being cleaned", hint="wait until it is done"):
-        yield
+            if trash.is_dir() and not any(trash.iterdir()):
+                trash.rmdir()
+        choice = Choice(removed=tuple(removed), kept=tuple(kept))
+        return replace(intended, choice=choice, sizes=tuple(sizes), done=True)
 
 
 def _insist_on_real(folder: Path) -> None:
@@ -164,10 +153,8 @@ def _held(root: Path, found: Found) -> AbstractContextManager[Any]:
             return lock_run(RunLayout(found.path))
         case "reference":
             return ReferenceCache(root).locked()
-        case "sweep":
-            return SweepFolder(found.path).locked()
-        case "suite":
-            return SuiteFolder(found.path).locked()
+        case "sweep" | "suite":
+            return FILED[found.kind](found.path).locked()
 
 
 def _thrown_away(found: Found) -> Path:
@@ -189,10 +176,10 @@ def _bins(root: Path) -> Iterator[Path]:
 
 def _take_apart(place: Path) -> None:
     """A bin and what is in it; of a link the link."""
-    for thrown in sorted(place.iterdir()) if _is_real(place) else ():
+    for thrown in sorted(place.iterdir()) if is_real(place) else ():
         home = place.parent.parent / thrown.name
         for run in _runs_in(thrown, place.name.partition("-")[0]):
-            storage = _storage(run, home / run.path.relative_to(thrown))
+            storage = storage_of(run, home / run.path.relative_to(thrown))
             for checkpoints in storage.own:
                 shutil.rmtree(checkpoints)
             for around in storage.around:
@@ -207,41 +194,22 @@ def _take_apart(place: Path) -> None:
 
 
 def _runs_in(thrown: Path, kind: str) -> list[RunLayout]:
-    if not _is_real(thrown):
-        return []
     inside = thrown / "runs"
-    places = [thrown] if kind == "run" else sorted(inside.iterdir()) if _is_real(inside) else []
-    return [RunLayout(path) for path in places if _is_real(path) and (path / "run.json").is_file()]
-
-
-def _storage(run: RunLayout, home: Path) -> Storage:
-    try:
-        info = read_run(run)
-    except UsageError:
-        return Storage()
-    return storage_of(run, info, home) if info["run_id"] == run.run_id else Storage()
-
-
-def _is_real(folder: Path) -> bool:
-    return folder.is_dir() and not folder.is_symlink()
+    places = [thrown] if kind == "run" else sorted(inside.iterdir()) if is_real(thrown) and is_real(inside) else []
+    return [RunLayout(path) for path in places if is_real(path) and (path / "run.json").is_file()]
 
 
 def _remove(path: Path) -> None:
-    if _is_real(path):
+    if is_real(path):
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
 def _size(*paths: Path) -> int:
     """Bytes on the disk; what vanishes meanwhile counts nothing."""
     total = 0
-    for path in filter(_is_real, paths):
+    for path in filter(is_real, paths):
         for folder, _, files in os.walk(path):
             for name in files:
                 try:

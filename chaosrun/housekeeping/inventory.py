@@ -3,15 +3,13 @@
 `choose` is pure and says why it keeps what it keeps. Reads; removes nothing.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from chaosrun.campaign.suite_file import SuiteFolder
-from chaosrun.campaign.sweep_file import SweepFolder
+from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.run_file import own_leg, read_object, read_run
@@ -23,6 +21,7 @@ Kind = Literal["run", "reference", "sweep", "suite"]
 FOLDERS: dict[Kind, str] = {"run": "runs", "reference": "references", "sweep": "sweeps", "suite": "suites"}
 FILES: dict[Kind, str] = {"run": "run.json", "reference": "inputs.json", "sweep": "sweep.json", "suite": "suite.json"}
 """What each has from its beginning on."""
+FILED = {"sweep": SweepFolder, "suite": SuiteFolder}
 PASSED = "PASS"
 PARTS = ("checkpoints", "staging", "quarantine")
 STARTING_S = 600.0
@@ -59,6 +58,10 @@ class Found:
     @property
     def name(self) -> str:
         return self.path.name
+
+    def to_json(self) -> dict[str, object]:
+        same = {"kind": self.kind, "name": self.name, "status": self.status, "used_s": self.used_s}
+        return {**same, "path": str(self.path)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +100,12 @@ def choose(found: Sequence[Found], *, now_s: float, older_than_s: float, keep: i
             removed.append(entry)
         else:
             kept.append(Kept(found=entry, why=why))
-    while needed := [entry for entry in removed if any(_needs_part_of(entry, other.found) for other in kept)]:
+    while needed := [
+        entry for entry in removed if any(need.is_relative_to(entry.path) for other in kept for need in other.found.needs)
+    ]:
         removed = [entry for entry in removed if entry not in needed]
         kept += [Kept(found=entry, why="a run that is kept needs the reference") for entry in needed]
     return Choice(removed=tuple(removed), kept=tuple(kept))
-
-
-def _needs_part_of(entry: Found, other: Found) -> bool:
-    return any(need.is_relative_to(entry.path) for need in other.needs)
 
 
 def take_stock(root: Path) -> list[Found]:
@@ -119,7 +120,11 @@ def look_again(found: Found) -> Found | None:
 
 
 def _all(kind: Kind, folder: Path) -> list[Found]:
-    return [found for path in _directories(folder) if (found := _look(kind, path)) is not None]
+    """Sorted by name; no links, which lead out of the root, and none whose name begins with a dot."""
+    if not is_real(folder):
+        return []
+    places = [path for path in sorted(folder.iterdir()) if is_real(path) and not path.name.startswith(".")]
+    return [found for path in places if (found := _look(kind, path)) is not None]
 
 
 def _look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
@@ -135,16 +140,17 @@ def _look(kind: Kind, path: Path, *, held: bool = False) -> Found | None:
             return _folder(kind, path, held)
 
 
-def storage_of(run: RunLayout, info: dict[str, Any], home: Path) -> Storage:
+def storage_of(run: RunLayout, home: Path) -> Storage:
     """`home`: where the run lay when it was whole."""
     named: list[Path] = []
     try:
+        info = _own_info(run)
         for name in LEGS:
             storage = own_leg(run, info, name).storage
             named += [] if storage is None else [storage, storage.with_name("diagnosis")]
     except UsageError:
         return Storage()
-    there = [place for place in dict.fromkeys(named) if place.is_dir() and not place.is_symlink()]
+    there = [place for place in dict.fromkeys(named) if is_real(place)]
     around = tuple(place for place in dict.fromkeys(place.parent for place in named) if is_owner(place, home, info))
     own = tuple(place for place in there if place.parent in around and _is_ours(place))
     return Storage(own=own, around=around, doubtful=tuple(place for place in there if place not in own))
@@ -161,9 +167,9 @@ def _is_ours(place: Path) -> bool:
 def _run(run: RunLayout, held: bool) -> Found:
     supervised = not held and is_supervised(run)
     try:
-        info = read_run(run)
-        if info["run_id"] != run.run_id:
-            raise UsageError(f"{run.run_json} is of another run")
+        info = _own_info(run)
+        mode = info["reference"]["mode"]
+        copied = mode in ("auto", "fresh") or leg_end(run.reference) is not None
         ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
     except UsageError:
         return Found(kind="run", path=run.path, used_s=_changed_s(run.run_json), status="damaged", supervised=supervised)
@@ -173,16 +179,18 @@ def _run(run: RunLayout, held: bool) -> Found:
         used_s=float(info["created_s"]),
         status="interrupted" if ended is None else str(ended.get("status")),
         supervised=supervised,
-        needs=_needs(run, info),
-        storage=storage_of(run, info, run.path),
+        needs=frozenset() if copied else frozenset({Path(mode)}),
+        storage=storage_of(run, run.path),
         starting=ended is None and not run.supervisor_json.exists(),
     )
 
 
-def _needs(run: RunLayout, info: dict[str, Any]) -> frozenset[Path]:
-    mode = info["reference"]["mode"]
-    copied = mode in ("auto", "fresh") or leg_end(run.reference) is not None
-    return frozenset() if copied else frozenset({Path(mode)})
+def _own_info(run: RunLayout) -> dict[str, Any]:
+    """run.json. Raises UsageError when it cannot be read, or is of another run."""
+    info = read_run(run)
+    if info["run_id"] != run.run_id:
+        raise UsageError(f"{run.run_json} is of another run")
+    return info
 
 
 def _folder(kind: Kind, path: Path, held: bool) -> Found:
@@ -207,8 +215,7 @@ def _outcome(path: Path, kind: Kind) -> str:
     try:
         if kind == "sweep":
             sweep = SweepFolder(path).load()
-            seen = {tried.status for tried in sweep.tried.values()}
-            return "interrupted" if sweep.left else next((bad for bad in ("FAIL", "INCONCLUSIVE") if bad in seen), PASSED)
+            return "interrupted" if sweep.left else sweep.status
         suite = SuiteFolder(path)
         planned, results = {drill.name for drill in suite.load().drills}, suite.progress().results
     except UsageError:
@@ -218,13 +225,8 @@ def _outcome(path: Path, kind: Kind) -> str:
     return PASSED if all(result.ok for result in results.values()) else "FAIL"
 
 
-def _directories(folder: Path) -> list[Path]:
-    """Sorted by name; no links, which lead out of the root, and none whose name begins with a dot."""
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
-    return [folder / name for name in sorted(names)]
+def is_real(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink()
 
 
 def _changed_s(path: Path) -> float:

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _seed(text: str) -> int:
     from argparse import ArgumentTypeError
 
-    from chaosrun.campaign.suite_request import parse_seed
+    from chaosrun.campaign.suite_plan import parse_seed
     from chaosrun.errors import UsageError
 
     try:

@@ -54,9 +54,9 @@ class OneRay:
         strikes Ray itself and the drill must have one to itself. Raises as `api.submit`."""
         # Read when Ray is imported; see `supervise.run.placed`.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-        from chaosrun.campaign.planned_drill import TAKES_AGENTS
+        from chaosrun.campaign.drill import takes_agents
 
-        if any(fault.facts.family in TAKES_AGENTS for fault in plan.faults):
+        if takes_agents(fault.kind for fault in plan.faults):
             self.close()
             return
         cpus = spec.workers * spec.per_worker.cpu

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+from chaosrun.errors import UsageError
 from chaosrun.records.filesystem import Filesystem
 
 
@@ -17,6 +18,21 @@ def expect_folder(path: Path) -> None:
     if not path.parent.is_dir():
         code = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
         raise OSError(code, "there is no such directory", str(path.parent))
+
+
+def expect_writable(option: str, path: Path) -> None:
+    """Raises UsageError, naming the option, when nothing could be written there. Leaves nothing."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}", hint="make it, or name another file")
+    if is_stream(path):
+        return
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{option} {path} cannot be written: {error.strerror}", hint="name another file") from error
 
 
 def write_to(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.files import SuiteFolder
 from chaosrun.records.layout import RunLayout
 from tests.conftest import REPOSITORY
 from tests.e2e.drills import Shell, eventually, finish, reached, write_job

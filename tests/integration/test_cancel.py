@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaosrun import api
-from chaosrun.campaign.placements import drill_on, new_run
+from chaosrun.campaign.drill import drill_on, new_run
 from chaosrun.errors import InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.processes import ProcessIdentity, identify

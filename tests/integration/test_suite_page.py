@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaosrun.campaign.history import Entry, Night, label, nights, trend
-from chaosrun.campaign.report.suite_pages import junit_text, render_index
+from chaosrun.campaign.report.pages import junit_text, render_index
 from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.layout import RunLayout
 from tests.browser import SCHEMES, WIDTHS, open_browser, opened, overflow

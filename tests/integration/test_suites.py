@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.files import SuiteFolder
 from chaosrun.campaign.history import read_history
-from chaosrun.campaign.report.suite import render_suite
+from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import SuiteResult
-from chaosrun.campaign.suite_file import SuiteFolder
-from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.suite_plan import SuiteRequest
 from chaosrun.errors import InterruptedRunError
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
@@ -75,7 +75,7 @@ def test_two_at_once_and_one_table(suite: Suite) -> None:
     assert "data order at step 8, rank 0: expected samples [5], seen [1]" in " ".join(table.split())
     assert {run.status for run in api.list_runs(suite.root)} == {"PASS", "FAIL"}
     # What every drill leaves, and what the suite does: each can be told without the other.
-    told = result.to_json()
+    told: Any = result.to_json()
     assert [drill["verdict"]["status"] for drill in told["drills"]] == ["PASS", "FAIL"] and told["v"] == 1
     history = read_history(suite.root / "suites" / "history" / "protocols.jsonl")
     assert {entry.drill: entry.ok for entry in history.entries} == dict.fromkeys(names, True)
@@ -112,8 +112,8 @@ def test_a_drill_that_was_cut_short_goes_on_and_one_that_had_ended_is_judged(sui
 
 def test_a_job_that_changed_is_not_gone_on_with(suite: Suite) -> None:
     agenda = suite.folder.load()
-    changed = agenda.to_json()
-    changed["drills"][0]["text"] = "another"
+    changed: Any = agenda.to_json()
+    changed["files"] = dict.fromkeys(changed["files"], "another")
     copy = SuiteFolder(suite.folder.path.parent / "protocols-copy")
     copy.path.mkdir()
     write_durably(copy.file, json.dumps(changed).encode())

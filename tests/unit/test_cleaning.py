@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chaosrun import cli
-from chaosrun.campaign.placements import remove_run
+from chaosrun.campaign.drill import remove_run
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chaosrun.campaign.planned_drill import plan_drills
-from chaosrun.campaign.suite_request import Shard, sharded
+from chaosrun.campaign.suite_plan import Shard, sharded
 from chaosrun.spec.suite import load_suite
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

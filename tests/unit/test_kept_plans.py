@@ -10,8 +10,7 @@ import pytest
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans, reruns
 from chaosrun.campaign.planned_drill import PlannedDrill, plan_drills
 from chaosrun.campaign.results import DrillResult
-from chaosrun.campaign.suite_plan import plan_suite
-from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.suite_plan import SuiteRequest, plan_suite
 from chaosrun.campaign.suite_run import opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.campaign.suite_file import SuiteFolder
-from chaosrun.campaign.sweep_file import SweepFolder
+from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records import locks, own_files
 from chaosrun.records.layout import RunLayout

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from chaosrun.campaign.placements import PlacementPool, Shape
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
-from chaosrun.campaign.scheduler import Listener, Scheduler
+from chaosrun.campaign.scheduler import Listener, PlacementPool, Scheduler, Shape
 from chaosrun.spec.suite import Expectation
 
 DRILL = PlannedDrill(
@@ -18,7 +17,6 @@ DRILL = PlannedDrill(
     drill="a",
     base="a",
     job="/job.yaml",
-    text="",
     overrides=(),
     expect=Expectation(verdict="PASS"),
     workers=1,

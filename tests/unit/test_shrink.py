@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verdicts import PASSED
 
-from chaosrun.campaign.report.shrink import render_shrunk
+from chaosrun.campaign.report.text import render_shrunk
 from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault

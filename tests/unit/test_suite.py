@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from verdicts import PASSED
 
-from chaosrun.campaign.json_file import checked, plain
-from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_pages import render_markdown
+from chaosrun.campaign.files import checked, plain
+from chaosrun.campaign.report.pages import render_markdown
+from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult, SuiteResult, drill_result, surprises
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from chaosrun import api
+from chaosrun.campaign.files import SuiteFolder, SuitePlan
 from chaosrun.campaign.history import Entry, nights, read_history
-from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
+from chaosrun.campaign.report.pages import junit_text, render_index, render_markdown
+from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
-from chaosrun.campaign.suite_file import SuiteFolder, SuitePlan
-from chaosrun.campaign.suite_plan import plan_suite
-from chaosrun.campaign.suite_request import Shard, SuiteRequest
+from chaosrun.campaign.suite_plan import Shard, SuiteRequest, plan_suite
 from chaosrun.campaign.suite_run import SuiteRun, opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.integrations.export import workflow
@@ -226,13 +225,13 @@ def test_a_preset_for_a_job_of_no_known_length_is_refused_once(suite: Path, tmp_
     assert str(caught.value).count("cannot be planned") == 1 and "set: {max_steps: 60}" in str(caught.value)
 
 
-def test_a_surprise_has_the_command_that_repeats_it(tmp_path: Path) -> None:
+def test_a_surprise_has_the_command_that_repeats_it(suite: Path, tmp_path: Path) -> None:
     run = RunLayout(tmp_path / "runs" / "toy-1")
     run.path.mkdir(parents=True)
     run.run_json.write_text(json.dumps({"v": 1, "job": "/jobs/toy.yaml", "overrides": ["faults.seed=7"]}))
     odd = DrillResult(name="a", run=run, status="FAIL", expected="PASS", surprises=("FAIL where PASS was expected",))
     fine = replace(odd, surprises=())
-    entry = Entry.of(odd, suite="s", night="2026-11-20", time_s=1.0, seed=None)
+    entry = Entry.of(odd, plan_suite(SuiteRequest(path=suite), tmp_path, 0.0))
     for drill, shown in ((odd, True), (fine, False)):
         page = render_index(SuiteResult(name="x", drills=(drill,)), nights([entry]), tmp_path)
         assert ("faults.seed=7" in page) == shown

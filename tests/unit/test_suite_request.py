@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaosrun.campaign.planned_drill import derive_seed
-from chaosrun.campaign.suite_request import Shard, chosen, night_of, parse_seed, parse_shard, sharded
+from chaosrun.campaign.suite_plan import Shard, chosen, night_of, parse_seed, parse_shard, sharded
 from chaosrun.errors import UsageError
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.campaign.files import checked, plain
 from chaosrun.campaign.history import append, read_history
-from chaosrun.campaign.json_file import checked, plain
 from chaosrun.campaign.kept_plans import KeptPlans
 from chaosrun.campaign.planned_drill import PlannedDrill
-from chaosrun.campaign.report.suite import render_suite
-from chaosrun.campaign.report.suite_pages import junit_text, render_index, render_markdown
+from chaosrun.campaign.report.pages import junit_text, render_index, render_markdown
+from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.scheduler import RunningSupervisors
-from chaosrun.campaign.suite_request import SuiteRequest
+from chaosrun.campaign.suite_plan import SuiteRequest
 from chaosrun.campaign.suite_run import SuiteRun, opened
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.output import rendered

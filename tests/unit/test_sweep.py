@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaosrun.campaign.report.sweep import render_sweep
-from chaosrun.campaign.sweep_file import PointResult, Sweep, SweepFolder, find_sweep, new_sweep
+from chaosrun.campaign.files import Sweep, SweepFolder
+from chaosrun.campaign.report.text import render_sweep
+from chaosrun.campaign.results import PointResult
 from chaosrun.errors import UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.points import (
@@ -253,10 +254,10 @@ class TestVerdict:
 
 class TestFolder:
     def test_what_is_saved_comes_back(self, tmp_path: Path, sweep: Sweep) -> None:
-        folder = new_sweep(tmp_path, "probe")
+        folder = SweepFolder.new(tmp_path, "probe")
         folder.save(all_of(sweep))
         assert folder.load() == all_of(sweep)
-        assert new_sweep(tmp_path, "probe").path != folder.path
+        assert SweepFolder.new(tmp_path, "probe").path != folder.path
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v": 9}', '{"v": 1, "points": 3}', "\x00"])
     def test_what_is_no_sweep(self, tmp_path: Path, text: str) -> None:
@@ -266,7 +267,7 @@ class TestFolder:
             folder.load()
 
     def test_one_process_at_a_time(self, tmp_path: Path) -> None:
-        folder = new_sweep(tmp_path, "probe")
+        folder = SweepFolder.new(tmp_path, "probe")
         with folder.locked(), pytest.raises(UsageError, match="is being carried out by process"), folder.locked():
             pass
         with folder.locked():
@@ -277,21 +278,21 @@ class TestFolder:
         for name, created_s, path in (("a-1", 1.0, job), ("a-2", 2.0, job), ("b-1", 3.0, tmp_path / "other.yaml")):
             folder = SweepFolder(tmp_path / "sweeps" / name)
             folder.save(replace(sweep, sweep_id=name, created_s=created_s, job=str(path)))
-        assert find_sweep(tmp_path, "latest", job).path.name == "a-2"
-        assert find_sweep(tmp_path, "a-1", job).path.name == "a-1"
+        assert SweepFolder.find(tmp_path, "latest", job).path.name == "a-2"
+        assert SweepFolder.find(tmp_path, "a-1", job).path.name == "a-1"
         with pytest.raises(UsageError, match="could be any of 2 sweeps: a-1, a-2"):
-            find_sweep(tmp_path, "a", job)
+            SweepFolder.find(tmp_path, "a", job)
         with pytest.raises(UsageError, match="no sweep 'b-1'"):
-            find_sweep(tmp_path, "b-1", job)
+            SweepFolder.find(tmp_path, "b-1", job)
 
     def test_a_damaged_one_hides_no_other(self, tmp_path: Path, sweep: Sweep) -> None:
         job = tmp_path / "job.yaml"
         for name in ("a-1", "a-2"):
             SweepFolder(tmp_path / "sweeps" / name).save(replace(sweep, sweep_id=name, job=str(job)))
         (tmp_path / "sweeps" / "a-2" / "sweep.json").write_text("{")
-        assert find_sweep(tmp_path, "latest", job).path.name == "a-1"
+        assert SweepFolder.find(tmp_path, "latest", job).path.name == "a-1"
         with pytest.raises(UsageError, match="holds no sweep that can be read"):
-            find_sweep(tmp_path, "a-2", job)
+            SweepFolder.find(tmp_path, "a-2", job)
 
 
 class TestTicker:

@@ -88,20 +88,20 @@ def recoveries(known: "Sequence[Night]") -> Figure | None:
     return Figure(height=HEIGHT, axis=axis, plot=plot, told=told)
 
 
-def strip(nights: Sequence[tuple[str, bool | None]]) -> Markup:
+def strip(drill: str, known: "Sequence[Night]") -> Markup:
     """A drill's nights, oldest first, as cells: low where it was as expected, high where not, a dash where it did not run."""
     cells: list[Markup] = []
-    for place, (_, ok) in enumerate(nights):
+    bar = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>')
+    nights = [(night.night, night.drills.get(drill)) for night in known]
+    for place, (_, entry) in enumerate(nights):
         x = place * (CELL + GAP)
-        if ok is None:
+        if entry is None:
             cells.append(Markup('<path class="none" d="M{} {}h{}"/>').format(x, TALL - 1, CELL))
-        elif ok:
-            cells.append(Markup('<rect class="well" x="{}" y="{}" width="{}" height="{}"/>').format(x, TALL - 8, CELL, 8))
         else:
-            cells.append(Markup('<rect class="odd" x="{}" y="0" width="{}" height="{}"/>').format(x, CELL, TALL))
-    known = [ok for _, ok in nights if ok is not None]
-    odd = [night for night, ok in nights if ok is False]
-    said = f"{sum(known)} of {len(known)} nights as expected" + (f", not on {', '.join(odd[-3:])}" if odd else "")
+            cells.append(bar.format("well", x, TALL - 8, CELL, 8) if entry.ok else bar.format("odd", x, 0, CELL, TALL))
+    oks = [entry.ok for _, entry in nights if entry is not None]
+    odd = [night for night, entry in nights if entry is not None and not entry.ok]
+    said = f"{sum(oks)} of {len(oks)} nights as expected" + (f", not on {', '.join(odd[-3:])}" if odd else "")
     width = max(1, len(nights) * (CELL + GAP) - GAP)
     return Markup('<svg class="cells" role="img" aria-label="{}" width="{}" height="{}">{}</svg>').format(
         said, width, TALL, join(cells)
@@ -123,6 +123,5 @@ def _y(scale: Scale, value: float) -> float:
 
 def _dates(known: "Sequence[Night]") -> Markup:
     """The first night and the last."""
-    if len(known) == 1:
-        return beneath([0.5], [known[0].night], Scale(0, 1), HEIGHT - 6)
-    return beneath([0, 1], [known[0].night, known[-1].night], Scale(0, 1), HEIGHT - 6)
+    places, shown = ([0.5], known) if len(known) == 1 else ([0, 1], (known[0], known[-1]))
+    return beneath(places, [night.night for night in shown], Scale(0, 1), HEIGHT - 6)

@@ -1,11 +1,8 @@
 """One view of a suite: what its text, its Markdown and its page say, as rows and sentences that are ready to be shown."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from chaosrun.records.naming import run_arguments
 from chaosrun.report.facts import read_facts
@@ -92,11 +89,6 @@ def suite_view(result: "SuiteResult") -> SuiteView:
         unexpected=tuple(_unexpected(result, losses, not_done)),
         not_done=not_done,
     )
-
-
-def link(path: Path, folder: Path) -> str | None:
-    """To a page that is there, relative to another's folder."""
-    return quote(os.path.relpath(path, folder)) if path.is_file() else None
 
 
 def _drill_row(drill: "DrillResult", *, few: bool) -> DrillRow:

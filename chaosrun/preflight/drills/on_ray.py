@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaosrun.campaign.placements import Watch, drill_on, new_run, remove_run
+from chaosrun.campaign.drill import drill_on, new_run, remove_run
 from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
@@ -23,6 +23,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.spec.source import load_job
+from chaosrun.supervise.run import Watch
 from chaosrun.verify.verdict import Verdict
 
 JOB = Path(__file__).parent / "job" / "job.yaml"

@@ -3,15 +3,16 @@
 Written from the result, and never change it: one that cannot be written is told.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote
 
-from chaosrun.campaign.report.view import SuiteView, link, suite_view
-from chaosrun.campaign.suite_file import SuiteFolder
+from chaosrun.campaign.files import SuiteFolder
+from chaosrun.campaign.report.view import SuiteView, suite_view
 from chaosrun.errors import UsageError
-from chaosrun.records.destination import is_stream
 from chaosrun.records.journal import write_durably
 
 if TYPE_CHECKING:
@@ -68,19 +69,16 @@ def render_markdown(result: "SuiteResult") -> str:
     return render("suite.md", TEMPLATES, view=view, sign=SIGNS[view.words], cells=cells, repeats=repeats)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NightRow:
-    night: "Night"
-    seed: int | None
-    odd: tuple[str, ...]
-    link: str | None
-
-
 def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) -> str:
     """The whole page, to lie in `folder`: links are relative to it. `known`: the nights that are shown, oldest first."""
     from chaosrun.campaign.report.figures import rates, recoveries, strip
     from chaosrun.report.html.page import environment
 
+    def link(path: Path) -> str | None:
+        """To a page that is there."""
+        return quote(os.path.relpath(path, folder)) if path.is_file() else None
+
+    pages = {night.night: folder.parent / night.suite / "index.html" for night in known}
     return (
         environment(TEMPLATES)
         .get_template("suite.html")
@@ -88,25 +86,13 @@ def render_index(result: "SuiteResult", known: "Sequence[Night]", folder: Path) 
             result=result,
             view=suite_view(result),
             past=f"The last {len(known)} nights" if len(known) > 1 else "One night",
-            links={row.name: link(row.run.report_html, folder) for row in suite_view(result).drills if row.run is not None},
-            strips={
-                drill.name: strip([(n.night, n.drills[drill.name].ok if drill.name in n.drills else None) for n in known])
-                for drill in result.drills
-            },
-            nights=[_night_row(night, folder) for night in reversed(known)],
+            links={drill.name: link(drill.run.report_html) for drill in result.drills if drill.run is not None},
+            strips={drill.name: strip(drill.name, known) for drill in result.drills},
+            nights=known[::-1],
+            pages={night: link(page) for night, page in pages.items() if page.parent != folder},
             rates=rates(known),
             recoveries=recoveries(known),
         )
-    )
-
-
-def _night_row(night: "Night", folder: Path) -> NightRow:
-    page = folder.parent / night.suite / "index.html"
-    return NightRow(
-        night=night,
-        seed=next((entry.seed for entry in night.drills.values()), None),
-        odd=tuple(entry.drill for entry in night.drills.values() if not entry.ok),
-        link=None if page.parent == folder else link(page, folder),
     )
 
 
@@ -160,30 +146,13 @@ def hand_out(result: "SuiteResult", junit: Path | None, markdown: Path | None) -
     written to a step's summary before. Raises UsageError when one cannot be written there."""
     assert result.path is not None
     folder = SuiteFolder(result.path)
-    if junit is not None:
-        _copy(folder.junit_xml, junit, "--junit", "wb")
-    if markdown is not None:
-        _copy(folder.summary_md, markdown, "--markdown", "ab")
-
-
-def expect_writable(option: str, path: Path) -> None:
-    """Raises UsageError when a page, or the history, could not be written there. Leaves nothing."""
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {path.parent}", hint="make it, or name another file")
-    if is_stream(path):
-        return
-    new = not path.exists()
-    try:
-        path.open("ab").close()
-        if new:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"{option} {path} cannot be written: {error.strerror}", hint="name another file") from error
-
-
-def _copy(page: Path, path: Path, option: str, mode: Literal["wb", "ab"]) -> None:
-    try:
-        with path.open(mode) as file:
-            file.write(page.read_bytes())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint=f"name another file with {option}") from error
+    for page, path, option, mode in (
+        (folder.junit_xml, junit, "--junit", "wb"),
+        (folder.summary_md, markdown, "--markdown", "ab"),
+    ):
+        try:
+            if path is not None:
+                with path.open(mode) as file:
+                    file.write(page.read_bytes())
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}", hint=f"name another file with {option}") from error

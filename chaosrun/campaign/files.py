@@ -1,0 +1,298 @@
+"""What sweeps and suites keep on disk, each in a folder of its own, `<root>/sweeps/<id>/` and `<root>/suites/<id>/`: typed
+values with a version, checked when they are read.
+
+sweep.json is written anew after each drill; of a suite, suite.json is its plan, and journal.jsonl gets a line when a drill
+starts and one when it has ended. Runs nothing.
+"""
+
+import shlex
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from chaosrun.campaign.planned_drill import PlannedDrill
+from chaosrun.campaign.results import DrillResult, PointResult
+from chaosrun.errors import UsageError
+from chaosrun.plan.points import Point
+from chaosrun.records.codec import DamagedRecordError, read_records
+from chaosrun.records.events import Event
+from chaosrun.records.folders import find_folder, new_folder
+from chaosrun.records.journal import write_durably
+from chaosrun.records.locks import locked
+from chaosrun.records.naming import root_arguments, shortest
+from chaosrun.spec.fragment import scheduled
+from chaosrun.spec.suite import Comparison
+from chaosrun.verify.verdict import EXIT_CODES, VerdictStatus
+
+VERSION = 1
+T = TypeVar("T")
+
+
+class _Versioned(msgspec.Struct):
+    v: object = None
+
+
+def plain(value: object) -> Any:
+    """A dataclass as JSON values."""
+    return msgspec.to_builtins(value, enc_hook=_plain)
+
+
+def checked(kind: type[T], value: object) -> T:
+    """The dataclass that `plain` made the value of. Raises ValueError when it is another's."""
+    return msgspec.convert(value, kind, dec_hook=_special)
+
+
+def encode(value: object, *, indent: int = -1) -> bytes:
+    return msgspec.json.format(msgspec.json.encode({"v": VERSION, **plain(value)}), indent=indent)
+
+
+def decode(kind: type[T], data: bytes) -> T:
+    """Raises ValueError for what is no such value of this version."""
+    if (version := _version(data)) != VERSION:
+        raise ValueError(f"not of version {VERSION}" if version is None else f"of version {version!r}")
+    return msgspec.json.decode(data, type=kind, dec_hook=_special)
+
+
+def save(path: Path, value: object) -> None:
+    write_durably(path, encode(value, indent=1))
+
+
+def _version(data: bytes) -> object:
+    """None where there is none. Raises ValueError for what is no JSON."""
+    try:
+        return msgspec.json.decode(data, type=_Versioned).v
+    except msgspec.ValidationError:
+        return None
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _plain(value: object) -> object:
+    """Of what msgspec does not know: sections of a suite's file, and paths."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def _special(kind: type[Any], value: Any) -> object:
+    """The same back."""
+    return kind.model_validate(value) if issubclass(kind, BaseModel) else kind(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    sweep_id: str
+    created_s: float
+    job: str
+    """Absolute path of the job file."""
+    text: str
+    """The job file as it was."""
+    overrides: tuple[str, ...]
+    cleared: tuple[str, ...]
+    """Overrides that leave the job none of its own faults."""
+    reference_key: str
+    """What the one reference of all drills depends on (`supervise.reference`)."""
+    survey: str
+    """Id of the run that found the points, whose undisturbed leg is the reference."""
+    workers: int
+    final_step: int
+    passages: int
+    """Different points that the survey came by, of which `points` are the chosen ones."""
+    steps: tuple[int, ...]
+    """The steps at which the phases of the training are tried."""
+    points: tuple[Point, ...]
+    tried: Mapping[str, PointResult] = field(default_factory=dict)
+    """By the point's id."""
+
+    def overrides_of(self, point: Point) -> list[str]:
+        """All overrides of the drill of a point."""
+        return [*self.overrides, *self.cleared, scheduled(point.schedule)]
+
+    @property
+    def left(self) -> list[Point]:
+        return [point for point in self.points if point.id not in self.tried]
+
+    @property
+    def status(self) -> VerdictStatus:
+        """The worst of what was tried; of nothing PASS."""
+        seen = {tried.status for tried in self.tried.values()}
+        return "FAIL" if "FAIL" in seen else "INCONCLUSIVE" if "INCONCLUSIVE" in seen else "PASS"
+
+    @property
+    def exit_code(self) -> int:
+        """That of PASS when every point was tried and passed, of FAIL when one failed, else of INCONCLUSIVE."""
+        whole = self.tried and not self.left
+        return EXIT_CODES[self.status if whole or self.status == "FAIL" else "INCONCLUSIVE"]
+
+    def to_json(self) -> dict[str, object]:
+        return {"v": VERSION, **plain(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuitePlan:
+    """What a suite was asked to do, all of it planned."""
+
+    suite_id: str
+    name: str
+    path: str
+    """Absolute path of the suite's file."""
+    created_s: float
+    night: str
+    seed: int | None
+    shard: str | None
+    fail_fast: bool
+    by_hand: bool
+    """A choice of its drills by name, which stands for no night."""
+    history: str
+    drills: tuple[PlannedDrill, ...]
+    """In the order in which they are begun."""
+    notes: tuple[str, ...] = ()
+    comparison: Comparison | None = None
+    """Of the drills' losses, its first drill named; None: there is none to make."""
+    files: Mapping[str, str | None] = field(default_factory=dict)
+    """Digests of what it was planned from, by absolute path."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when drills share a name, by which their results are told apart."""
+        if len({drill.name for drill in self.drills}) < len(self.drills):
+            raise ValueError("two drills have one name")
+
+    def to_json(self) -> dict[str, object]:
+        return {"v": VERSION, **plain(self)}
+
+
+_Kept = TypeVar("_Kept", Sweep, SuitePlan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder(Generic[_Kept]):
+    path: Path
+    what: ClassVar[str]
+    kind: ClassVar[type[Any]]
+
+    @property
+    def file(self) -> Path:
+        return self.path / f"{self.what}.json"
+
+    @classmethod
+    def new(cls, root: Path, name: str) -> Self:
+        """Raises UsageError when none can be made."""
+        return cls(new_folder(root / f"{cls.what}s", name))
+
+    @classmethod
+    def find(cls, root: Path, ref: str, of: Path) -> Self:
+        """That of the file `of` called `ref`: an id, a unique prefix of one, or "latest". Raises UsageError."""
+
+        def began(path: Path) -> tuple[str, float]:
+            kept = cls(path).load()
+            return (kept.job if isinstance(kept, Sweep) else kept.path), kept.created_s
+
+        return cls(find_folder(root / f"{cls.what}s", ref, began, of=of, otherwise="without --resume a new one begins"))
+
+    def save(self, value: _Kept) -> None:
+        save(self.file, value)
+
+    def load(self) -> _Kept:
+        """Raises UsageError when it holds none that this version can go on with."""
+        again = f"begin the {self.what} anew"
+        try:
+            data = self.file.read_bytes()
+            if (found := _version(data)) not in (None, VERSION):
+                raise UsageError(
+                    f"{self.file} has version {found!r}, this chaosrun reads version {VERSION}",
+                    hint=f"go on with the chaosrun that began the {self.what}, or {again}",
+                )
+            return decode(self.kind, data)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.path} holds no {self.what} that can be read ({error})", hint=again) from error
+
+    def locked(self) -> AbstractContextManager[int]:
+        """Hold it for this process. Raises UsageError while another one does."""
+        return locked(self.path / "lock", f"{self.what} {self.path.name} is being carried out")
+
+    def resume_command(self, of: str) -> str:
+        where = root_arguments(self.path.parent.parent)
+        return shlex.join(["chaosrun", self.what, shortest(Path(of)), "--resume", self.path.name, *where])
+
+
+class SweepFolder(_Folder[Sweep]):
+    what = "sweep"
+    kind = Sweep
+
+
+class SuiteBegan(Event, frozen=True, kw_only=True, tag="suite.began"):
+    """A process carries the suite out from here on."""
+
+
+class SuiteEnded(Event, frozen=True, kw_only=True, tag="suite.ended"):
+    """It does not any more."""
+
+
+class DrillStarted(Event, frozen=True, kw_only=True, tag="drill.started"):
+    name: str
+    run: str
+
+
+class DrillEnded(Event, frozen=True, kw_only=True, tag="drill.ended"):
+    name: str
+    result: object
+    """A `results.DrillResult`, as JSON values."""
+
+
+SUITE_EVENTS = msgspec.json.Decoder(SuiteBegan | SuiteEnded | DrillStarted | DrillEnded)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a suite's journal says."""
+
+    started: dict[str, str] = field(default_factory=dict)
+    """Run directory by drill, of the latest start."""
+    results: dict[str, DrillResult] = field(default_factory=dict)
+    """Without those that were cancelled: they are still to be carried out."""
+    took_s: float = 0.0
+    """While a process carried the suite out, all of them together."""
+
+
+class SuiteFolder(_Folder[SuitePlan]):
+    what = "suite"
+    kind = SuitePlan
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def index_html(self) -> Path:
+        return self.path / "index.html"
+
+    @property
+    def junit_xml(self) -> Path:
+        return self.path / "suite.junit.xml"
+
+    @property
+    def summary_md(self) -> Path:
+        return self.path / "summary.md"
+
+    def progress(self) -> Progress:
+        """Raises UsageError when the journal is damaged other than at its end."""
+        done = Progress()
+        try:
+            events = list(read_records(self.journal, SUITE_EVENTS)) if self.journal.is_file() else []
+            for former, event in pairwise(events):
+                # Before one begins, nobody was at it.
+                done.took_s += 0.0 if isinstance(event, SuiteBegan) else max(0.0, event.time_s - former.time_s)
+            for event in events:
+                if isinstance(event, DrillStarted):
+                    done.started[event.name] = event.run
+                elif isinstance(event, DrillEnded):
+                    result = checked(DrillResult, event.result)
+                    if not result.cancelled:
+                        done.results[result.name] = result
+        except (DamagedRecordError, ValueError) as error:
+            raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
+        return done
