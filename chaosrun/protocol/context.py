@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
+from chaosrun.observe.opened import FileWatch
 from chaosrun.protocol.preemption import Preemption
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
@@ -22,6 +23,8 @@ class WorkerContext:
     faults: FaultPoints = field(init=False)
     heart: Heart = field(init=False, default_factory=Heart)
     preemption: Preemption = field(init=False)
+    files: FileWatch | None = None
+    """None in a leg that has none before it."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
 

@@ -26,6 +26,7 @@ class Recorder:
         self._faults.training = state
         self._preemption = context.preemption
         self._heart = context.heart
+        self._files = context.files
         self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, self._faults, self._heart)
         self._observer = Observer(state, context.order, context.leg, accelerator.device)
         self._job: dict[str, Any] = {}
@@ -55,6 +56,11 @@ class Recorder:
         self._heart.beat("restored", position.step)
         self._observer.begin(position, entered_s=entered_s, restored=self._checkpointer.digests)
         self._preemption.meet()
+        if self._files:
+            # What the script imports, it has imported by now.
+            self._files.wrap_native_readers()
+            if self._order.attempt == 1:
+                self._files.look_at_mappings()
         if self._order.resume:
             self._faults.reach("restore.end", position.step)
         return position
@@ -140,6 +146,8 @@ class Recorder:
             return
         self.settle()
         self._note_loader_workers(at_last=True)
+        if self._files:
+            self._files.look_at_mappings()
         if self._checkpointer.newest_step != position.step:
             self._checkpoint(position)
         self._observer.end(position, checkpoint=checkpoint_name(position.step))

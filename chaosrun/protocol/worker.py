@@ -25,6 +25,7 @@ import torch
 
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.observe.ledger import listen
+from chaosrun.observe.opened import watch
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.distributed_debug import speak_in_detail
@@ -51,6 +52,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
         context.heart.beat("started", 0)
         os.chdir(order.cwd)
+        _know_the_leg(context)
         listen()
         context.preemption.listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
@@ -105,6 +107,17 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: dict[str, Any]) 
         write_durably(context.leg.path / "inputs.json", inputs.encode())
     record = json.dumps({**about, **end, "time_s": time.time()})
     write_durably(context.leg.attempt(order.attempt).end(order.rank), record.encode())
+
+
+def _know_the_leg(context: WorkerContext) -> None:
+    """Tell the script which leg and attempt it is and where its files may lie, and see what it reads of other legs' files."""
+    order, leg = context.order, context.leg
+    leg.output.mkdir(exist_ok=True)
+    told = {"CHAOSRUN_LEG": order.leg, "CHAOSRUN_ATTEMPT": str(order.attempt), "CHAOSRUN_OUTPUT": str(leg.output)}
+    os.environ.update(told)
+    if order.earlier:
+        record = leg.attempt(order.attempt).opened(order.rank)
+        context.files = watch(order.earlier, record, attempt=order.attempt, rank=order.rank)
 
 
 def _announce(order: WorkerOrder) -> None:

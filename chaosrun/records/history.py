@@ -26,6 +26,7 @@ from chaosrun.records.events import (
     WorkerExited,
 )
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.opened import OpenedFile, opened_files
 from chaosrun.records.traces import EndRecord, RankTrace, read_trace
 
 _Event = TypeVar("_Event", bound=JournalEvent)
@@ -60,6 +61,8 @@ class LegHistory:
     journal: tuple[JournalEvent, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     environment: Mapping[str, Any] | None = None
+    opened: tuple[OpenedFile, ...] = ()
+    """Files of other legs that it read."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -97,6 +100,7 @@ def read_leg(layout: LegLayout) -> LegHistory:
         journal=tuple(journal),
         attempts=_attempts(layout, journal, problems),
         environment=_read_environment(layout.environment, problems),
+        opened=opened_files(layout, problems),
         problems=tuple(problems),
     )
 

@@ -42,6 +42,10 @@ class AttemptLayout:
     def end(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.end.json"
 
+    def opened(self, rank: int) -> Path:
+        """Files that the rank read although another leg had left them, where it did; see `records.opened`."""
+        return self.path / f"rank-{rank}.opened.jsonl"
+
     def points(self, rank: int) -> Path:
         """What a surveyed rank came by, one JSON line {phase, step, target} each; see `faults.points`."""
         return self.path / f"rank-{rank}.points.jsonl"
@@ -90,6 +94,11 @@ class LegLayout:
     @property
     def quarantine(self) -> Path:
         return (self.storage or self.path) / "quarantine"
+
+    @property
+    def output(self) -> Path:
+        """The script's own, `CHAOSRUN_OUTPUT`: no other leg looks into it."""
+        return self.path / "output"
 
     @property
     def tensors(self) -> Path:

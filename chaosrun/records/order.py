@@ -7,6 +7,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from chaosrun.records.codec import convert, to_plain
+from chaosrun.records.opened import TrainingTime
+
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
@@ -54,11 +57,13 @@ class WorkerOrder:
     """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
     inspect: tuple[int, ...] = ()
     """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
+    earlier: tuple[TrainingTime, ...] = ()
+    """Legs whose files are none of this one's."""
     job_fingerprint: str = ""
     """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "earlier": [to_plain(leg) for leg in self.earlier]}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "WorkerOrder":
@@ -67,4 +72,5 @@ class WorkerOrder:
         if unknown:
             raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
         tuples = {name: tuple(value[name]) for name in ("args", "gpus", "classes", "faults", "inspect") if name in value}
-        return cls(**{**value, **tuples})
+        earlier = convert(value.get("earlier", []), tuple[TrainingTime, ...])
+        return cls(**{**value, **tuples, "earlier": earlier})

@@ -31,7 +31,14 @@ REDRAW_S = 0.2
 POLL_S = 0.1
 """How often files are looked at where nothing is drawn."""
 LASTING_EVENTS = frozenset(
-    {"death.unplanned", "checkpoint.quarantined", "control.failed", "reference.uncached", "supervisor.ended"}
+    {
+        "death.unplanned",
+        "checkpoint.quarantined",
+        "control.failed",
+        "reference.replaced",
+        "reference.uncached",
+        "supervisor.ended",
+    }
 )
 """What nobody asked for, and what no file holds, keeps a line of its own, also on a terminal."""
 

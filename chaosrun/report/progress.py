@@ -189,6 +189,8 @@ def sentence(record: dict[str, Any]) -> str:
             return f"{get('message')}: the run cannot be cancelled or struck from elsewhere"
         case "reference.cached":
             return "taken from the cache: this job has been run undisturbed before"
+        case "reference.replaced":
+            return f"the one in the cache differs from a run made now ({get('difference')}): replaced"
         case "reference.uncached":
             return f"not kept in the cache for other drills: {get('message')}"
         case "leg.started":

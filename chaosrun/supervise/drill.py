@@ -23,6 +23,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.naming import run_argument
+from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
 from chaosrun.records.storage_owner import NONCE, claim
@@ -31,7 +32,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
-from chaosrun.verify.confirm import UNDISTURBED, undisturbed_difference, worth_confirming
+from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
 RUN_VERSION = 1
@@ -141,6 +142,8 @@ class Drill:
     survey: bool = False
     """Have every rank write down which points it reaches."""
     _deadline_s: float | None = field(default=None, init=False)
+    _removed: list[TrainingTime] = field(default_factory=list, init=False)
+    """Of legs whose records are gone: what they left behind may still be there."""
 
     def execute(self) -> Verdict:
         """Run what is left to run and judge. The verdict is in verdict.json when this returns.
@@ -170,7 +173,7 @@ class Drill:
         leg = self._leg("reference")
         if _finished(leg):
             return _completed(leg)
-        remove_leg(leg)
+        self._remove(leg)
         mode = info["reference"]["mode"]
         cache = ReferenceCache(self.root)
         key = reference_key(spec, Path(info["script"]), self.legs.workers.devices())
@@ -189,7 +192,7 @@ class Drill:
                 return True
         _write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
-        if result.outcome == "completed" and len(leg.attempts()) == 1:
+        if result.outcome == "completed" and len(leg.attempts()) == 1 and not opened_files(leg, []):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"
 
@@ -207,7 +210,7 @@ class Drill:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
         result = self._run_leg(name, spec, info, UNDISTURBED)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
-            remove_leg(self._leg(name))
+            self._remove(self._leg(name))
             result = self._run_leg(name, spec, info, UNDISTURBED)
         return result
 
@@ -215,17 +218,21 @@ class Drill:
         """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
         if not _finished(self._leg("confirm")):
-            remove_leg(self._leg("confirm"))
+            self._remove(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
+        if opened_files(self._leg("confirm"), []):
+            return judge(self.run)
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if difference is None:
             return verdict
-        if info["reference"]["source"] is None or info["reference"]["mode"] != "auto":
+        cached = info["reference"]["source"] is not None and info["reference"]["mode"] == "auto"
+        if not cached or agreed_at_first(verdict):
             info["irreproducible"] = difference
             _write_run(self.run, info)
             return judge(self.run)
         # The cached reference is of another time (changed data, changed machine): judge by the one just made.
+        info["reference"]["replaced"] = difference
         self._replace_reference(info)
         verdict = judge(self.run)
         return self._confirm(spec, verdict) if worth_confirming(verdict) else verdict
@@ -233,17 +240,20 @@ class Drill:
     def _replace_reference(self, info: dict[str, Any]) -> None:
         confirmed = self._leg("confirm")
         step = final_step(confirmed)
-        remove_leg(self._leg("reference"))
+        self._remove(self._leg("reference"))
         info["reference"]["source"] = None
         info["storage"]["reference"] = None
         _write_run(self.run, info)
+        what = {"leg": "reference", "event": "reference.replaced", "difference": info["reference"]["replaced"]}
+        self.on_record({**what, "time_s": time.time()})
         copy_leg(confirmed, self.run.reference, step)
         self._cache(info["reference"]["key"], confirmed, step)
-        remove_leg(confirmed)
+        self._remove(confirmed)
 
     def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
         leg = self._leg(name)
-        template = replace(order_template(name, leg, spec, info), survey=self.survey)
+        earlier = (*earlier_legs(self.root, self.run.path, info["script"], leg.path), *self._removed)
+        template = replace(order_template(name, leg, spec, info), survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
@@ -252,6 +262,12 @@ class Drill:
 
     def _leg(self, name: str) -> LegLayout:
         return own_leg(self.run, read_run(self.run), name)
+
+    def _remove(self, leg: LegLayout) -> None:
+        """What an unfinished reference left is of no use: gone on with from a checkpoint, it would not be undisturbed."""
+        if time := training_time(leg, f"{leg.path.name} leg"):
+            self._removed.append(time)
+        remove_leg(leg)
 
 
 def _expect_reached(plan: FaultPlan, last: int) -> None:
@@ -313,7 +329,6 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
 
 
 def remove_leg(leg: LegLayout) -> None:
-    """What an unfinished reference left is of no use: gone on with from a checkpoint, it would not be undisturbed."""
     for path in {leg.path, leg.storage or leg.path}:
         if path.exists():
             shutil.rmtree(path)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
+from chaosrun.records.opened import OpenedFile
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.lineage import Lineage, lineage
@@ -68,9 +69,18 @@ class Drill:
     chaos_lineage: Lineage
     spec: JobSpec
     plan: FaultPlan
+    opened_to_confirm: tuple[OpenedFile, ...] = ()
+    """Files of other legs that the confirming leg read, where there is one."""
 
     @classmethod
-    def of(cls, reference: LegHistory, chaos: LegHistory, spec: JobSpec, plan: FaultPlan) -> "Drill":
+    def of(
+        cls,
+        reference: LegHistory,
+        chaos: LegHistory,
+        spec: JobSpec,
+        plan: FaultPlan,
+        opened_to_confirm: tuple[OpenedFile, ...] = (),
+    ) -> "Drill":
         return cls(
             reference=reference,
             chaos=chaos,
@@ -78,6 +88,7 @@ class Drill:
             chaos_lineage=lineage(chaos),
             spec=spec,
             plan=plan,
+            opened_to_confirm=opened_to_confirm,
         )
 
     @property

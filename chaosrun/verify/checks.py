@@ -14,6 +14,7 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.completed,
     premises.reference,
     premises.environment,
+    premises.own_files,
     premises.reproducible,
     landed.faults_landed,
     recovery.lineage,
@@ -37,7 +38,7 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     finals.final_checkpoint,
 )
 
-PREMISES = frozenset({"records", "reference", "environment", "reproducible"})
+PREMISES = frozenset({"records", "reference", "environment", "own_files", "reproducible"})
 """Without these, no difference between the legs can be blamed on recovery."""
 
 REQUIRED = frozenset(
@@ -46,6 +47,7 @@ REQUIRED = frozenset(
         "completed",
         "reference",
         "environment",
+        "own_files",
         "faults_landed",
         "lineage",
         "resume_points",

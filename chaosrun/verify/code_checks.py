@@ -68,6 +68,12 @@ _PREMISES: Mapping[str, Row] = {
         "count",
         machine("the two legs did not run in the same environment"),
     ),
+    "file_of_another_leg": Row(
+        "the {leg} leg read {file}, which was written while the {left_by} trained{more}: its numbers may come from there",
+        script("it leaves files behind that its next run reads"),
+        "write results of the training to os.environ['CHAOSRUN_OUTPUT'], a folder of each leg that its attempts share, and "
+        "remove the file; caches of the data belong before the first batch",
+    ),
     "first_attempt_restored": Row("the first attempt of the chaos leg went on from a checkpoint", _NOT_FROM_THE_BEGINNING),
     "job_not_repeatable": Row(
         "the job does not repeat itself: {how}",

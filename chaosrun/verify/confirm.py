@@ -27,6 +27,11 @@ def worth_confirming(verdict: Verdict) -> bool:
     return (verdict.status == "FAIL" and verdict.outcome == "completed") or doubted
 
 
+def agreed_at_first(verdict: Verdict) -> bool:
+    """The chaos leg equalled the reference up to its first fault: then the reference is this job's, however old it is."""
+    return any(check.name == "reproducible" and check.status == "pass" for check in verdict.checks)
+
+
 def _injected(check: Check) -> bool:
     """A corruption that was seen at once where it struck: nothing else need be looked for."""
     return check.name == "silent_corruption" and check.status == "fail" and check.evidence["prompt"]

@@ -6,6 +6,7 @@ the job, they make the drill inconclusive. Pure.
 
 from collections.abc import Iterator
 
+from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import Position, StepRecord
@@ -128,6 +129,25 @@ def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
             for rank, trace in sorted(attempt.traces.items()):
                 if trace.start and trace.start.canary is not None:
                     yield f"rank {rank} of {leg.name} attempt {attempt.number}", trace.start.canary
+
+
+def own_files(drill: Drill) -> Check:
+    """No leg read a file that another one had left: what came of it would tell nothing of checkpoints."""
+    readers = (("chaos", drill.chaos.opened), ("reference", drill.reference.opened), ("confirm", drill.opened_to_confirm))
+    found = [(leg, opened) for leg, files in readers for opened in files]
+    if not found:
+        return passed("own_files", "no leg read a file that another leg had left")
+    leg, opened = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return inconclusive(
+        "own_files",
+        "file_of_another_leg",
+        leg=leg,
+        file=opened.path,
+        left_by=opened.left_by,
+        more=more,
+        opened=[{"leg": leg, **to_plain(opened)} for leg, opened in found],
+    )
 
 
 def reproducible(drill: Drill) -> Check:

@@ -17,6 +17,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import Outcome
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.opened import opened_files
 from chaosrun.records.order import DataResume
 from chaosrun.records.run_file import read_object, recorded_leg
 from chaosrun.spec.model import JobSpec
@@ -55,6 +56,10 @@ END_CODES: Mapping[str, str] = {
 }
 """Of a leg of which no more is known than its outcome."""
 IDS_SHOWN = 8
+REPLACED = (
+    "the reference in the cache was replaced by a run made now, from which it differed ({difference}): data, files or the "
+    "machine have changed since it was made"
+)
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 """What fails only where the job came back wrongly, whatever was done to its numbers."""
 
@@ -151,7 +156,16 @@ def judge(run: RunLayout) -> Verdict:
         ) from error
     irreproducible = _irreproducible(run, facts)
     legs = [read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos")]
-    return judge_drill(Drill.of(legs[0], legs[1], spec, plan), irreproducible=irreproducible)
+    confirming = opened_files(recorded_leg(run, facts, "confirm"), [])
+    verdict = judge_drill(Drill.of(legs[0], legs[1], spec, plan, confirming), irreproducible=irreproducible)
+    return replace(verdict, warnings=(*_replaced(facts), *verdict.warnings))
+
+
+def _replaced(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """A reference that was taken from the cache and is no longer the one that is judged by."""
+    reference = facts.get("reference")
+    difference = reference.get("replaced") if isinstance(reference, Mapping) else None
+    return (REPLACED.format(difference=difference),) if isinstance(difference, str) else ()
 
 
 def _irreproducible(run: RunLayout, facts: Mapping[str, Any]) -> Cause | None:
@@ -161,6 +175,8 @@ def _irreproducible(run: RunLayout, facts: Mapping[str, Any]) -> Cause | None:
         raise UsageError(f"{run.run_json}: irreproducible is {difference!r}", hint="the run is damaged")
     if not difference:
         return None
+    if reference and reference.get("source") is not None and reference.get("mode") == "auto":
+        return Cause.of("undisturbed_runs_differ", because="agreed_at_first", difference=difference)
     if reference and reference.get("source") is not None:
         return Cause.of("reference_of_another_job", run=Path(str(reference.get("mode"))).name, difference=difference)
     return Cause.of("undisturbed_runs_differ", difference=difference)

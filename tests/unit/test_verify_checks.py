@@ -81,6 +81,15 @@ def forget_states(run: RunLayout) -> None:
         edit_trace(run, "reference", 1, rank, only("checkpoint", put(digests=None)))
 
 
+def opened(leg: str) -> Break:
+    def edit(run: RunLayout) -> None:
+        record = run.leg(leg).attempt(1).opened(0)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text('{"path": "/books/stats", "left_by": "reference leg", "changed_s": 1.0, "attempt": 1, "rank": 0}\n')
+
+    return edit
+
+
 def environment(text: str | None) -> Break:
     def broken(run: RunLayout) -> None:
         path = run.leg("chaos").environment
@@ -197,6 +206,13 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("environment", environment('{"torch": "2.13.0", "threads": 2, "cpu": "AVX2"}'), "inconclusive", "threads was 1, then 2"),
     ("environment", environment('{"torch": "2.13.0", "threads": 1}'), "inconclusive", "cpu"),
     ("environment", environment(None), "inconclusive", "not recorded"),
+    (
+        "own_files",
+        opened("chaos"),
+        "inconclusive",
+        "the chaos leg read /books/stats, which was written while the reference leg",
+    ),
+    ("own_files", opened("reference"), "inconclusive", "the reference leg read /books/stats"),
     ("environment", environment("{}"), "inconclusive", "not recorded"),
     (
         "environment",

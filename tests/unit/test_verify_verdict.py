@@ -178,6 +178,35 @@ def test_confirmed_irreproducible(tmp_path: Path) -> None:
     assert verdict.divergence.hint == verdict.hint
 
 
+def test_a_reference_that_the_first_attempt_agreed_with_is_not_called_anothers(tmp_path: Path) -> None:
+    cached = {"mode": "auto", "source": "/references/key", "key": "key"}
+    bugs = Bugs(keep_optimizer=False)
+    run = write_run(tmp_path, bugs=bugs, reference_bugs=Bugs(), irreproducible="loss at step 3", reference=cached)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "undisturbed_runs_differ")
+    assert verdict.hint is not None and "up to its first fault the chaos leg equalled the reference" in verdict.hint
+
+
+def test_a_reference_that_was_replaced_is_told(tmp_path: Path) -> None:
+    replaced = {"mode": "auto", "source": None, "key": "key", "replaced": "loss at step 3, rank 0"}
+    verdict = judge(write_run(tmp_path, reference=replaced))
+    assert verdict.status == "PASS" and "replaced by a run made now" in verdict.warnings[0]
+    assert "loss at step 3, rank 0" in verdict.warnings[0]
+
+
+@pytest.mark.parametrize("leg", ["chaos", "reference", "confirm"])
+def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, leg: str) -> None:
+    run = write_run(tmp_path, bugs=Bugs(keep_optimizer=False), reference_bugs=Bugs())
+    assert judge(run).status == "FAIL"
+    record = run.leg(leg).attempt(1).opened(1)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text('{"path": "/books/stats", "left_by": "reference leg", "changed_s": 1.0, "attempt": 1, "rank": 1}\n')
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.exit_code) == ("INCONCLUSIVE", "file_of_another_leg", 6)
+    assert "/books/stats" in verdict.cause and f"the {leg} leg read" in verdict.cause and "reference leg" in verdict.cause
+    assert verdict.hint is not None and "CHAOSRUN_OUTPUT" in verdict.hint and verdict.blame.whose == "yours"
+
+
 def test_fault_that_never_fires(run: RunLayout) -> None:
     more = Fault(id="F4", rank=0, phase="step", at_step=11, source="faults.schedule[3]")
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(*KILLS, more)).to_json()))

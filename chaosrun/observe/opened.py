@@ -1,0 +1,210 @@
+"""What this rank, and every process that it forks, reads of files that other legs of the job left (`records.opened`).
+
+Python tells of every file that it opens (`sys.addaudithook`). Of readers written in C++ and Rust the common ones are wrapped,
+and what stays mapped into memory is looked at when a training begins and ends. Not seen: a program that the script starts and
+does not name the file to, other native readers, and a script that asks only whether a file is there.
+"""
+
+import functools
+import os
+import shlex
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from chaosrun.records.codec import encode
+from chaosrun.records.opened import OpenedFile, TrainingTime
+
+NATIVE_READERS = (
+    ("safetensors", "safe_open"),
+    ("safetensors.torch", "safe_open"),
+    ("safetensors.numpy", "safe_open"),
+    ("torch.jit", "load"),
+    ("torch", "from_file"),
+    ("h5py.h5f", "open"),
+    ("dbm.gnu", "open"),
+    ("dbm.ndbm", "open"),
+    ("pyarrow", "memory_map"),
+    ("pyarrow", "OSFile"),
+    ("pyarrow.parquet", "read_table"),
+    ("pandas", "read_parquet"),
+    ("cv2", "imread"),
+)
+TRACKERS = frozenset(
+    {"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb"}
+)
+"""What they open are books of theirs, which no training reads."""
+DO_NOT_READ = frozenset({"chmod", "chown", "du", "ls", "mkdir", "rm", "rmdir", "stat", "test", "touch"})
+"""Programs that are given files and look at none of their bytes."""
+
+
+class FileWatch:
+    """Of one rank. `found` is told of each file once."""
+
+    def __init__(self, earlier: Sequence[TrainingTime], found: Callable[[str, TrainingTime, float], None]) -> None:
+        self._earlier = earlier
+        self._found = found
+        self._told: set[str] = set()
+        self._caches = tuple(_caches())
+        self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
+        """By device and inode: left by another leg, and since renamed, added to or given other rights."""
+        self._handlers: Mapping[str, Callable[..., None]] = {
+            "open": self._open,
+            "sqlite3.connect": self._connect,
+            "subprocess.Popen": lambda _program, arguments, *_: self._start(arguments),
+            "os.posix_spawn": lambda _program, arguments, *_: self._start(arguments),
+            "os.exec": lambda _program, arguments, *_: self._start(arguments),
+            "os.system": self._start,
+            **dict.fromkeys(("os.rename", "os.link", "os.chmod", "os.chown", "os.truncate", "os.utime"), self._keep),
+        }
+
+    def begin(self) -> None:
+        """Listen from now on, to the end of the process: an audit hook cannot be taken off."""
+        handlers = self._handlers
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            handler = handlers.get(event)
+            if handler is not None:
+                handler(*arguments)
+
+        sys.addaudithook(hook)
+        self.wrap_native_readers()
+
+    def wrap_native_readers(self) -> None:
+        """Those that have been imported."""
+        for module, name in NATIVE_READERS:
+            reader = getattr(sys.modules.get(module), name, None)
+            if reader is not None and not hasattr(reader, "chaosrun_watches"):
+                setattr(sys.modules[module], name, self._watched(reader))
+
+    def look_at_mappings(self) -> None:
+        """Files that are mapped into memory, or open for reading alone, by whoever opened them."""
+        mapped = {line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if " /" in line}
+        for path in mapped | _open_for_reading():
+            self._read(path)
+
+    def _watched(self, reader: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reader, updated=())
+        def watched(*arguments: Any, **options: Any) -> Any:
+            for path in [*arguments[:1], *options.values()]:
+                if isinstance(path, str | bytes | os.PathLike):
+                    self._read(path)
+            return reader(*arguments, **options)
+
+        cast(Any, watched).chaosrun_watches = True
+        return watched
+
+    def _open(self, path: Any, mode: str | None, flags: int) -> None:
+        if isinstance(path, int) or flags & (os.O_TRUNC | os.O_EXCL):
+            return
+        if flags & os.O_WRONLY:
+            self._keep(path)
+        else:
+            self._read(path)
+
+    def _connect(self, database: Any) -> None:
+        if isinstance(database, str) and database.startswith("file:"):
+            database = unquote(urlsplit(database).path)
+        self._read(database)
+
+    def _start(self, command: Any) -> None:
+        """A program that is given the name of a file reads it."""
+        try:
+            words = shlex.split(os.fsdecode(command)) if isinstance(command, str | bytes) else [os.fsdecode(a) for a in command]
+            if len(words) == 3 and words[1] == "-c":
+                words = shlex.split(words[2])
+        except (TypeError, ValueError):
+            return
+        if words and os.path.basename(words[0]) not in DO_NOT_READ:
+            for word in words[1:]:
+                self._read(word.lstrip("<"))
+
+    def _read(self, path: Any) -> None:
+        left = self._left(path)
+        if left is None:
+            return
+        name = os.path.abspath(os.fsdecode(path))
+        if name in self._told or name.startswith(self._caches) or "__pycache__" in name or _is_of_a_tracker():
+            return
+        self._told.add(name)
+        self._found(name, *left)
+
+    def _keep(self, path: Any, *_: Any) -> None:
+        """What happens to it now makes it look like this leg's own, and it still holds what the other leg left."""
+        left = self._left(path)
+        if left is not None:
+            found = os.stat(path)
+            self._kept[found.st_dev, found.st_ino] = left
+
+    def _left(self, path: Any) -> tuple[TrainingTime, float] | None:
+        """Which leg left a file, and when; None for one of this leg, of nobody's, and where there is none."""
+        try:
+            found = os.stat(path)
+        except (OSError, TypeError, ValueError):
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        for earlier in self._earlier:
+            if earlier.since_s <= found.st_ctime <= earlier.until_s:
+                return earlier, found.st_ctime
+        return self._kept.get((found.st_dev, found.st_ino)) if self._kept else None
+
+
+def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: int) -> FileWatch:
+    """Begin to write into `record` what this process and its children read of files that `earlier` legs left."""
+
+    def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
+        opened = OpenedFile(path=path, left_by=left_by.leg, changed_s=changed_s, attempt=attempt, rank=rank)
+        # One write, as several processes may add to the file.
+        descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, encode(opened) + b"\n")
+        finally:
+            os.close(descriptor)
+
+    watching = FileWatch(earlier, found)
+    watching.begin()
+    return watching
+
+
+def _caches() -> list[str]:
+    """Places of compilers and of Hugging Face, whose files are named by what they are made of."""
+    home, user = Path.home(), os.path.basename(str(Path.home()))
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
+    places = [
+        os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_",
+        f"/tmp/torchinductor_{user}",
+        os.environ.get("TRITON_CACHE_DIR") or home / ".triton",
+        os.environ.get("MPLCONFIGDIR") or cache / "matplotlib",
+        os.environ.get("HF_DATASETS_CACHE") or hugging_face,
+        os.environ.get("TORCH_HOME") or cache / "torch",
+        *(os.environ[name] for name in ("NUMBA_CACHE_DIR", "CUDA_CACHE_PATH") if os.environ.get(name)),
+        *(hugging_face, home / ".nv", cache / "fontconfig", "/proc/", "/sys/", "/dev/null"),
+    ]
+    return [os.path.abspath(place) for place in places]
+
+
+def _is_of_a_tracker() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in TRACKERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _open_for_reading() -> set[str]:
+    paths: set[str] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            flags = int(Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1].split()[0], 8)
+            if not flags & os.O_ACCMODE:
+                paths.add(os.readlink(f"/proc/self/fd/{name}"))
+        except (OSError, IndexError):
+            continue  # closed meanwhile
+    return paths

@@ -1,0 +1,109 @@
+"""Files that one leg left and another read: when each leg trained, and what the ranks of a leg saw themselves open.
+
+A file belongs to the leg in whose time it was last changed, from the first batch of its first attempt to its end. What a script
+writes before its first batch (a download, a cache of the data) holds nothing of a training, and belongs to no leg. Times are
+those of the file system (`st_ctime`: neither copying times nor renaming hides a change).
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from chaosrun.records.codec import DamagedRecordError, Record, read_records, sound_records
+from chaosrun.records.events import EVENTS
+from chaosrun.records.layout import LegLayout
+
+RUNS_LOOKED_AT = 50
+"""Of one root, the newest: older files of older runs are taken for part of the job's surroundings."""
+
+
+class TrainingTime(Record, frozen=True, kw_only=True):
+    """When a leg trained, and what it is called in a sentence of another leg."""
+
+    leg: str
+    since_s: float
+    until_s: float
+
+
+class OpenedFile(Record, frozen=True, kw_only=True):
+    """A file that a rank read although another leg had left it."""
+
+    path: str
+    left_by: str
+    changed_s: float
+    attempt: int
+    rank: int
+
+
+_OPENED = msgspec.json.Decoder(OpenedFile)
+
+
+class _Time(msgspec.Struct):
+    time_s: float
+
+
+class _Script(msgspec.Struct):
+    script: str
+
+
+def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
+    """None for a leg that never came to its first batch."""
+    for attempt in leg.attempts():
+        begun = [time_s for path in leg.attempt(attempt).path.glob("rank-*.trace.jsonl") for time_s in _first_time(path)]
+        if begun:
+            return TrainingTime(leg=name, since_s=min(begun), until_s=max(_last_event(leg), *begun))
+    return None
+
+
+def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[TrainingTime]:
+    """Of this script, all legs under `root` whose files are still known, but for the leg `own`: those of `run` first."""
+    found = [training_time(leg, f"{leg.path.name} leg") for leg in _legs(run) if leg.path != own]
+    others = sorted((path for path in (root / "runs").glob("*/") if path != run), key=_age)[:RUNS_LOOKED_AT]
+    for other in others:
+        if _script_of(other / "run.json") == script:
+            found += [training_time(leg, f"{leg.path.name} leg of run {other.name}") for leg in _legs(other)]
+    return [time for time in found if time]
+
+
+def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
+    """What the ranks of a leg read of other legs, each file once. Raises OSError."""
+    paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
+    found = [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
+    return tuple({record.path: record for record in reversed(found)}.values())[::-1]
+
+
+def _legs(run: Path) -> Iterable[LegLayout]:
+    return [LegLayout(journal.parent) for pattern in ("*", "diagnosis/*") for journal in run.glob(f"{pattern}/journal.jsonl")]
+
+
+def _age(run: Path) -> float:
+    try:
+        return -run.stat().st_mtime
+    except FileNotFoundError:  # removed meanwhile
+        return 0.0
+
+
+def _script_of(run_json: Path) -> str | None:
+    try:
+        return msgspec.json.decode(run_json.read_bytes(), type=_Script).script
+    except (OSError, ValueError):
+        return None
+
+
+def _first_time(trace: Path) -> Iterator[float]:
+    try:
+        with trace.open("rb") as file:
+            yield msgspec.json.decode(file.readline(), type=_Time).time_s
+    except (OSError, ValueError):
+        return
+
+
+def _last_event(leg: LegLayout) -> float:
+    last = 0.0
+    try:
+        for event in read_records(leg.journal, EVENTS):
+            last = event.time_s
+    except (OSError, DamagedRecordError):
+        pass  # as far as it is known
+    return last

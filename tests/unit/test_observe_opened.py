@@ -1,0 +1,153 @@
+"""What a rank reads of files that another leg left: every way of reading is told, writing and what is no result of a training
+is not."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chaosrun.observe import opened as module
+from chaosrun.observe.opened import FileWatch
+from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
+from tests.unit.legs import write_run
+
+LEAVE = """
+import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
+import numpy, torch, safetensors.torch
+from chaosrun.observe.opened import watch
+from chaosrun.records.opened import TrainingTime
+
+root = pathlib.Path(sys.argv[1])
+os.chdir(root)
+os.environ["HOME"] = str(root)
+for folder in ("elsewhere", ".cache/mine", ".cache/huggingface", "__pycache__", "made"):
+    pathlib.Path(folder).mkdir(parents=True)
+since = time.time()
+for name in ("text", "bytes", "copied", "moved", "added", "rights", "argument", "shell", "child", "library",
+             "elsewhere/absolute", "elsewhere/chdir", ".cache/mine/stats", ".cache/huggingface/model", "__pycache__/m.pyc",
+             "log", "rewritten", "listed", "replaced", "low", "memory", "removed"):
+    pathlib.Path(name).write_text("left")
+numpy.save("array.npy", numpy.ones(3)); torch.save({"a": torch.ones(3)}, "state.pt")
+safetensors.torch.save_file({"a": torch.ones(3)}, "state.safetensors")
+pathlib.Path("state.pkl").write_bytes(pickle.dumps(1))
+with shelve.open("shelf") as shelf: shelf["a"] = 1
+with sqlite3.connect("base.db") as base: base.execute("create table t (a)")
+os.symlink("text", "link")
+while time.time() < since + 0.05: pass
+until = time.time()
+while time.time() < until + 0.05: pass
+watching = watch([TrainingTime(leg="reference leg", since_s=since, until_s=until)], root / "record", attempt=2, rank=1)
+"""
+READS = {
+    "open('text').read()": "text",
+    "pathlib.Path('bytes').read_bytes()": "bytes",
+    "__import__('shutil').copy('copied', 'copy'); open('copy').read()": "copied",
+    "os.rename('moved', 'here'); open('here').read()": "here",
+    "open('added', 'a').write('more'); open('added').read()": "added",
+    "os.chmod('rights', 0o600); open('rights').read()": "rights",
+    "__import__('subprocess').check_output(['cat', 'argument'])": "argument",
+    "os.system('cat < shell > /dev/null')": "shell",
+    "__import__('multiprocessing').get_context('fork').Process(target=lambda: open('child').read()).start()": "child",
+    "os.chdir('elsewhere'); open('chdir').read(); os.chdir('..')": "elsewhere/chdir",
+    "open(root / 'elsewhere' / 'absolute').read()": "elsewhere/absolute",
+    "os.close(os.open('low', os.O_RDONLY))": "low",
+    "open('memory', 'r+').read()": "memory",
+    "open('.cache/mine/stats').read()": ".cache/mine/stats",
+    "numpy.load('array.npy')": "array.npy",
+    "torch.load('state.pt')": "state.pt",
+    "safetensors.torch.load_file('state.safetensors')": "state.safetensors",
+    "pickle.load(open('state.pkl', 'rb'))": "state.pkl",
+    "shelve.open('shelf')['a']": "shelf",
+    "sqlite3.connect('file:base.db?mode=ro', uri=True)": "base.db",
+}
+OTHERS = (
+    "open('log', 'a').write('more')",
+    "open('rewritten', 'w').write('new'); open('rewritten').read()",
+    "os.listdir('.'); os.path.exists('listed')",
+    "open('new', 'w').write('1'); os.replace('new', 'replaced'); open('replaced').read()",
+    "os.remove('removed'); os.system('rm -f listed')",
+    "open('made/own', 'w').write('1'); open('made/own').read()",
+    "open('.cache/huggingface/model').read()",
+    "open('__pycache__/m.pyc').read()",
+    "open('/proc/self/stat').read()",
+)
+
+
+def run(root: Path, code: str) -> list[dict[str, object]]:
+    ended = subprocess.run([sys.executable, "-c", LEAVE + code, str(root)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    record = root / "record"
+    return [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def test_every_way_of_reading_is_told_once(tmp_path: Path) -> None:
+    wait = "for child in __import__('multiprocessing').active_children(): child.join()"
+    found = run(tmp_path, "\n".join([*READS, "open('text').read()", wait]))
+    told = [os.path.relpath(str(record["path"]), tmp_path) for record in found]
+    names = {name.partition(".")[0] if name.startswith("shelf") else name for name in told}
+    assert names >= set(READS.values()), set(READS.values()) - names
+    assert len(told) == len(set(told)) and {(r["left_by"], r["attempt"], r["rank"]) for r in found} == {("reference leg", 2, 1)}
+
+
+def test_writing_looking_and_caches_of_libraries_are_not_told(tmp_path: Path) -> None:
+    assert run(tmp_path, "\n".join(OTHERS)) == []
+
+
+def test_what_stays_mapped_is_told_whoever_opened_it(tmp_path: Path) -> None:
+    native = (
+        "import ctypes; libc = ctypes.CDLL(None); fd = libc.open(b'library', 0)\n"
+        "held = torch.UntypedStorage.from_file('memory', False, 4)\nwatching.look_at_mappings()\n"
+    )
+    assert {Path(str(record["path"])).name for record in run(tmp_path, native)} == {"library", "memory"}
+
+
+def test_the_books_of_a_tracker_are_its_own(tmp_path: Path) -> None:
+    tracker = "exec(compile('open(\"text\").read()', 'x', 'exec'), {'__name__': 'mlflow.store'})"
+    assert run(tmp_path, tracker) == []
+
+
+def test_a_leg_trains_from_its_first_batch_to_its_end(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    time_ = training_time(run.reference, "reference leg")
+    assert time_ is not None
+    starts = [json.loads(path.open().readline())["time_s"] for path in run.reference.attempt(1).path.glob("*.trace.jsonl")]
+    last = json.loads(run.reference.journal.read_text().splitlines()[-1])["time_s"]
+    assert time_ == TrainingTime(leg="reference leg", since_s=min(starts), until_s=max(last, *starts))
+    assert training_time(run.leg("confirm"), "confirm leg") is None
+
+
+def test_legs_of_other_scripts_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    script = None
+    for name in ("a", "b"):
+        made = write_run(tmp_path / name)
+        made.path.rename(tmp_path / "runs" / name)
+        script = json.loads((tmp_path / "runs" / name / "run.json").read_text())["script"]
+    own = tmp_path / "runs" / "b"
+    assert script is not None
+    found = {time.leg for time in earlier_legs(tmp_path, own, script, own / "chaos")}
+    assert found == {"reference leg", "reference leg of run a", "chaos leg of run a"}
+    assert {time.leg for time in earlier_legs(tmp_path, own, "/another.py", own / "chaos")} == {"reference leg"}
+
+
+def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    problems: list[str] = []
+    assert opened_files(run.leg("chaos"), problems) == ()
+    path = run.leg("chaos").attempt(2).opened(0)
+    path.write_text('{"path": "/a", "left_by": "reference leg", "changed_s": 1.0, "attempt": 2, "rank": 0}\n{"path": 3}\n')
+    assert [found.path for found in opened_files(run.leg("chaos"), problems)] == ["/a"]
+    assert len(problems) == 1 and "path" in problems[0]
+
+
+@pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
+def test_what_cannot_be_looked_at_is_left_to_whoever_opens_it(path: object) -> None:
+    watching = FileWatch([TrainingTime(leg="x", since_s=0, until_s=time.time())], lambda *_: pytest.fail("told"))
+    watching._open(path, "r", 0)
+    watching._keep(path)
+    watching._start(path)
+    assert module._open_for_reading() is not None
