@@ -245,7 +245,7 @@ class Drill:
         info["storage"]["reference"] = None
         _write_run(self.run, info)
         what = {"leg": "reference", "event": "reference.replaced", "difference": info["reference"]["replaced"]}
-        self.on_record({**what, "time_s": time.time()})
+        self.legs.on_record({**what, "time_s": time.time()})
         copy_leg(confirmed, self.run.reference, step)
         self._cache(info["reference"]["key"], confirmed, step)
         self._remove(confirmed)
