@@ -32,7 +32,11 @@ def told(
     facts: type[Any], answered: Mapping[str, Any], unanswered: Mapping[str, Any] | None = None, **more: Any
 ) -> Answers[Any]:
     silent = {name: Silence(**{"ended": "died", "limit_s": 1.0, **why}) for name, why in (unanswered or {}).items()}
-    return Answers(answered={name: convert(each, facts) for name, each in answered.items()}, unanswered=silent, **more)
+    return Answers(
+        answered={name: each if isinstance(each, facts) else convert(each, facts) for name, each in answered.items()},
+        unanswered=silent,
+        **more,
+    )
 
 
 def judged(

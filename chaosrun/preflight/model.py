@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar
 
+from msgspec import Struct
+
 from chaosrun.cluster.probing import EXPLAINED, Call, Node, Outcome
 from chaosrun.records.codec import convert
 
@@ -156,8 +158,7 @@ class Rows:
 # Answers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class Silence(Struct, frozen=True, kw_only=True):
     """Why a node gave no facts."""
 
     ended: str
@@ -166,8 +167,7 @@ class Silence:
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers(Generic[F]):
+class Answers(Struct, Generic[F], frozen=True, kw_only=True):
     """What the nodes that were asked the same told, by name."""
 
     answered: Mapping[str, F]

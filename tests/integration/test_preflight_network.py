@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from chaosrun.preflight.checks import network
-from chaosrun.preflight.checks.network import judge_network
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import allreduce
 from tests.local_pool import FAULTY, LocalPool
@@ -23,7 +22,7 @@ def layer(name: str) -> dict[str, str]:
 
 
 def check(pool: LocalPool) -> list[Finding]:
-    return judge_network(SETTING, pool.nodes, network.gather(SETTING, pool))
+    return network.judge(SETTING, pool.nodes, network.gather(SETTING, pool))
 
 
 def failed(findings: Sequence[Finding]) -> list[tuple[str, str | None, str | None]]:
@@ -109,7 +108,7 @@ def test_a_rank_that_dies_of_a_signal_without_a_name_is_told_like_any_other() ->
     with selectors.DefaultSelector() as selector:
         selector.register(ours, selectors.EVENT_READ)
         allreduce.listen(selector, ours, rank)
-    assert (rank.ended, rank.error) == ("died", "killed by signal 40")
+    assert (rank.facts.ended, rank.facts.error) == ("died", "killed by signal 40")
 
 
 @pytest.mark.nightly
@@ -126,6 +125,6 @@ def test_who_hangs_in_a_sum_is_named_and_the_others_end(monkeypatch: pytest.Monk
 def test_a_standard_network_check_passes_here() -> None:
     standard = Setting(level=Level.STANDARD, root=Path("/nowhere"), storage=Path("/nowhere"))
     pool = LocalPool({"a": {}, "b": {}, "c": {}})
-    findings = judge_network(standard, pool.nodes, network.gather(standard, pool))
+    findings = network.judge(standard, pool.nodes, network.gather(standard, pool))
     assert {finding.status for finding in findings} <= {Status.PASS, Status.SKIP}
     assert passed(findings, "all-reduce") == passed(findings, "TCP bandwidth") == ["a", "b", "c"]

@@ -4,16 +4,18 @@ Who refused only before it listened at all was late, and who came only after the
 a closed port. That goes by the nodes' clocks, which the check "cluster" compares.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.checks.network_blame import fewest_to_blame
-from chaosrun.preflight.model import Facts, Finding, Measure, Rows, Setting, Status
+from chaosrun.preflight.majority import fewest_to_blame
+from chaosrun.preflight.model import Answers, Finding, Measure, Rows
+from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.wording import listed
 
-ROWS = Rows(check="network")
-
+ROWS = Rows(check="network", name="TCP connections")
+USED_PORTS = ("node manager", "object manager", "gcs")
+"""Those of Ray's that other nodes connect to."""
 SOME = 3
 ROUND_TRIP_WARN = 0.05
 """On a busy machine a round trip of 0.05 ms easily takes ten times that."""
@@ -24,6 +26,7 @@ REMEDIES = {
     "no answer": "packets are dropped on the way: open {ports} between the nodes in firewalls, security groups, network "
     "policies, and check the routes",
 }
+OTHER_REMEDY = "check the network between this node and the others: open {ports}"
 BUSY = "look at what keeps this node busy (load, a slow file system) and repeat; a higher --level waits longer"
 RANGES = {
     "rendezvous": "the ports that the kernel gives out (sysctl net.ipv4.ip_local_port_range)",
@@ -31,151 +34,134 @@ RANGES = {
 }
 
 
-def judge_connections(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    told = facts["connections"]
-    if told is None:
-        if len(nodes) != 1:
-            return []
-        skipped = {"check": "network", "status": Status.SKIP, "node": nodes[0].name, "reason": "one node"}
-        return [Finding(name=name, **skipped) for name in ("TCP connections", "TCP round trip")]
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A connection that failed, and who tried it."""
+
+    who: str
+    what: Failure
+
+    @property
+    def both(self) -> set[str]:
+        return {self.who, self.what.peer}
+
+
+def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Mapping[str, int]) -> list[Finding]:
+    """`ports`: where each node that was asked was to listen."""
+    if len(nodes) == 1:
+        return [ROWS.skip("one node", name=name, node=nodes[0].name) for name in ("TCP connections", "TCP round trip")]
     tardy = late(told)
     # Whose own part could not run, or only too late, is no evidence against its network.
-    answered = {name: found for name, found in _listening(told).items() if name not in tardy}
+    heard = {name: facts for name, facts in told.answered.items() if not facts.taken and name not in tardy}
     failed = [
-        {**failure, "from": name}
-        for name, found in answered.items()
-        for failure in found["failed"]
-        if failure["purpose"] != "rendezvous" or (failure["peer"] in answered and not _missed(failure, answered))
+        Failed(name, failure)
+        for name, facts in heard.items()
+        for failure in facts.failed
+        if failure.purpose != "rendezvous" or (failure.peer in heard and not _missed(failure, heard))
     ]
-    asked = [node for node in nodes if node.name in told["ports"]]
+    asked = [node for node in nodes if node.name in ports]
     head = next((node.name for node in nodes if node.head), None)
-    blamed = fewest_to_blame([node.name for node in asked], {(failure["from"], failure["peer"]) for failure in failed}, head)
+    blamed = fewest_to_blame([node.name for node in asked], {(each.who, each.what.peer) for each in failed}, head)
     findings: list[Finding] = []
     for name in blamed:
-        against = [failure for failure in failed if name in (failure["from"], failure["peer"])]
+        against = [each for each in failed if name in each.both]
         # What it fails in with another that is blamed says less.
-        clear = [failure for failure in against if not {failure["from"], failure["peer"]} - {name} & set(blamed)]
+        clear = [each for each in against if not each.both - {name} & {*blamed}]
         findings += _against(name, clear or against, len(asked))
     for node in asked:
-        if node.name not in answered:
-            findings.append(_could_not(node.name, told, tardy))
+        rows = ROWS.of(node=node.name)
+        if node.name not in heard:
+            findings.append(_could_not(rows, node.name, told, tardy, ports))
             continue
-        found = answered[node.name]
         if node.name not in blamed:
-            findings.append(_not_blamed(node, answered, told["ports"], blamed))
-        if found["round_trip_ms"] is not None:
-            findings.append(_round_trip(node.name, found["round_trip_ms"]))
-    return [*findings, *_bandwidths(answered)]
+            findings.append(_not_blamed(rows, node, heard, ports, blamed))
+        if (took_ms := heard[node.name].round_trip_ms) is not None:
+            measure = Measure(number=took_ms, unit="ms", better="lower", warn=ROUND_TRIP_WARN)
+            findings.append(rows.passed(f"{took_ms:.2g} ms", name="TCP round trip", measure=measure))
+    return [*findings, *_bandwidths(heard)]
 
 
-def late(told: Facts) -> dict[str, float]:
+def late(told: Answers[MeshFacts]) -> dict[str, float]:
     """Nodes that began to listen only when somebody had given up on them, and how many seconds after the first that was."""
-    listening = _listening(told)
-    first = min((found["listened"][0] for found in listening.values()), default=0.0)
-    given_up = {
-        (failure["peer"], failure["tried"][1])
-        for found in listening.values()
-        for failure in found["failed"]
-        if failure["purpose"] == "rendezvous" and failure["error"] == "refused"
-    }
-    began = {name: found["listened"][0] for name, found in listening.items()}
-    return {name: began[name] - first for name, at in sorted(given_up) if name in began and at < began[name]}
+    listening = {name: facts for name, facts in told.answered.items() if not facts.taken}
+    began = {name: facts.listened[0] for name, facts in listening.items()}
+    given_up = [
+        (failure.peer, failure.tried[1])
+        for facts in listening.values()
+        for failure in facts.failed
+        if failure.purpose == "rendezvous" and failure.cause == "refused"
+    ]
+    first = min(began.values(), default=0.0)
+    return {name: began[name] - first for name, at_s in sorted(given_up) if name in began and at_s < began[name]}
 
 
-def _listening(told: Facts) -> dict[str, Facts]:
-    return {name: found for name, found in told["answered"].items() if "taken" not in found}
-
-
-def _missed(failure: Mapping[str, Any], answered: Mapping[str, Facts]) -> bool:
+def _missed(failure: Failure, heard: Mapping[str, MeshFacts]) -> bool:
     """Whether the peer had ended when it was first tried."""
-    return failure["error"] == "refused" and failure["tried"][0] > answered[failure["peer"]]["listened"][1]
+    return failure.cause == "refused" and failure.tried[0] > heard[failure.peer].listened[1]
 
 
-def _against(name: str, failed: Sequence[Mapping[str, Any]], size: int) -> list[Finding]:
+def _against(name: str, failed: Sequence[Failed], size: int) -> Iterator[Finding]:
     """One FAIL for each port of it that others do not reach, and one for all that it does not reach itself."""
-    findings: list[Finding] = []
-    inward = [failure for failure in failed if failure["peer"] == name]
-    for purpose in dict.fromkeys(failure["purpose"] for failure in inward):
-        these = [failure for failure in inward if failure["purpose"] == purpose]
-        by = [f"{name} itself" if failure["from"] == name else failure["from"] for failure in these]
-        findings.append(
-            _failure(name, f"port {these[0]['port']} ({purpose})", f"not reached by {listed(by, SOME)} of {size} nodes", these)
-        )
-    outward = [failure for failure in failed if failure["from"] == name and failure["peer"] != name]
+    inward = [each for each in failed if each.what.peer == name]
+    for purpose in dict.fromkeys(each.what.purpose for each in inward):
+        these = [each for each in inward if each.what.purpose == purpose]
+        by = [f"{name} itself" if each.who == name else each.who for each in these]
+        device = f"port {these[0].what.port} ({purpose})"
+        yield _failure(ROWS.of(node=name, device=device), f"not reached by {listed(by, SOME)} of {size} nodes", these[0].what)
+    outward = [each.what for each in failed if each.who == name and each.what.peer != name]
     if outward:
-        to = [f"{failure['peer']} port {failure['port']}" for failure in outward]
-        findings.append(_failure(name, None, f"it does not reach {listed(to, SOME)}", outward))
-    return findings
+        to = [f"{failure.peer} port {failure.port}" for failure in outward]
+        yield _failure(ROWS.of(node=name), f"it does not reach {listed(to, SOME)}", outward[0])
 
 
-def _failure(name: str, device: str | None, measured: str, failed: Sequence[Mapping[str, Any]]) -> Finding:
-    said = failed[0]["error"]
-    ports = RANGES.get(failed[0]["purpose"], f"Ray's port of its {failed[0]['purpose']}")
-    cause = "no answer" if said.startswith("no answer") else said
-    remedy = REMEDIES.get(cause, "check the network between this node and the others: open {ports}").format(ports=ports)
-    return ROWS.fail(
-        f"{measured}: {said}", "every node connects to every node", remedy, name="TCP connections", node=name, device=device
-    )
+def _failure(rows: Rows, measured: str, failure: Failure) -> Finding:
+    ports = RANGES.get(failure.purpose, f"Ray's port of its {failure.purpose}")
+    remedy = REMEDIES.get(failure.cause, OTHER_REMEDY).format(ports=ports)
+    return rows.fail(f"{measured}: {failure.error}", "every node connects to every node", remedy)
 
 
-def _could_not(name: str, told: Facts, tardy: Mapping[str, float]) -> Finding:
-    about: dict[str, Any] = {"check": "network", "name": "TCP connections", "status": Status.ERROR, "node": name}
+def _could_not(
+    rows: Rows, name: str, told: Answers[MeshFacts], tardy: Mapping[str, float], ports: Mapping[str, int]
+) -> Finding:
     if name in tardy:
-        why = f"it began to listen {tardy[name]:.1f} s after the first node, when others had given up on it"
-        return Finding(**about, reason=why, remedy=BUSY)
-    if name in told["unanswered"]:
-        return Finding(**about, reason=told["unanswered"][name]["error"], remedy=BUSY)
-    why = f"cannot listen on port {told['ports'][name]}: {told['answered'][name]['taken']}"
-    return Finding(**about, reason=why, remedy="repeat with --only network: ports are chosen anew")
+        after = f"{tardy[name]:.1f} s after the first node, when others had given up on it"
+        return rows.error(f"it began to listen {after}", BUSY)
+    if name in told.unanswered:
+        return rows.error(told.unanswered[name].error, BUSY)
+    why = f"cannot listen on port {ports[name]}: {told.answered[name].taken}"
+    return rows.error(why, "repeat with --only network: ports are chosen anew")
 
 
-def _not_blamed(node: Node, answered: Mapping[str, Facts], ports: Mapping[str, int], blamed: Sequence[str]) -> Finding:
+def _not_blamed(
+    rows: Rows, node: Node, heard: Mapping[str, MeshFacts], ports: Mapping[str, int], blamed: Sequence[str]
+) -> Finding:
     """PASS where every other node was reached, or is blamed for it that it was not, or says itself why it could not be."""
-    about: dict[str, Any] = {"check": "network", "name": "TCP connections", "node": node.name}
-    found, others = answered[node.name], len(ports) - 1
-    reached = found["reached"] - 1
+    found, others = heard[node.name], len(ports) - 1
+    reached = found.reached - 1
     measured = f"reaches {reached} of {others} others and itself"
-    missed = found["untried"] + sum(failure["peer"] in answered and _missed(failure, answered) for failure in found["failed"])
+    missed = found.untried + sum(failure.peer in heard and _missed(failure, heard) for failure in found.failed)
     if missed:
-        why = f"{missed} of {others} others were not tried in time"
-        return ROWS.error(why, BUSY, measured=measured, **about)
-    if answered.keys() == {node.name}:
-        return ROWS.skip("no other node could take its part in time", measured=measured, **about)
-    known = {"node manager", "object manager", "gcs"}
-    used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in known and number > 0]
+        return rows.error(f"{missed} of {others} others were not tried in time", BUSY, measured=measured)
+    if heard.keys() == {node.name}:
+        return rows.skip("no other node could take its part in time", measured=measured)
+    used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in USED_PORTS and number > 0]
     reason = f"ports {', '.join([*used, f'rendezvous {ports[node.name]}'])}"
     if reached < others and blamed:
-        reason += f"; what fails is told of {listed(list(blamed), SOME)}"
-    return ROWS.passed(measured, reason=reason, **about)
+        reason += f"; what fails is told of {listed(blamed, SOME)}"
+    return rows.passed(measured, reason=reason)
 
 
-def _round_trip(name: str, found: Mapping[str, Any]) -> Finding:
-    return ROWS.passed(
-        f"{found['median']:.2g} ms, to {found['peer']} {found['worst']:.2g} ms",
-        name="TCP round trip",
-        node=name,
-        measure=Measure(number=found["median"], unit="ms", better="lower", warn=ROUND_TRIP_WARN),
-    )
-
-
-def _bandwidths(answered: Mapping[str, Facts]) -> list[Finding]:
+def _bandwidths(heard: Mapping[str, MeshFacts]) -> Iterator[Finding]:
     """Of each node the best of what it sent and received: one slow end spoils only the streams that it takes part in."""
-    streams = [(name, stream["peer"], stream) for name, found in answered.items() for stream in found["streams"]]
-    findings: list[Finding] = []
-    for name in answered:
-        speeds = {
-            f"to {to}" if sender == name else f"from {sender}": stream["bytes"] / max(stream["seconds"], 1e-9) / 1e9
-            for sender, to, stream in streams
-            if name in (sender, to)
-        }
-        if speeds:
-            best = max(speeds.values())
-            findings.append(
-                ROWS.passed(
-                    ", ".join(f"{speed:.2g} GB/s {which}" for which, speed in speeds.items()),
-                    name="TCP bandwidth",
-                    node=name,
-                    measure=Measure(number=best, unit="GB/s", better="higher", warn=BANDWIDTH_WARN),
-                )
-            )
-    return findings
+    speeds: dict[str, dict[str, float]] = {name: {} for name in heard}
+    for name, facts in heard.items():
+        for stream in facts.streams:
+            speed = stream.bytes / max(stream.seconds, 1e-9) / 1e9
+            speeds[name][f"to {stream.peer}"] = speed
+            if stream.peer in speeds:
+                speeds[stream.peer][f"from {name}"] = speed
+    for name, own in speeds.items():
+        if own:
+            words = ", ".join(f"{speed:.2g} GB/s {which}" for which, speed in own.items())
+            measure = Measure(number=max(own.values()), unit="GB/s", better="higher", warn=BANDWIDTH_WARN)
+            yield ROWS.passed(words, name="TCP bandwidth", node=name, measure=measure)

@@ -1,31 +1,21 @@
 """One node's part of the connections between all nodes: listen on one port and connect to everybody, itself included.
 
-Parameters:
-  node        own name
-  port        to listen on, as the others have been told
-  peers       [{name, address, port, ports {purpose: port}}]     itself included
-  start_s     until when the others' processes must have come up; give_up_s: after this no peer is begun with
-  connect_s   for one connection or answer
-  round_trips of one byte, with each peer
-  streams     names of peers to send to as fast as it goes, one after the other; incoming: how many will send to this node
-  stream_s    how long
-
-Facts: listened [from, until] in seconds since the epoch, reached and untried (numbers of peers), failed [{peer, purpose, port,
-error, tried [from, until]}], round_trip_ms {median, worst, peer}, streams [{peer, bytes, seconds}]; {taken: error} when the
-port cannot be listened on. One process a node holds all its connections, in threads.
+One process a node holds all its connections, in threads.
 """
 
 import errno
 import json
 import socket
-import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
-from chaosrun.preflight.model import Facts
+from msgspec import Struct
+
+from chaosrun.records.codec import convert
 
 AT_ONCE = 16
 """Connections that a node opens at the same time; each that somebody drops costs its whole time."""
@@ -33,84 +23,142 @@ BLOCK = memoryview(bytes(1 << 20))
 RETRY_S = 0.05
 
 
-def probe(**parameters: Any) -> Facts:
+class Peer(Struct, frozen=True, kw_only=True):
+    name: str
+    address: str
+    port: int
+    ports: dict[str, int]
+    """Of Ray, by purpose."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    node: str
+    """Own name."""
+    port: int
+    """To listen on, as the others have been told."""
+    peers: tuple[Peer, ...]
+    """Itself included."""
+    start_s: float
+    """Until when the others' processes must have come up."""
+    give_up_s: float
+    """After this no peer is begun with."""
+    connect_s: float
+    """For one connection or answer."""
+    round_trips: int
+    """Of one byte, with each peer."""
+    streams: tuple[str, ...]
+    """Peers to send to as fast as it goes, one after the other."""
+    incoming: int
+    """How many will send to this node."""
+    stream_s: float
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    peer: str
+    purpose: str
+    """Of the port: rendezvous, or what Ray has there."""
+    port: int
+    cause: Literal["refused", "no answer", "other"]
+    error: str
+    tried: tuple[float, float]
+    """From and until, in seconds since the epoch."""
+
+
+class Stream(Struct, frozen=True, kw_only=True):
+    """As the receiver counted it."""
+
+    peer: str
+    bytes: int
+    seconds: float
+
+
+class MeshFacts(Struct, frozen=True, kw_only=True):
+    taken: str = ""
+    """Why the port could not be listened on; then nothing else is known."""
+    listened: tuple[float, float] = (0.0, 0.0)
+    """From and until, in seconds since the epoch."""
+    reached: int = 0
+    untried: int = 0
+    """Peers that no time was left for."""
+    failed: tuple[Failure, ...] = ()
+    round_trip_ms: float | None = None
+    """Median over the other nodes; None: it reached none."""
+    streams: tuple[Stream, ...] = ()
+
+
+class _Met(Struct, frozen=True, kw_only=True):
+    peer: str
+    failed: list[Failure]
+    round_trip_ms: float | None
+
+
+def probe(**parameters: Any) -> MeshFacts:
+    """Parameters: those of `Asked`."""
+    asked = convert(parameters, Asked)
     began = time.monotonic()
-    deadline, last = began + parameters["start_s"], began + parameters["give_up_s"]
-    peers: Sequence[Mapping[str, Any]] = parameters["peers"]
+    deadline, last = began + asked.start_s, began + asked.give_up_s
     try:
-        listener = socket.create_server(("0.0.0.0", parameters["port"]), backlog=1024)
+        listener = socket.create_server(("0.0.0.0", asked.port), backlog=1024)
     except OSError as error:
-        return {"taken": error.strerror or str(error)}
+        return MeshFacts(taken=error.strerror or str(error))
     listens_from = time.time()
     with listener:
-        server = _Server(listener, parameters["node"], parameters["connect_s"])
-        server.start()
+        server = _Server(listener, asked.node, asked.connect_s)
+        threading.Thread(target=server.accept, daemon=True).start()
+        # Beginning at itself, so that not all begin with the same.
+        own = next(index for index, peer in enumerate(asked.peers) if peer.name == asked.node)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            meetings = pool.map(
-                lambda peer: _meet(parameters, peer, deadline, last), _from_own_place(parameters["node"], peers)
-            )
+            meetings = pool.map(lambda peer: _meet(asked, peer, deadline, last), [*asked.peers[own:], *asked.peers[:own]])
             met = [each for each in meetings if each is not None]
-        reached = {each["peer"] for each in met if each["round_trip_ms"] is not None}
-        sent = [
-            _stream(parameters, peer)
-            for name in parameters["streams"]
-            for peer in peers
-            if peer["name"] == name and name in reached
-        ]
+        reached = {each.peer: each.round_trip_ms for each in met if each.round_trip_ms is not None}
+        by_name = {peer.name: peer for peer in asked.peers}
+        sent = [_stream(asked, by_name[name]) for name in asked.streams if name in reached]
         # Not before the others had their turn with this node.
-        server.wait({peer["name"] for peer in peers}, parameters["incoming"], deadline + parameters["stream_s"])
-    return {
-        "listened": [listens_from, time.time()],
-        "reached": len(reached),
-        "untried": len(peers) - len(met),
-        "failed": [failure for each in met for failure in each["failed"]],
-        "round_trip_ms": _round_trips(parameters["node"], met),
-        "streams": [each for each in sent if each is not None],
-    }
+        server.wait({*by_name}, asked.incoming, deadline + asked.stream_s)
+    return MeshFacts(
+        listened=(listens_from, time.time()),
+        reached=len(reached),
+        untried=len(asked.peers) - len(met),
+        failed=tuple(failure for each in met for failure in each.failed),
+        round_trip_ms=median(others) if (others := [ms for peer, ms in reached.items() if peer != asked.node]) else None,
+        streams=tuple(each for each in sent if each is not None),
+    )
 
 
-def _from_own_place(node: str, peers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Beginning at itself, so that not all begin with the same."""
-    own = next(index for index, peer in enumerate(peers) if peer["name"] == node)
-    return [*peers[own:], *peers[:own]]
-
-
-def _meet(parameters: Facts, peer: Mapping[str, Any], deadline: float, last: float) -> dict[str, Any] | None:
+def _meet(asked: Asked, peer: Peer, deadline: float, last: float) -> _Met | None:
     """Connect to a peer's process and exchange bytes, then to the ports that Ray has there. None: no time was left for it."""
     if time.monotonic() > last:
         return None
-    limit_s = parameters["connect_s"]
-    failed: list[dict[str, Any]] = []
+    failed: list[Failure] = []
     round_trip_ms = None
+
+    def fail(purpose: str, port: int, error: Exception, began: float) -> None:
+        cause, said = _cause(error, asked.connect_s)
+        tried = (began, time.time())
+        failed.append(Failure(peer=peer.name, purpose=purpose, port=port, cause=cause, error=said, tried=tried))
+
     began = time.time()
     try:
-        with _connect(peer["address"], peer["port"], limit_s, deadline) as connection:
-            round_trip_ms = _exchange(connection, parameters["node"], peer["name"], parameters["round_trips"])
+        with _connect(peer, asked.connect_s, deadline) as connection:
+            round_trip_ms = _exchange(connection, asked.node, peer.name, asked.round_trips)
     except (OSError, ValueError) as error:
-        failed.append(_failure(peer, "rendezvous", peer["port"], error, limit_s, began))
+        fail("rendezvous", peer.port, error, began)
         if isinstance(error, TimeoutError):
             # The other ports would cost as much time, and say the same.
-            return {"peer": peer["name"], "failed": failed, "round_trip_ms": None}
-    for purpose, port in peer["ports"].items():
+            return _Met(peer=peer.name, failed=failed, round_trip_ms=None)
+    for purpose, port in peer.ports.items():
         began = time.time()
         try:
-            socket.create_connection((peer["address"], port), timeout=limit_s).close()
+            socket.create_connection((peer.address, port), timeout=asked.connect_s).close()
         except OSError as error:
-            failed.append(_failure(peer, purpose, port, error, limit_s, began))
-    return {"peer": peer["name"], "failed": failed, "round_trip_ms": round_trip_ms}
+            fail(purpose, port, error, began)
+    return _Met(peer=peer.name, failed=failed, round_trip_ms=round_trip_ms)
 
 
-def _failure(
-    peer: Mapping[str, Any], purpose: str, port: int, error: Exception, limit_s: float, began: float
-) -> dict[str, Any]:
-    tried = [began, time.time()]
-    return {"peer": peer["name"], "purpose": purpose, "port": port, "error": _said(error, limit_s), "tried": tried}
-
-
-def _connect(address: str, port: int, limit_s: float, deadline: float) -> socket.socket:
+def _connect(peer: Peer, limit_s: float, deadline: float) -> socket.socket:
     while True:
         try:
-            return socket.create_connection((address, port), timeout=limit_s)
+            return socket.create_connection((peer.address, peer.port), timeout=limit_s)
         except ConnectionRefusedError:
             # Its process may only be about to start.
             if time.monotonic() >= deadline:
@@ -129,32 +177,22 @@ def _exchange(connection: socket.socket, node: str, peer: str, round_trips: int)
     for _ in range(round_trips):
         began = time.perf_counter()
         connection.sendall(b".")
-        if not connection.recv(1):
-            raise ConnectionResetError(errno.ECONNRESET, "closed by the other side")
+        _received(connection)
         took.append(time.perf_counter() - began)
-    return round(statistics.median(took) * 1000, 4)
+    return round(median(took) * 1000, 4)
 
 
-def _round_trips(node: str, met: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Over the other nodes; None when it reached none."""
-    took = {each["peer"]: each["round_trip_ms"] for each in met if each["round_trip_ms"] is not None and each["peer"] != node}
-    if not took:
-        return None
-    worst = max(took, key=lambda peer: took[peer])
-    return {"median": statistics.median(took.values()), "worst": took[worst], "peer": worst}
-
-
-def _stream(parameters: Facts, peer: Mapping[str, Any]) -> dict[str, Any] | None:
+def _stream(asked: Asked, peer: Peer) -> Stream | None:
     """Send for a while; what the receiver counted. None when it broke off, which the exchange before has told of or will."""
     try:
-        with socket.create_connection((peer["address"], peer["port"]), timeout=parameters["connect_s"]) as connection:
-            _send_line(connection, {"from": parameters["node"], "does": "stream"})
+        with socket.create_connection((peer.address, peer.port), timeout=asked.connect_s) as connection:
+            _send_line(connection, {"from": asked.node, "does": "stream"})
             _read_line(connection)
-            until = time.monotonic() + parameters["stream_s"]
+            until = time.monotonic() + asked.stream_s
             while time.monotonic() < until:
                 connection.sendall(BLOCK)
             connection.shutdown(socket.SHUT_WR)
-            return {"peer": peer["name"], **_read_line(connection)}
+            return convert({"peer": peer.name, **_read_line(connection)}, Stream)
     except (OSError, ValueError):
         return None
 
@@ -170,9 +208,6 @@ class _Server:
         self._limit_s = limit_s
         self._changed = threading.Condition()
 
-    def start(self) -> None:
-        threading.Thread(target=self._accept, daemon=True).start()
-
     def wait(self, names: set[str], streams: int, deadline: float) -> None:
         """Until all of these have talked and that many streams have ended, or the deadline."""
         with self._changed:
@@ -180,7 +215,7 @@ class _Server:
                 lambda: self.heard >= names and self._streams >= streams, max(0.0, deadline - time.monotonic())
             )
 
-    def _accept(self) -> None:
+    def accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -212,7 +247,7 @@ class _Server:
                 self._changed.notify_all()
 
 
-def _count(connection: socket.socket) -> dict[str, Any]:
+def _count(connection: socket.socket) -> Mapping[str, float]:
     """Receive until the other side ends."""
     room = bytearray(1 << 20)
     count, began = 0, time.monotonic()
@@ -221,23 +256,27 @@ def _count(connection: socket.socket) -> dict[str, Any]:
     return {"bytes": count, "seconds": time.monotonic() - began}
 
 
-def _send_line(connection: socket.socket, line: Mapping[str, Any]) -> None:
+def _send_line(connection: socket.socket, line: Mapping[str, object]) -> None:
     connection.sendall(json.dumps(line).encode() + b"\n")
 
 
-def _read_line(connection: socket.socket) -> dict[str, Any]:
+def _read_line(connection: socket.socket) -> Any:
     read = b""
     while not read.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte:
-            raise ConnectionResetError(errno.ECONNRESET, "closed by the other side")
-        read += byte
+        read += _received(connection)
     return json.loads(read)
 
 
-def _said(error: Exception, limit_s: float) -> str:
+def _received(connection: socket.socket) -> bytes:
+    if byte := connection.recv(1):
+        return byte
+    raise ConnectionResetError(errno.ECONNRESET, "closed by the other side")
+
+
+def _cause(error: Exception, limit_s: float) -> tuple[Literal["refused", "no answer", "other"], str]:
+    """With a sentence."""
     if isinstance(error, TimeoutError):
-        return f"no answer within {limit_s:g} s"
+        return "no answer", f"no answer within {limit_s:g} s"
     if isinstance(error, ConnectionRefusedError):
-        return "refused"
-    return getattr(error, "strerror", None) or str(error)
+        return "refused", "refused"
+    return "other", getattr(error, "strerror", None) or str(error)
