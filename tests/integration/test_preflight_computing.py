@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 
-from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.processes import marked
-from tests.preflight_answers import judged
+from tests.preflight_answers import SETTING, judged, node_of
 
 FAULTY = Path(__file__).parent / "faulty"
-SETTING = Setting(level=Level.QUICK, root=Path("/r"), storage=Path("/r/s"))
-
-
-def node(name: str) -> Node:
-    return Node(name=name, node_id=name, address="127.0.0.1", hostname=name, cpus=2, gpus=0)
 
 
 def run(layer: str | None = None, *, setting: Setting = SETTING, patience_s: float = 99, **variables: str) -> Mapping[str, Any]:
     """The facts of one node, as its agent would get them."""
-    asked = call(setting, node("n"))
+    asked = call(setting, node_of())
     environment = os.environ | variables | ({"PYTHONPATH": str(FAULTY / layer)} if layer else {})
     answer = subprocess.run(
         [sys.executable, "-m", "chaosrun.cluster.probe_process", asked.probe],
@@ -42,7 +36,7 @@ def run(layer: str | None = None, *, setting: Setting = SETTING, patience_s: flo
 
 def judge(**facts: Mapping[str, Any]) -> dict[tuple[str, str], Finding]:
     """By node and row."""
-    found = judged(CHECK, SETTING, [node(name) for name in facts], facts)
+    found = judged(CHECK, SETTING, [node_of(name) for name in facts], facts)
     return {(finding.node or "", finding.name): finding for finding in found}
 
 
@@ -64,7 +58,6 @@ def test_a_sound_node_repeats_itself(facts: Mapping[str, Mapping[str, Any]]) -> 
         "product": Status.PASS,
         "speed": Status.PASS,
         "repeats": Status.PASS,
-        "threads": Status.PASS,
         "peers": Status.SKIP,
         "kind": Status.PASS,
     }

@@ -1,15 +1,11 @@
 """What is made of a worker that was killed: gone with all it held, or what is left."""
 
-from pathlib import Path
-
 import pytest
 
-from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.kill import CHECK as KILL
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
-from tests.preflight_answers import judged
+from chaosrun.preflight.model import Facts, Finding, Status
+from tests.preflight_answers import SETTING, judged, node_of
 
-SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
 GOOD: Facts = {
     "alive": [],
     "killed_s": 0.006,
@@ -25,12 +21,8 @@ GOOD: Facts = {
 }
 
 
-def node(gpus: int = 0) -> Node:
-    return Node(name="a", node_id="a", address="10.0.0.1", hostname="a", cpus=1, gpus=gpus)
-
-
 def judge(found: Facts, gpus: int = 0) -> dict[str, Finding]:
-    findings = judged(KILL, SETTING, [node(gpus)], {"a": found})
+    findings = judged(KILL, SETTING, [node_of("a", gpus=gpus)], {"a": found})
     return {finding.name: finding for finding in findings}
 
 
@@ -69,5 +61,5 @@ def test_what_is_left_is_judged(changed: Facts, name: str, status: Status, says:
 
 def test_the_call_has_time_for_all_its_waiting() -> None:
     assert KILL.call is not None
-    call = KILL.call(SETTING, node())
+    call = KILL.call(SETTING, node_of())
     assert call.limit_s > 3 * call.parameters["within_s"]

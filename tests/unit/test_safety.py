@@ -35,7 +35,7 @@ ALLOWED_SIGNALS = {
     "preflight/probes/storage_kills.py:kill_writers": "a child that has not been reaped",
     "preflight/probes/storage.py:try_lock": "a child that has not been reaped",
     "preflight/probes/forked.py:_end": "a child that has not been reaped, and the group it leads",
-    "preflight/probes/per_device.py:_compute": "its own child; subprocess signals none that it has reaped",
+    "preflight/probes/devices.py:_compute": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/allreduce.py:probe": "a child that has not been reaped",
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",
     "observe/probe.py:_ask": "through a pidfd, its own child",

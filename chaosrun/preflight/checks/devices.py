@@ -1,37 +1,21 @@
 """The check "devices": are all there, healthy as their driver sees them, free, and do they compute? Pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.devices_computing import gpus_for_work, of_unused, product, unfinished
 from chaosrun.preflight.majority import majority
-from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Rows, Setting, Status
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus
-from chaosrun.preflight.probes.devices import DevicesFacts
-from chaosrun.preflight.probes.nvidia import Gpu, GpuProcess
+from chaosrun.preflight.probes.compute import FEWER_THREADS, ComputeFacts, Kind
+from chaosrun.preflight.probes.devices import Computed, DevicesFacts
+from chaosrun.preflight.probes.nvidia import Gpu
 from chaosrun.wording import MIB, listed, size
-
-ROWS = Rows(check="devices")
 
 PATIENCE_S = {Level.QUICK: 20.0, Level.STANDARD: 40.0, Level.DEEP: 60.0}
 """Of a device, with one operation."""
 LIMIT_S = {Level.QUICK: 100.0, Level.STANDARD: 150.0, Level.DEEP: 180.0}
-
-
-def call(setting: Setting, node: Node) -> Call:
-    return Call(
-        probe=f"{PROBES}.devices",
-        parameters={
-            "gpus": node.gpus if may_take_gpus(setting) else 0,
-            "patience_s": PATIENCE_S[setting.level],
-            "work": {"threads": 1, "products": True, "training": None},
-        },
-        limit_s=LIMIT_S[setting.level],
-        env=setting.job.spec.env if setting.job else {},
-    )
-
-
 RESET = "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; if it comes back, have the GPU replaced"
 REPLACE = "take the node out and have the GPU replaced"
 SLOWED = {
@@ -43,267 +27,285 @@ SLOWED = {
 """Reasons that also hold back a GPU with nothing to do. A power limit (sw_power_cap) is reached in ordinary work."""
 LEAST_FREE = 0.9
 """Of a GPU's memory, before the job comes. Drivers and ECC keep a few percent."""
+UNUSED = "no worker gets this device"
+DEVICE_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError")
+"""How torch tells what a device refused. Anything else is said of the program."""
+
+
+def call(setting: Setting, node: Node) -> Call:
+    return ask_devices(setting, node, 0.0, cuda={"products": True})
+
+
+def ask_devices(setting: Setting, node: Node, seconds: float, **works: Any) -> Call:
+    """A call of the probe that computes on each device; `works` by kind of device, `seconds` that they take on purpose."""
+    gpus = node.gpus if may_take_gpus(setting) else 0
+    limit_s = LIMIT_S[setting.level] + seconds
+    return ask("devices", limit_s, env=setting.env, gpus=gpus, patience_s=PATIENCE_S[setting.level], works=works)
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) -> list[Finding]:
-    answered = told.answered
-    used = {node.name: gpus_for_work(setting, nodes, node) for node in nodes if node.name in answered}
-    models = {name: named for name, gpus in used.items() if (named := _models(answered[name], gpus))}
+    asked = [(node, facts) for node in nodes if (facts := told.answered.get(node.name))]
+    models: dict[str, str] = {}
+    for node, facts in asked:
+        used = gpus_for_work(setting, nodes, node)
+        if named := {gpu.model or "?" for name, gpu in _health_of(facts).items() if name in used}:
+            models[node.name] = ", ".join(sorted(named))
     usual = majority(models).value if models else ""
     found: list[Finding] = []
-    for node in nodes:
-        if node.name in answered:
-            same = models.get(node.name) == usual
-            found += _of_node(setting, nodes, node, answered[node.name], used[node.name], "" if same else usual)
+    for node, facts in asked:
+        other = usual if models.get(node.name) != usual else ""
+        found += _of_node(setting, node, facts, gpus_for_work(setting, nodes, node), gpus_per_worker(setting, nodes), other)
     return found
 
 
-def _models(answer: DevicesFacts, gpus: Sequence[str]) -> str:
-    return ", ".join(sorted({gpu.model or "?" for name, gpu in _health_of(answer).items() if name in gpus}))
-
-
 def _of_node(
-    setting: Setting, nodes: Sequence[Node], node: Node, answer: DevicesFacts, used: Sequence[str], usual: str
+    setting: Setting, node: Node, facts: DevicesFacts, used: Sequence[str], per_worker: int, usual: str
 ) -> Iterator[Finding]:
     """`usual`: what most nodes have, where this one has another model."""
-    if not node.gpus and not answer.driver.gpus:
-        reason = "no GPU: Ray counts none on this node, and no driver does"
-        yield _row(node.name, None, "GPUs", Status.SKIP, reason=reason)
+    row = Rows(check="devices", node=node.name)
+    if not node.gpus and not facts.driver.gpus:
+        yield row.skip("no GPU: Ray counts none on this node, and no driver does", name="GPUs")
         return
-    of_driver = list(_driver(setting, nodes, node, answer))
-    yield from of_driver if used or not node.gpus else of_unused("devices", node.name, None, of_driver)
-    health, computed = _health_of(answer), answer.computed
-    for device in dict.fromkeys([*health, *computed]):
-        rows: list[Finding] = []
-        if gpu := health.get(device):
-            judged = [_model(gpu, usual), _state(gpu), _ecc(gpu), _rows(gpu), _throttling(gpu), _mig(setting, gpu)]
-            rows += [_row(node.name, device, **row) for row in (*judged, _memory(gpu), _others(gpu))]
-        if (made := computed.get(device)) is not None:
-            if made.facts is None:
-                rows.append(unfinished("devices", node.name, device, made, _named(_computing(gpu)) if gpu else ""))
-            else:
-                rows += product("devices", node.name, device, made.facts)
-        yield from rows if device in used else of_unused("devices", node.name, device, rows)
+    of_driver = list(_driver(row, node, facts, wanted=setting.job is not None and per_worker > 0))
+    yield from of_driver if used or not node.gpus else of_unused(row, of_driver)
+    health, one_worker = _health_of(facts), setting.job is not None and setting.job.spec.workers == 1
+    for device in dict.fromkeys([*health, *facts.computed]):
+        here = row.of(device=device)
+        gpu, computed = health.get(device), facts.computed.get(device)
+        rows = [] if gpu is None else _gpu(here, gpu, usual, one_worker)
+        if computed is not None and computed.facts is not None:
+            rows += product(here, computed.facts)
+        elif computed is not None:
+            rows.append(unfinished(here, computed, "" if gpu is None else _computing(gpu)))
+        yield from rows if device in used else of_unused(here, rows)
 
 
-def _row(node: str, device: str | None, name: str, status: Status, **words: Any) -> Finding:
-    return ROWS.row(status, name=name, node=node, device=device, **words)
-
-
-def _health_of(answer: DevicesFacts) -> dict[str, Gpu]:
+def _health_of(facts: DevicesFacts) -> dict[str, Gpu]:
     """What the driver says of each device that it can be matched with: by index, or by (the beginning of) its UUID."""
-    gpus = answer.driver.gpus
-    if (visible := answer.visible) is None:
-        return {f"cuda:{index}": gpu for index, gpu in enumerate(gpus)}
-    matched = {}
-    for index, token in enumerate(visible):
+    gpus = facts.driver.gpus
+    tokens = [str(index) for index in range(len(gpus))] if facts.visible is None else facts.visible
+    matched: dict[str, Gpu] = {}
+    for index, token in enumerate(tokens):
         same = [gpu for at, gpu in enumerate(gpus) if token == str(at) or (gpu.uuid or "").startswith(token)]
         if len(same) == 1:
             matched[f"cuda:{index}"] = same[0]
     return matched
 
 
-def _driver(setting: Setting, nodes: Sequence[Node], node: Node, answer: DevicesFacts) -> Iterator[Finding]:
-    driver = answer.driver
-    if not driver.there:
-        reason = f"{driver.error}: only what comes of computing on its GPUs is known"
-        yield _row(node.name, None, "driver", Status.SKIP, reason=reason)
-    elif driver.silent:
+def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iterator[Finding]:
+    """`wanted`: whether workers take GPUs."""
+    driver, row = facts.driver, row.of(name="driver")
+    if driver.told == "absent":
+        yield row.skip(f"{driver.error}: only what comes of computing on its GPUs is known")
+    elif driver.told == "silent":
         remedy = (
             "run nvidia-smi on that node: where it is only slow, switch on persistence mode (nvidia-smi -pm 1); else reboot"
         )
-        yield _row(node.name, None, "driver", Status.ERROR, reason=driver.error, remedy=remedy)
-    elif driver.error:
-        yield _row(
-            node.name,
-            None,
-            "driver",
-            Status.FAIL,
-            measured=driver.error,
-            threshold="tells what it knows of its GPUs",
-            remedy="run nvidia-smi on that node; reload the driver or reboot",
-        )
+        yield row.error(driver.error, remedy)
+    elif driver.told == "nothing":
+        remedy = "run nvidia-smi on that node; reload the driver or reboot"
+        yield row.fail(driver.error, "tells what it knows of its GPUs", remedy)
     else:
-        yield from _number(node, answer, wanted=setting.job is not None and gpus_per_worker(setting, nodes) > 0)
+        seen = len(_health_of(facts)) + sum(token.startswith("MIG-") for token in facts.visible or ())
+        number, counts = row.of(name="number"), f"{node.gpus}, as Ray counts"
+        if not node.gpus and not wanted:
+            yield number.skip(f"Ray counts no GPU on this node, its driver {seen}: no worker gets one")
+            return
+        yield row.passed(f"{driver.version}, CUDA {driver.cuda}")
+        if seen < node.gpus:
+            why = "Ray would place work on GPUs that are not there"
+            remedy = "look at dmesg for GPUs that fell off the bus and reboot; or start Ray there with the right --num-gpus"
+            yield number.fail(f"{seen}", counts, remedy, reason=why)
+        elif seen > node.gpus:
+            remedy = "start Ray there with --num-gpus, or with CUDA_VISIBLE_DEVICES for the ones that it may use"
+            yield number.warn(f"{seen}", counts, remedy, reason="Ray leaves the others idle")
+        else:
+            yield number.passed(f"{seen}", counts)
 
 
-def _number(node: Node, answer: DevicesFacts, *, wanted: bool) -> Iterator[Finding]:
-    """`wanted`: whether workers take GPUs."""
-    driver = answer.driver
-    seen = len(_health_of(answer)) + sum(token.startswith("MIG-") for token in answer.visible or ())
-    if not node.gpus and not wanted:
-        reason = f"Ray counts no GPU on this node, its driver {seen}: no worker gets one"
-        yield _row(node.name, None, "number", Status.SKIP, reason=reason)
-        return
-    yield _row(node.name, None, "driver", Status.PASS, measured=f"{driver.driver}, CUDA {driver.cuda}")
-    row = {"measured": f"{seen}", "threshold": f"{node.gpus}, as Ray counts"}
-    if seen < node.gpus:
-        row["reason"] = "Ray would place work on GPUs that are not there"
-        row["remedy"] = "look at dmesg for GPUs that fell off the bus and reboot; or start Ray there with the right --num-gpus"
-        status = Status.FAIL
-    elif seen > node.gpus:
-        row["reason"] = "Ray leaves the others idle"
-        row["remedy"] = "start Ray there with --num-gpus, or with CUDA_VISIBLE_DEVICES for the ones that it may use"
-        status = Status.WARN
-    else:
-        status = Status.PASS
-    yield _row(node.name, None, "number", status, **row)
+# What the driver says of one GPU
 
 
-def _model(gpu: Gpu, usual: str) -> dict[str, Any]:
+def _gpu(row: Rows, gpu: Gpu, usual: str, one_worker: bool) -> list[Finding]:
+    # What a technician finds it by.
+    place = f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"
+    return [
+        _model(row.of(name="model"), gpu, usual),
+        _state(row.of(name="state"), gpu, place),
+        _ecc(row.of(name="ECC"), gpu, place),
+        _rows(row.of(name="remapped rows"), gpu, place),
+        _throttling(row.of(name="throttling"), gpu),
+        _mig(row.of(name="MIG"), gpu, one_worker),
+        _memory(row.of(name="free memory"), gpu),
+        _others(row.of(name="other processes"), gpu),
+    ]
+
+
+def _model(row: Rows, gpu: Gpu, usual: str) -> Finding:
     if not gpu.model:
-        return _skip("model", "the driver does not say")
-    row = {"name": "model", "measured": gpu.model}
+        return row.skip("the driver does not say")
     if not usual:
-        return row | {"status": Status.PASS}
-    return row | {
-        "status": Status.WARN,
-        "threshold": f"{usual}, as most nodes have",
-        "reason": "steps are as slow as the slowest GPU, and a rank that moves between models computes other bits",
-        "remedy": "keep a job to nodes of one model",
-    }
+        return row.passed(gpu.model)
+    why = "steps are as slow as the slowest GPU, and a rank that moves between models computes other bits"
+    return row.warn(gpu.model, f"{usual}, as most nodes have", "keep a job to nodes of one model", reason=why)
 
 
-def _state(gpu: Gpu) -> dict[str, Any]:
-    if bad := gpu.lost or gpu.recovery:
-        measured = gpu.lost or f"the driver asks for: {gpu.recovery}"
-        return _bad("state", f"{measured} {_place(gpu)}", "needs no recovery", RESET if bad != "Reboot" else "reboot the node")
-    return {"name": "state", "status": Status.PASS, "measured": "needs no recovery"}
+def _state(row: Rows, gpu: Gpu, place: str) -> Finding:
+    if gpu.lost:
+        return row.fail(f"{gpu.lost} {place}", "needs no recovery", RESET)
+    if gpu.recovery:
+        remedy = "reboot the node" if gpu.recovery == "Reboot" else RESET
+        return row.fail(f"the driver asks for: {gpu.recovery} {place}", "needs no recovery", remedy)
+    return row.passed("needs no recovery")
 
 
-def _ecc(gpu: Gpu) -> dict[str, Any]:
-    ecc, name = gpu.ecc, "ECC"
-    if ecc.mode is None:
-        return _skip(name, "this GPU has no ECC")
-    if ecc.uncorrectable:
-        measured = f"{ecc.uncorrectable} uncorrectable errors since the driver was loaded {_place(gpu)}"
-        return _bad(name, measured, "none", RESET)
-    if ecc.threshold_exceeded or ecc.unrepairable:
-        what = "memory that cannot be repaired" if ecc.unrepairable else "more SRAM errors than the driver tolerates"
-        return _bad(name, f"{what} {_place(gpu)}", "none", REPLACE)
-    if ecc.mode != "Enabled":
-        return {
-            "name": name,
-            "status": Status.WARN,
-            "measured": "off",
-            "threshold": "on",
-            "reason": "bits that flip in its memory go into the weights unnoticed",
-            "remedy": "nvidia-smi -e 1, then reboot",
-        }
-    if ecc.pending not in (None, ecc.mode):
-        return _pending(name, f"on, {ecc.pending.lower()} after the next reset")
-    ever = f", {ecc.uncorrectable_ever} uncorrectable errors ever" if ecc.uncorrectable_ever else ""
-    return {"name": name, "status": Status.PASS, "measured": f"on{ever}"}
+def _ecc(row: Rows, gpu: Gpu, place: str) -> Finding:
+    if gpu.ecc is None:
+        return row.skip("this GPU has no ECC")
+    if gpu.uncorrectable:
+        return row.fail(f"{gpu.uncorrectable} uncorrectable errors since the driver was loaded {place}", "none", RESET)
+    if gpu.threshold_exceeded or gpu.unrepairable:
+        what = "memory that cannot be repaired" if gpu.unrepairable else "more SRAM errors than the driver tolerates"
+        return row.fail(f"{what} {place}", "none", REPLACE)
+    if gpu.ecc != "Enabled":
+        why = "bits that flip in its memory go into the weights unnoticed"
+        return row.warn("off", "on", "nvidia-smi -e 1, then reboot", reason=why)
+    return row.passed("on")
 
 
-def _rows(gpu: Gpu) -> dict[str, Any]:
-    rows, name = gpu.rows, "remapped rows"
-    if rows is None:
-        return _skip(name, "this GPU does not replace memory")
-    if rows.failure:
-        return _bad(name, f"a replacement failed {_place(gpu)}", "none failed", REPLACE)
-    if rows.pending:
-        return _bad(name, f"{rows.kind} pending {_place(gpu)}", "none pending", RESET)
-    return {"name": name, "status": Status.PASS, "measured": f"{rows.count} {rows.kind}, none pending"}
+def _rows(row: Rows, gpu: Gpu, place: str) -> Finding:
+    if gpu.rows is None:
+        return row.skip("this GPU does not replace memory")
+    if gpu.rows.failure:
+        return row.fail(f"a replacement failed {place}", "none failed", REPLACE)
+    if gpu.rows.pending:
+        return row.fail(f"{gpu.rows.kind} pending {place}", "none pending", RESET)
+    return row.passed(f"{gpu.rows.count} {gpu.rows.kind}, none pending")
 
 
-def _throttling(gpu: Gpu) -> dict[str, Any]:
-    reasons = gpu.throttling
-    if reasons is None:
-        return _skip("throttling", "the driver does not say")
-    if slowed := [reason for reason in reasons if reason in SLOWED]:
-        return {
-            "name": "throttling",
-            "status": Status.WARN,
-            "measured": ", ".join(f"{reason} ({SLOWED[reason]})" for reason in slowed),
-            "threshold": "none before the job begins",
-            "reason": "one slow GPU slows every rank",
-            "remedy": "look at its cooling and power (nvidia-smi -q -d TEMPERATURE,POWER); leave the node out until it is gone",
-        }
-    return {"name": "throttling", "status": Status.PASS, "measured": "none"}
+def _throttling(row: Rows, gpu: Gpu) -> Finding:
+    if gpu.throttling is None:
+        return row.skip("the driver does not say")
+    slowed = ", ".join(f"{reason} ({SLOWED[reason]})" for reason in gpu.throttling if reason in SLOWED)
+    return row.judged(
+        Status.WARN if slowed else Status.PASS,
+        slowed or "none",
+        "none before the job begins",
+        "look at its cooling and power (nvidia-smi -q -d TEMPERATURE,POWER); leave the node out until it is gone",
+        reason="one slow GPU slows every rank",
+    )
 
 
-def _mig(setting: Setting, gpu: Gpu) -> dict[str, Any]:
-    mig = gpu.mig
-    if mig.mode is None:
-        return _skip("MIG", "this GPU cannot be divided")
-    if mig.pending not in (None, mig.mode):
-        return _pending("MIG", f"{mig.mode.lower()}, {mig.pending.lower()} after the next reset")
-    if mig.mode != "Enabled":
-        return {"name": "MIG", "status": Status.PASS, "measured": "off"}
-    if not mig.instances:
+def _mig(row: Rows, gpu: Gpu, one_worker: bool) -> Finding:
+    if gpu.mig is None:
+        return row.skip("this GPU cannot be divided")
+    if gpu.mig != "Enabled":
+        return row.passed("off")
+    if not gpu.instances:
         remedy = "create instances (nvidia-smi mig -cgi …), or switch it off with nvidia-smi -mig 0"
-        return _bad("MIG", "on, without an instance: nothing can run there", "off, or with instances", remedy)
-    if setting.job is not None and setting.job.spec.workers == 1:
-        return {"name": "MIG", "status": Status.PASS, "measured": f"on, {mig.instances} instances"}
-    return {
-        "name": "MIG",
-        "status": Status.WARN,
-        "measured": f"on, {mig.instances} instances",
-        "threshold": "off",
-        "reason": "NCCL does not connect ranks on instances of one GPU",
-        "remedy": "switch it off with nvidia-smi -mig 0, or run jobs of one worker there",
-    }
+        return row.fail("on, without an instance: nothing can run there", "off, or with instances", remedy)
+    return row.judged(
+        Status.PASS if one_worker else Status.WARN,
+        f"on, {gpu.instances} instances",
+        "off, or jobs of one worker",
+        "switch it off with nvidia-smi -mig 0, or run jobs of one worker there",
+        reason="NCCL does not connect ranks on instances of one GPU",
+    )
 
 
-def _memory(gpu: Gpu) -> dict[str, Any]:
-    total, free = gpu.total_mib, gpu.free_mib
-    if not total or free is None or gpu.mig.mode == "Enabled":
-        return _skip("free memory", "the driver does not say")
-    row = {
-        "name": "free memory",
-        "measured": f"{free / total:.0%} of {total / 1024:.0f} GiB",
-        "threshold": f"at least {LEAST_FREE:.0%}",
-    }
-    if free >= LEAST_FREE * total:
-        return row | {"status": Status.PASS}
-    remedy = "find what holds it (nvidia-smi, fuser -v /dev/nvidia*; processes of other containers are not listed) and end it"
-    return row | {"status": Status.WARN, "reason": "the job may not fit", "remedy": remedy}
+def _memory(row: Rows, gpu: Gpu) -> Finding:
+    if not gpu.total_mib or gpu.free_mib is None or gpu.mig == "Enabled":
+        return row.skip("the driver does not say")
+    free = gpu.free_mib / gpu.total_mib
+    return row.judged(
+        Status.PASS if free >= LEAST_FREE else Status.WARN,
+        f"{free:.0%} of {gpu.total_mib / 1024:.0f} GiB",
+        f"at least {LEAST_FREE:.0%}",
+        "find what holds it (nvidia-smi, fuser -v /dev/nvidia*; processes of other containers are not listed) and end it",
+        reason="the job may not fit",
+    )
 
 
-def _others(gpu: Gpu) -> dict[str, Any]:
+def _others(row: Rows, gpu: Gpu) -> Finding:
     computing = _computing(gpu)
-    if not computing:
-        return {"name": "other processes", "status": Status.PASS, "measured": "none"}
-    return {
-        "name": "other processes",
-        "status": Status.WARN,
-        "measured": _named(computing),
-        "threshold": "none before the job begins",
-        "reason": "they take memory and time from the job; left over from an earlier job, they also hold its ports",
-        "remedy": "end them, or wait until they are gone",
-    }
+    return row.judged(
+        Status.WARN if computing else Status.PASS,
+        computing or "none",
+        "none before the job begins",
+        "end them, or wait until they are gone",
+        reason="they take memory and time from the job; left over from an earlier job, they also hold its ports",
+    )
 
 
-def _computing(gpu: Gpu) -> list[GpuProcess]:
-    return [process for process in gpu.processes if process.type != "G"]
+def _computing(gpu: Gpu) -> str:
+    """Who computes there, not only draws."""
+    mib = {process.pid: "?" if process.mib is None else size(process.mib * MIB) for process in gpu.processes}
+    there = [process for process in gpu.processes if process.type != "G"]
+    return listed([f"{each.name.split('/')[-1] or '?'} (pid {each.pid}, {mib[each.pid]})" for each in there], 3)
 
 
-def _named(processes: Sequence[GpuProcess]) -> str:
-    told = [f"{process.name.split('/')[-1] or '?'} (pid {process.pid}, {_size(process.mib)})" for process in processes]
-    return listed(told, 3)
+# What came of computing on a device: rows that the check "bits" has too
 
 
-def _bad(name: str, measured: str, threshold: str, remedy: str) -> dict[str, Any]:
-    return {"name": name, "status": Status.FAIL, "measured": measured, "threshold": threshold, "remedy": remedy}
+def gpus_for_work(setting: Setting, nodes: Sequence[Node], node: Node) -> list[str]:
+    """GPUs that workers on this one of the nodes may get: of those that its Ray may use, the first that it counts."""
+    return [f"cuda:{index}" for index in range(node.gpus)] if gpus_per_worker(setting, nodes) else []
 
 
-def _pending(name: str, measured: str) -> dict[str, Any]:
-    remedy = "reboot the node now, so that it does not change during the job"
-    return {"name": name, "status": Status.WARN, "measured": measured, "threshold": "nothing pending", "remedy": remedy}
+def of_unused(row: Rows, found: Sequence[Finding]) -> list[Finding]:
+    """What is said of a device that no worker gets: that it is broken is worth knowing, and speaks against nothing."""
+    broken = [finding for finding in found if finding.status is Status.FAIL]
+    told = [replace(each, status=Status.WARN, reason="; ".join(filter(None, (each.reason, UNUSED)))) for each in broken]
+    return told or [row.skip(UNUSED, name="GPUs")]
 
 
-def _skip(name: str, reason: str) -> dict[str, Any]:
-    return {"name": name, "status": Status.SKIP, "reason": reason}
+def unfinished(row: Rows, computed: Computed, holders: str = "") -> Finding:
+    """A device that gave no answer: broken, unless its process never came to it, or something else ended it, or holds its
+    memory (`holders` by name, where they are known)."""
+    row, ended, error, at = row.of(name="product"), computed.ended, computed.error, f"(in: {computed.phase})"
+    if not computed.touched:
+        return row.error(f"{error} {at}", "see whether torch can be imported on that node, and how busy it is")
+    if ended == "died" and "SIGKILL" in error:
+        return row.error(f"something ended its process {at}", "see in dmesg whether memory ran out")
+    if ended == "raised" and ("OutOfMemoryError" in error or "out of memory" in error):
+        who = f": {holders}" if holders else ", see which with nvidia-smi (of the CPU with `top`)"
+        why = f"other processes hold the memory that it would be tried with {at}: {error}"
+        return row.error(why, f"end what holds its memory{who}")
+    if ended == "raised" and error.partition(":")[0] not in DEVICE_ERRORS:
+        return row.error(f"{error} {at}", "see whether this torch is for this device")
+    how = {"hung": "hangs", "died": "its process died", "raised": "gives an error"}[ended]
+    return row.fail(f"{how} in: {computed.phase}", "finishes", remedy_for(row.device), reason=error)
 
 
-def _place(gpu: Gpu) -> str:
-    """What a technician finds it by."""
-    return f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"
+def product(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
+    """Memory, products and their speed, of a device on which they were tried."""
+    if not facts.products or facts.memory is None:
+        return
+    gpu, remedy = row.device != "cpu", remedy_for(row.device, facts.kind)
+    if facts.memory.wrong:
+        measured = f"{facts.memory.wrong} of {facts.memory.bytes} bytes read back wrong"
+        yield row.fail(measured, "as they were written", remedy, name="memory")
+    if wrong := [entry for entry in facts.products if entry.wrong]:
+        worst = max(wrong, key=lambda entry: entry.wrong)
+        measured = f"{worst.wrong} of {worst.entries} entries wrong in {', '.join(entry.dtype for entry in wrong)}"
+        why = f"{worst.dtype}: {worst.first}"
+        yield row.fail(measured, "exact: integers that have one right answer", remedy, name="product", reason=why)
+        return
+    yield row.passed(f"exact in {', '.join(entry.dtype for entry in facts.products)}", "exact", name="product")
+    worse = {"warn": 0.7, "fail": 0.25} if gpu else {"warn": 0.2}
+    measure = Measure(number=facts.gflops, unit="GFLOP/s", better="higher", **worse)
+    name = f"speed of {facts.kind.model}" if gpu else "speed"
+    yield row.passed(f"{facts.gflops:.3g} GFLOP/s", name=name, measure=measure)
 
 
-def _size(mib: int | None) -> str:
-    return "?" if mib is None else size(mib * MIB)
+def remedy_for(device: str | None, kind: Kind | None = None) -> str:
+    """`kind`: what is known of the device; what its environment does to it is tried first."""
+    if device != "cpu":
+        return "take the node out and test the GPU (dcgmi diag -r 3); reset it or have it replaced"
+    test = "take the node out and test its processor and memory (memtest86+, stress-ng --verify)"
+    limits = [name for name in (kind.settings if kind else ()) if name in FEWER_THREADS]
+    why = "libraries leave out what the threads that they do not get had to do"
+    return f"unset {', '.join(limits)} and try again: {why}; if it comes again, {test}" if limits else test
 
 
 CHECK = Check(

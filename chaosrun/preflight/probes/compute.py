@@ -4,55 +4,95 @@ What it is at goes out line by line before it is begun: when the process hangs o
 """
 
 import os
-from dataclasses import dataclass, field, replace
-from typing import Any
+import platform
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, structs
 
 from chaosrun.preflight.probes.fingerprinted_training import Training
-from chaosrun.preflight.probes.processor import FEWER_THREADS, processor
 from chaosrun.preflight.probes.products import Product
+
+if TYPE_CHECKING:
+    import torch
 
 CPU_BYTES = 16 << 20
 GPU_SHARE = 0.75
 """Of the memory that is free."""
-KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-SETTINGS = (*KERNELS, *FEWER_THREADS)
+FEWER_THREADS = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS")
+"""Environment variables that let OpenMP give a library fewer threads than it has shared its work out to. Measured with torch
+2.13, 2 threads and any of the three: of a bfloat16 product half of the entries are 0."""
+SETTINGS = (
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *FEWER_THREADS,
+)
 """Environment variables that make a CPU compute other bits."""
+_COMPUTES = re.compile(r"(?:avx|fma|f16c|sse|ssse|amx|sve|sme|asimd|bf16|fphp|i8mm).*")
+"""Features that libraries choose kernels by. The others come and go with kernels and hypervisors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTried:
+class Kind(Struct, frozen=True, kw_only=True):
+    """What the bits of a device depend on, apart from the number of threads."""
+
+    capability: str
+    """The instruction set that torch uses, or a GPU's compute capability."""
+    model: str
+    torch: str
+    features: str = ""
+    caches: str = ""
+    """Sizes, which libraries cut their blocks to."""
+    units: int = 0
+    """Multiprocessors."""
+    cuda: str | None = None
+    cudnn: int | None = None
+    settings: dict[str, str] = {}
+
+
+class MemoryTried(Struct, frozen=True, kw_only=True):
     bytes: int
     wrong: int
     """Of them, how many were not read back as they had been written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class Cores(Struct, frozen=True, kw_only=True):
     tried: int
     differing: dict[str, str]
     """The first operation that differs, by core."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeFacts:
-    kind: dict[str, Any] = field(default_factory=dict)
-    """What the bits of this device depend on, apart from the number of threads."""
+class ComputeFacts(Struct, frozen=True, kw_only=True):
+    kind: Kind
     memory: MemoryTried | None = None
     products: tuple[Product, ...] = ()
     gflops: float = 0.0
     training: tuple[Training, ...] = ()
+    """With each number of threads."""
     cores: Cores | None = None
 
 
-def probe(
-    *, device: str, progress: int, threads: int, products: bool, training: dict[str, Any] | None, visible: str = ""
-) -> ComputeFacts:
-    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `products`: whether memory and products
-    are tried; `training`: None or {"repeats", "seconds", "cores": whether on each core}."""
+class Work(Struct, frozen=True, kw_only=True):
+    """What is asked of a device."""
+
+    threads: int = 1
+    products: bool = False
+    """Whether memory and products are tried."""
+    repeats: int = 0
+    """Of the training."""
+    seconds: float = 0.0
+    """For which it goes on."""
+    cores: bool = False
+    """Whether it is made on each core of a CPU."""
+
+
+def probe(*, device: str, progress: int, visible: str = "", **work: Any) -> ComputeFacts:
+    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `visible`: CUDA_VISIBLE_DEVICES of this
+    process; else a Work."""
 
     def say(phase: str) -> None:
         os.write(progress, f"{phase}\n".encode())
 
+    asked = Work(**work)
     say("import of torch")
     import torch
 
@@ -60,54 +100,76 @@ def probe(
     from chaosrun.preflight.probes import products as tried
 
     which = torch.device(device)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(asked.threads)
     if device == "cuda":
         from chaosrun.protocol.determinism import pin
 
         # The CPU's kernels need none of it, and it loads the compiler.
-        pin(seed=0, deterministic="strict", threads=threads)
+        pin(seed=0, deterministic="strict", threads=asked.threads)
     say("first use")
-    facts = ComputeFacts(kind=_cpu(torch) if device == "cpu" else _gpu(torch, which))
-    if products:
+    facts = ComputeFacts(kind=kind_of(which))
+    if asked.products:
         say("allocation")
         size = CPU_BYTES if device == "cpu" else int(torch.cuda.mem_get_info(which)[0] * GPU_SHARE)
         memory = MemoryTried(bytes=size, wrong=tried.check_memory(which, size))
         exact = tuple(tried.check_products(which, say))
         say("speed of a product")
-        facts = replace(facts, memory=memory, products=exact, gflops=tried.product_gflops(which))
-    if training:
-        counts = sorted({1, threads}) if device == "cpu" else [threads]
-        seconds, repeats = training["seconds"] / len(counts), training["repeats"]
-        rounds = tuple(
+        facts = structs.replace(facts, memory=memory, products=exact, gflops=tried.product_gflops(which))
+    if asked.repeats:
+        counts = sorted({1, asked.threads}) if device == "cpu" else [asked.threads]
+        repeats, seconds = asked.repeats, asked.seconds / len(counts)
+        training = tuple(
             fingerprinted_training.repeated(which, threads=count, repeats=repeats, seconds=seconds, say=say) for count in counts
         )
-        facts = replace(facts, training=rounds)
-        if device == "cpu" and training["cores"]:
+        facts = structs.replace(facts, training=training)
+        if device == "cpu" and asked.cores:
             cores = sorted(os.sched_getaffinity(0))
-            differing = fingerprinted_training.other_cores(rounds[0].operations, cores, say)
-            facts = replace(facts, cores=Cores(tried=len(cores), differing=differing))
+            differing = fingerprinted_training.other_cores(training[0].operations, cores, say)
+            facts = structs.replace(facts, cores=Cores(tried=len(cores), differing=differing))
     return facts
 
 
-def _cpu(torch: Any) -> dict[str, Any]:
-    """What the bits of this CPU depend on, apart from the number of threads."""
-    return {
-        **processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "settings": {name: value for name in SETTINGS if (value := os.environ.get(name)) and value.lower() != "false"},
-    }
+def kind_of(device: "torch.device") -> Kind:
+    """Raises RuntimeError when torch cannot use it."""
+    import torch
 
-
-def _gpu(torch: Any, device: Any) -> dict[str, Any]:
-    """The same of a GPU. Raises RuntimeError when torch cannot use it."""
+    if device.type == "cpu":
+        model, features = read_cpuinfo(_read(Path("/proc/cpuinfo")), platform.machine())
+        caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+        return Kind(
+            capability=torch.backends.cpu.get_cpu_capability(),
+            model=model,
+            torch=str(torch.__version__),
+            features=features,
+            caches=" ".join(_read(path).strip() for path in caches),
+            settings={name: value for name in SETTINGS if (value := os.environ.get(name)) and value.lower() != "false"},
+        )
     torch.zeros(1, device=device)
     properties = torch.cuda.get_device_properties(device)
-    return {
-        "model": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "units": properties.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
+    return Kind(
+        capability=f"{properties.major}.{properties.minor}",
+        model=properties.name,
+        torch=str(torch.__version__),
+        units=properties.multi_processor_count,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def read_cpuinfo(text: str, machine: str) -> tuple[str, str]:
+    """(model, features) of the first processor in the text of /proc/cpuinfo."""
+    first = text.partition("\n\n")[0]
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [fields[name] for name in ("cpu family", "model", "CPU implementer", "CPU part") if fields.get(name)]
+    name = fields.get("model name") or machine
+    features = fields.get("flags", fields.get("Features", "")).split()
+    # Hypervisors give whole generations one name.
+    model = f"{name} ({'/'.join(numbers)})" if numbers else name
+    return model, " ".join(sorted(feature for feature in features if _COMPUTES.fullmatch(feature)))

@@ -7,9 +7,10 @@ fingerprint differs is the one that computes something else: its input was still
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import torch
@@ -18,19 +19,20 @@ if TYPE_CHECKING:
 SEED = 20011
 STEPS = 2
 IMAGES, SIDE, WIDTH, CLASSES = 2, 16, 64, 10
+WEIGHTS = ("convolution", "layer norm", "matmul", "matmul at the end")
+FORWARD = ("convolution", "layer norm", "matmul", "matmul of scores", "softmax", "matmul of values", "sum", "matmul at the end")
+OPERATIONS = (*FORWARD, *(f"gradient of {name}" for name in reversed(WEIGHTS)), "AdamW")
+"""Of a step, in the order they are computed."""
 
 Say = Callable[[str], None]
-Operation = Callable[[str, "Callable[[], Tensor]"], "Tensor"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     repeat: int
     operation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Struct, frozen=True, kw_only=True):
     """The training again and again, with one number of threads."""
 
     threads: int
@@ -45,75 +47,53 @@ class Training:
 
 def train(device: "torch.device", say: Say) -> dict[str, str]:
     """Fingerprints of its operations, 16 hex digits each, in the order they are computed: "1 matmul" is of the first step."""
-    import torch
-
     from chaosrun.observe.fingerprint import fingerprint
 
     found: dict[str, str] = {}
-    images = _numbers(torch, SEED, (IMAGES, 3, SIDE, SIDE)).to(device)
-    targets = _numbers(torch, SEED + 1, (IMAGES, CLASSES)).to(device)
-    weights = {name: weight.to(device).requires_grad_() for name, weight in _weights(torch).items()}
-    leaves = list(weights.values())
-    update = _adamw(torch, leaves)
-
-    for step in range(1, STEPS + 1):
-
-        def operation(name: str, compute: "Callable[[], Tensor]", step: int = step) -> "Tensor":
-            say(f"{step} {name}")
-            result = compute()
-            # Read back at once, so that a device that computes behind the program's back is still at this operation.
-            found[f"{step} {name}"] = fingerprint([result.detach().cpu()]).value
-            return result
-
-        loss = _loss(torch, images, targets, leaves, operation)
-        say(f"{step} gradients")
-        gradients = torch.autograd.grad(loss, leaves)
-        for name, gradient in reversed(list(zip(weights, gradients, strict=True))):
-            operation(f"gradient of {name}", lambda gradient=gradient: gradient)
-        say(f"{step} AdamW")
-        update(gradients)
-        found[f"{step} AdamW"] = fingerprint([leaf.detach().cpu() for leaf in leaves]).value
+    results = _computed(device)
+    for name in (f"{step} {operation}" for step in range(1, STEPS + 1) for operation in OPERATIONS):
+        say(name)
+        # Read back at once, so that a device that computes behind the program's back is still at this operation.
+        found[name] = fingerprint([next(results).detach().cpu()]).value
     return found
 
 
-def _weights(torch: Any) -> "dict[str, Tensor]":
-    return {
-        "convolution": _numbers(torch, SEED + 2, (WIDTH, 3, 3, 3)),
-        "layer norm": _numbers(torch, SEED + 3, (WIDTH,)) + 1,
-        "matmul": _numbers(torch, SEED + 4, (WIDTH, WIDTH)) / 4,
-        "matmul at the end": _numbers(torch, SEED + 5, (WIDTH, CLASSES)),
-    }
+def _computed(device: "torch.device") -> "Iterator[Tensor]":
+    """The result of each operation, computed when it is asked for."""
+    import torch
 
-
-def _loss(torch: Any, images: "Tensor", targets: "Tensor", weights: "Sequence[Tensor]", operation: "Operation") -> "Tensor":
-    functional = torch.nn.functional
-    convolution, norm, query, end = weights
-    maps = operation("convolution", lambda: functional.conv2d(images, convolution, padding=1))
-    rows = maps.flatten(2).transpose(1, 2)
-    tokens = operation("layer norm", lambda: functional.layer_norm(rows, (WIDTH,), norm))
-    queries = operation("matmul", lambda: torch.matmul(tokens, query))
-    scores = operation("matmul of scores", lambda: torch.matmul(queries, tokens.transpose(1, 2)) / 8)
-    shares = operation("softmax", lambda: torch.softmax(scores, dim=-1))
-    values = operation("matmul of values", lambda: torch.matmul(shares, tokens))
-    total = operation("sum", lambda: scores.square().sum())
-    results = operation("matmul at the end", lambda: torch.matmul(values.mean(dim=1), end))
-    return (results - targets).square().sum() + 1e-6 * total
-
-
-def _adamw(torch: Any, leaves: "list[Tensor]") -> "Callable[[Sequence[Tensor]], None]":
     # Not the class: it loads the compiler, which takes longer than all the rest.
+    from torch.nn import functional
     from torch.optim.adamw import adamw
 
-    averages, squares = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
-    counts = [torch.tensor(0.0) for _ in leaves]
+    images = _numbers(SEED, IMAGES, 3, SIDE, SIDE).to(device)
+    targets = _numbers(SEED + 1, IMAGES, CLASSES).to(device)
+    starts = (
+        _numbers(SEED + 2, WIDTH, 3, 3, 3),
+        _numbers(SEED + 3, WIDTH) + 1,
+        _numbers(SEED + 4, WIDTH, WIDTH) / 4,
+        _numbers(SEED + 5, WIDTH, CLASSES),
+    )
+    weights = [start.to(device).requires_grad_() for start in starts]
+    convolution, norm, query, end = weights
+    averages, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
+    counts = [torch.tensor(0.0) for _ in weights]
     plain: dict[str, Any] = {"foreach": False, "fused": False, "amsgrad": False, "maximize": False}
     rates: dict[str, Any] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
-
-    def update(gradients: "Sequence[Tensor]") -> None:
+    for _ in range(STEPS):
+        yield (maps := functional.conv2d(images, convolution, padding=1))
+        yield (tokens := functional.layer_norm(maps.flatten(2).transpose(1, 2), (WIDTH,), norm))
+        yield (queries := torch.matmul(tokens, query))
+        yield (scores := torch.matmul(queries, tokens.transpose(1, 2)) / 8)
+        yield (shares := torch.softmax(scores, dim=-1))
+        yield (values := torch.matmul(shares, tokens))
+        yield (total := scores.square().sum())
+        yield (results := torch.matmul(values.mean(dim=1), end))
+        gradients = torch.autograd.grad((results - targets).square().sum() + 1e-6 * total, weights)
+        yield from reversed(gradients)
         with torch.no_grad():
-            adamw(leaves, list(gradients), averages, squares, [], counts, **plain, **rates)
-
-    return update
+            adamw(weights, list(gradients), averages, squares, [], counts, **plain, **rates)
+        yield torch.cat([weight.detach().flatten() for weight in weights])
 
 
 def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: float, say: Say) -> Training:
@@ -158,7 +138,9 @@ def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | 
     return next((name for name, value in one.items() if other.get(name) != value), None)
 
 
-def _numbers(torch: Any, salt: int, shape: tuple[int, ...]) -> "Tensor":
+def _numbers(salt: int, *shape: int) -> "Tensor":
     """In [-0.5, 0.5), from integers divided once: every processor rounds that alike."""
+    import torch
+
     count = torch.arange(1, torch.Size(shape).numel() + 1, dtype=torch.int64)
     return ((count * (salt * salt) + count * count * salt) % 10007).float().div(10007).sub(0.5).view(shape)

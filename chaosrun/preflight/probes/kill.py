@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 from msgspec import Struct
 
+from chaosrun.preflight.probes.devices import gpu_devices, visible_gpus
 from chaosrun.preflight.probes.forked import Say, forked
-from chaosrun.preflight.probes.per_device import gpu_devices, visible_gpus
 from chaosrun.processes import (
     SHARED_MEMORY,
     ProcessIdentity,

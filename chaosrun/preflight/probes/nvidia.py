@@ -5,76 +5,80 @@ is None.
 """
 
 import re
-from dataclasses import dataclass
+from typing import Literal
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
+
+from msgspec import Struct
 
 _NOTHING = re.compile(r"n/?a|\[n/a\]|not supported|none|-|requested functionality has been deprecated", re.IGNORECASE)
 _LOST = re.compile(r"gpu is lost|gpu requires reset", re.IGNORECASE)
 _REASON = re.compile(r"clocks_(?:event|throttle)_reason_(.+)")
 
+REPLACED = (
+    (
+        "remapped rows",
+        ("remapped_rows/remapped_row_corr", "remapped_rows/remapped_row_unc"),
+        ("remapped_rows/remapped_row_pending",),
+    ),
+    (
+        "retired pages",
+        (
+            "retired_pages/multiple_single_bit_retirement/retired_count",
+            "retired_pages/double_bit_retirement/retired_count",
+        ),
+        ("retired_pages/pending_retirement", "retired_pages/pending_blacklist"),
+    ),
+)
+"""What is replaced, where it is counted, and where more of it is said to wait for a reset."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ecc:
-    mode: str | None
-    pending: str | None
-    uncorrectable: int | None
-    """Errors since the driver was loaded."""
-    uncorrectable_ever: int | None
-    threshold_exceeded: bool | None
-    unrepairable: bool | None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacements:
+class Replacements(Struct, frozen=True, kw_only=True):
     """Rows of memory that were replaced; before Ampere whole pages were taken out of use instead."""
 
     kind: str
     count: int
-    pending: bool | None
-    failure: bool | None
+    pending: bool
+    failure: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mig:
-    mode: str | None
-    pending: str | None
-    instances: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True, kw_only=True):
     pid: int
     type: str | None
     name: str
     mib: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     bus: str
     uuid: str | None
     model: str | None
     lost: str | None
     recovery: str | None
     """What the driver asks for."""
-    ecc: Ecc
+    ecc: str | None
+    """Its mode."""
+    uncorrectable: int | None
+    """Errors that ECC could not correct since the driver was loaded."""
+    threshold_exceeded: bool
+    unrepairable: bool
     rows: Replacements | None
     throttling: tuple[str, ...] | None
     """Reasons why its clocks are lower now than they could be, as the driver names them; None: it does not say."""
-    mig: Mig
+    mig: str | None
+    """Its mode."""
+    instances: int
     total_mib: int | None
     free_mib: int | None
     processes: tuple[GpuProcess, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
-    there: bool = True
-    silent: bool = False
-    """Whether it gave no answer in time."""
+class Driver(Struct, frozen=True, kw_only=True):
+    told: Literal["all", "absent", "silent", "nothing"]
+    """absent: there is no nvidia-smi; silent: it gave no answer in time."""
     error: str = ""
-    driver: str | None = None
+    """Why it did not tell all."""
+    version: str | None = None
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
     """In the driver's order."""
@@ -89,7 +93,7 @@ def parse(report: str) -> Driver:
     if root.tag != "nvidia_smi_log":
         raise ValueError(f"<{root.tag}> instead of <nvidia_smi_log>")
     gpus = tuple(_gpu(gpu) for gpu in root.findall("gpu"))
-    return Driver(driver=_text(root, "driver_version"), cuda=_text(root, "cuda_version"), gpus=gpus)
+    return Driver(told="all", version=_text(root, "driver_version"), cuda=_text(root, "cuda_version"), gpus=gpus)
 
 
 def _gpu(gpu: Element) -> Gpu:
@@ -99,59 +103,47 @@ def _gpu(gpu: Element) -> Gpu:
         model=_text(gpu, "product_name"),
         lost=next((text for element in gpu.iter() if _LOST.search(text := (element.text or "").strip())), None),
         recovery=_text(gpu, "gpu_recovery_action"),
-        ecc=Ecc(
-            mode=_text(gpu, "ecc_mode/current_ecc"),
-            pending=_text(gpu, "ecc_mode/pending_ecc"),
-            uncorrectable=_uncorrectable(gpu, "volatile"),
-            uncorrectable_ever=_uncorrectable(gpu, "aggregate"),
-            threshold_exceeded=_yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
-            unrepairable=_yes(gpu, "ecc_errors/unrepairable_memory"),
-        ),
+        ecc=_text(gpu, "ecc_mode/current_ecc"),
+        uncorrectable=_uncorrectable(gpu),
+        threshold_exceeded=_yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
+        unrepairable=_yes(gpu, "ecc_errors/unrepairable_memory"),
         rows=_rows(gpu),
         throttling=_throttling(gpu),
-        mig=Mig(
-            mode=_text(gpu, "mig_mode/current_mig"),
-            pending=_text(gpu, "mig_mode/pending_mig"),
-            instances=len(gpu.findall("mig_devices/mig_device")),
-        ),
-        total_mib=_mib(gpu, "fb_memory_usage/total"),
-        free_mib=_mib(gpu, "fb_memory_usage/free"),
+        mig=_text(gpu, "mig_mode/current_mig"),
+        instances=len(gpu.findall("mig_devices/mig_device")),
+        total_mib=_number(gpu, "fb_memory_usage/total"),
+        free_mib=_number(gpu, "fb_memory_usage/free"),
         processes=tuple(
             GpuProcess(
-                pid=int(_text(process, "pid") or 0),
+                pid=_number(process, "pid") or 0,
                 type=_text(process, "type"),
                 name=_text(process, "process_name") or "",
-                mib=_mib(process, "used_memory"),
+                mib=_number(process, "used_memory"),
             )
             for process in gpu.findall("processes/process_info")
         ),
     )
 
 
-def _uncorrectable(gpu: Element, span: str) -> int | None:
-    """Errors that ECC could not correct: since the driver was loaded (volatile) or ever (aggregate)."""
-    counts = [
-        _count(element)
-        for element in gpu.findall(f"ecc_errors/{span}/*")
-        if re.fullmatch(r"(?:sram|dram)_uncorrectable(?:_parity|_secded)?", element.tag)
-    ]
+def _uncorrectable(gpu: Element) -> int | None:
     # GPUs before Ampere count by place, with a total.
-    counts.extend(_count(element) for element in gpu.findall(f"ecc_errors/{span}/double_bit/total"))
-    known = [count for count in counts if count is not None]
+    ampere = r"(?:sram|dram)_uncorrectable(?:_parity|_secded)?"
+    volatile = gpu.find("ecc_errors/volatile")
+    paths = ["double_bit/total"] + [each.tag for each in volatile or () if re.fullmatch(ampere, each.tag)]
+    known = [count for path in paths if (count := _number(gpu, f"ecc_errors/volatile/{path}")) is not None]
     return sum(known) if known else None
 
 
 def _rows(gpu: Element) -> Replacements | None:
-    if (pending := _yes(gpu, "remapped_rows/remapped_row_pending")) is not None:
-        counts = [_number(gpu, f"remapped_rows/remapped_row_{kind}") or 0 for kind in ("corr", "unc")]
-        failure = _yes(gpu, "remapped_rows/remapped_row_failure")
-        return Replacements(kind="remapped rows", count=sum(counts), pending=pending, failure=failure)
-    pages = "retired_pages/{}/retired_count"
-    found = [_number(gpu, pages.format(kind)) for kind in ("multiple_single_bit_retirement", "double_bit_retirement")]
-    if found == [None, None]:
-        return None
-    waiting = any(_yes(gpu, f"retired_pages/pending_{name}") for name in ("retirement", "blacklist"))
-    return Replacements(kind="retired pages", count=sum(each or 0 for each in found), pending=waiting, failure=False)
+    for kind, counts, pending in REPLACED:
+        if any(_text(gpu, path) for path in pending):
+            return Replacements(
+                kind=kind,
+                count=sum(_number(gpu, path) or 0 for path in counts),
+                pending=any(_yes(gpu, path) for path in pending),
+                failure=_yes(gpu, "remapped_rows/remapped_row_failure"),
+            )
+    return None
 
 
 def _throttling(gpu: Element) -> tuple[str, ...] | None:
@@ -167,21 +159,11 @@ def _text(element: Element, path: str) -> str | None:
     return None if not text or _NOTHING.fullmatch(text) else text
 
 
-def _yes(element: Element, path: str) -> bool | None:
-    return {"Yes": True, "No": False}.get(_text(element, path) or "")
+def _yes(element: Element, path: str) -> bool:
+    return _text(element, path) == "Yes"
 
 
 def _number(element: Element, path: str) -> int | None:
-    found = element.find(path)
-    return None if found is None else _count(found)
-
-
-def _count(element: Element) -> int | None:
-    text = (element.text or "").strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _mib(element: Element, path: str) -> int | None:
-    """MiB of "81559 MiB"."""
+    """ "81559 MiB" too."""
     number, _, unit = (_text(element, path) or "").partition(" ")
-    return int(number) if unit == "MiB" and number.isdecimal() else None
+    return int(number) if unit in ("", "MiB") and number.isdecimal() else None
