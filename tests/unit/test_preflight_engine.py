@@ -379,7 +379,10 @@ def test_the_list_of_good_nodes(tmp_path: Path) -> None:
             expect_good_nodes(wrong)
 
 
+ASKED = r"""(?:\{PROBES\}\.|\bask\(\s*")(\w+)"""
+
+
 def test_every_probe_that_a_check_asks_for_exists() -> None:
     folder = Path(chaosrun.preflight.__file__).parent
-    asked = {name for path in (folder / "checks").glob("*.py") for name in re.findall(r"\{PROBES\}\.(\w+)", path.read_text())}
+    asked = {name for path in (folder / "checks").glob("*.py") for name in re.findall(ASKED, path.read_text())}
     assert len(asked) > 5 and asked <= {path.stem for path in (folder / "probes").glob("*.py")}
