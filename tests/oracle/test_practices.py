@@ -41,6 +41,8 @@ class Practice:
     what: str
     says: tuple[str, list[str] | str, str]
     warns: str = ""
+    tells: str = ""
+    checked: str = "completed"
     make_test: int = 0
     kill: int | None = None
     every: int | None = None
@@ -56,23 +58,35 @@ class Practice:
             (folder / name).write_text(text)
         job = folder / "job.yaml"
         modules = f"env: {{PYTHONPATH: {folder}}}\n" if self.files else ""
-        kill, every = KILLS[workers]
-        text = JOB.format(workers=workers, kill=self.kill or kill, kind=self.kind, every=self.every or every)
-        job.write_text(text + modules + self.job + "\n")
+        kill, every = self.times(workers)
+        job.write_text(JOB.format(workers=workers, kill=kill, kind=self.kind, every=every) + modules + self.job + "\n")
         return job
 
-    def missed(self, verdict: Verdict) -> str | None:
+    def times(self, workers: int) -> tuple[int, int]:
+        return self.kill or KILLS[workers][0], self.every or KILLS[workers][1]
+
+    def restored(self, workers: int) -> int:
+        kill, every = self.times(workers)
+        return (kill - 1) // every * every
+
+    def missed(self, verdict: Verdict, workers: int) -> str | None:
         """What the verdict does not say as it should; None when it is right."""
+        said = (verdict.status, verdict.code, verdict.blame.whose)
         status, codes, whose = self.says
-        said = f"{verdict.status} {verdict.code} {verdict.blame.whose}: {verdict.cause}; {verdict.hint}"
-        if (verdict.status, verdict.blame.whose) != (status, whose) or verdict.code not in (
-            [codes] if isinstance(codes, str) else codes
+        told = f"{verdict.cause}; {verdict.hint}"
+        if (
+            said not in [(status, code, whose) for code in ([codes] if isinstance(codes, str) else codes)]
+            or self.tells not in told
         ):
-            return f"{status}, {codes}, {whose} is not what was said: {said}"
-        if verdict.status == "PASS" and (
-            self.warns not in " ".join(verdict.warnings) or bool(self.warns) != bool(verdict.warnings)
-        ):
+            return f"{self.says} {self.tells!r} is not what was said: {said}: {told}"
+        if status != "PASS":
+            return None
+        if bool(self.warns) != bool(verdict.warnings) or self.warns not in " ".join(verdict.warnings):
             return f"{self.warns!r} is not what was warned of: {verdict.warnings}"
+        if self.checked not in [check.name for check in verdict.checks if check.status == "pass"]:
+            return f"{self.checked} was not checked"
+        if [attempt.resumed_step for attempt in verdict.attempts] != [0, self.restored(workers)]:
+            return f"it did not go on from step {self.restored(workers)} once: {verdict.attempts}"
         return None
 
 
@@ -115,4 +129,13 @@ def test_a_script_gets_the_verdict_that_it_deserves(
     with score.of(f"{practice.name} on {workers} workers", practice.family) as outcome:
         verdict = warm_drills(practice.write(tmp_path, workers), root=tmp_path / "root").verdict
         outcome.said = f"{verdict.status} {verdict.code} {verdict.blame.whose}"
-        outcome.missed = practice.missed(verdict)
+        outcome.missed = practice.missed(verdict, workers)
+
+
+@pytest.mark.ray
+def test_a_reference_of_another_job_is_not_taken_for_this_one(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    one, other = (next(each for each in PRACTICES if each.name == name) for name in ("sgd", "amsgrad"))
+    earlier = warm_drills(other.write(tmp_path, 2), root=tmp_path / "root")
+    verdict = warm_drills(one.write(tmp_path, 2), root=tmp_path / "root", reference=str(earlier.run.path)).verdict
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "reference_of_another_job")
+    assert earlier.run.run_id in verdict.cause
