@@ -27,7 +27,6 @@ class Grid:
         """Scrolled-off lines included."""
         self.row = self.column = 0
         self.is_cursor_hidden = False
-        self.frames = 0
 
     def feed(self, text: str) -> "Grid":
         consumed = 0
@@ -65,16 +64,10 @@ class Grid:
             case "A", number:
                 top = max(0, len(self.lines) - self.rows)
                 self.row = max(top, self.row - int(number or 1))
-            case "K", "":
-                self.lines[self.row] = self.lines[self.row][: self.column]
-            case "J", "":
-                self.lines[self.row] = self.lines[self.row][: self.column]
-                del self.lines[self.row + 1 :]
+            case "K", "2":
+                self.lines[self.row] = ""
             case (("l" | "h"), "?25"):
                 self.is_cursor_hidden = command == "l"
-                self.frames += command == "h"
-            case (("l" | "h"), "?7"):
-                pass
             case "m", _:
                 pass
             case _:

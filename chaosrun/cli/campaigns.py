@@ -9,8 +9,7 @@ from cyclopts import Parameter
 from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run, numbers
 from chaosrun.cli.terminal import page, ticking
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.report.beside import warn
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import warn, write_json, write_out
 
 if TYPE_CHECKING:
     from chaosrun.campaign.results import SuiteResult

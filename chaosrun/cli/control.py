@@ -8,9 +8,8 @@ from chaosrun.cli.arguments import Format, Quiet, Root, Run, duration_s
 from chaosrun.cli.terminal import show_verdict
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.beside import warn
 from chaosrun.report.escapes import harmless
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import warn, write_json, write_out
 
 Detach = Annotated[bool, Parameter(help="Return once the drill runs; it goes on without a terminal. See `chaosrun wait`.")]
 Timeout = Annotated[str | None, Parameter(help="Such as 90s, 10m, 2h; exit code 124 when it passes.")]

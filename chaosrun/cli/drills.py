@@ -7,8 +7,7 @@ from cyclopts import Parameter
 from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
 from chaosrun.cli.control import Detach, show_detached
 from chaosrun.cli.terminal import page, show_verdict, watch_drill
-from chaosrun.report.beside import progress, warn
-from chaosrun.report.output import write_json, write_out
+from chaosrun.report.output import warn, write_json, write_out
 from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ def submit(
     if detach or at_a_terminal():
         process = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
         return _tied(process, detach, quiet, output)
+    from chaosrun.report.live import progress
+
     with progress(quiet=quiet) as live:
         on_event = None if live is None else live.on_event
         result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
@@ -61,6 +62,8 @@ def resume(
     if (detach or at_a_terminal()) and not has_ended(layout):
         process = api.go_on(layout, address=address)
         return _tied(process, detach, quiet, output)
+    from chaosrun.report.live import progress
+
     with progress(quiet=quiet, run=layout) as live:
         result = api.resume(layout, address=address, on_event=None if live is None else live.on_event)
     show_verdict(result.run, result.verdict, output)
@@ -149,6 +152,8 @@ def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: 
     from chaosrun import api
 
     layout = api.find_run(run, root)
+    from chaosrun.report.live import progress
+
     with progress(quiet=quiet, run=layout) as live:
         diagnosis = api.diagnose(layout, address=address, on_event=None if live is None else live.on_event)
     if output == "json":

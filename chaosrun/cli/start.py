@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from chaosrun.cli.arguments import Format, Quiet
-from chaosrun.report.beside import warn
-from chaosrun.report.output import as_json, write_json, write_out, write_product
+from chaosrun.report.output import as_json, warn, write_json, write_out, write_product
 
 
 def init(

@@ -8,7 +8,7 @@ from typing import Any
 
 from chaosrun import api
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.beside import progress
+from chaosrun.report.live import progress
 from chaosrun.supervise import process
 
 

@@ -21,7 +21,7 @@ def page(renderable: Any) -> str:
 
 @contextmanager
 def ticking(*, quiet: bool) -> "Iterator[Ticker | None]":
-    """As `report.beside.progress`, for many drills."""
+    """As `report.live.progress`, for many drills."""
     if quiet:
         with redirect_stdout(sys.stderr):
             yield None
@@ -42,8 +42,7 @@ def watch_drill(process: "SupervisorProcess", *, quiet: bool) -> None:
     if quiet:
         process.wait()
         return
-    from chaosrun.report.live import is_live_terminal
-    from chaosrun.report.watch import watch
+    from chaosrun.report.live import is_live_terminal, watch
 
     watch(process.run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=process.ended)
 

@@ -5,10 +5,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import write_json, write_out
+
+if TYPE_CHECKING:
+    from chaosrun.report.sentences import Told
 
 POLL_S = 0.2
 
@@ -21,8 +24,7 @@ def watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
         if quiet or not is_supervised(run):
             _until_ended(run, lambda: True)
             return
-        from chaosrun.report.live import is_live_terminal
-        from chaosrun.report.watch import watch
+        from chaosrun.report.live import is_live_terminal, watch
 
         watch(
             run,
@@ -51,8 +53,7 @@ def watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
 
 def print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, quiet: bool, output: str) -> None:
     from chaosrun.report.escapes import harmless
-    from chaosrun.report.log_lines import last_written
-    from chaosrun.report.logs import read_log, rest_sentence, select_logs
+    from chaosrun.report.logs import last_written, read_log, rest_sentence, select_logs
     from chaosrun.supervise.drill import is_supervised
 
     chosen = select_logs(run, leg=leg, attempt=attempt, rank=rank)
@@ -77,8 +78,7 @@ def print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: in
 def follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, output: str) -> None:
     """From the last attempt on; of a run that has ended, all of them. Raises UsageError when there never was such a log."""
     from chaosrun.report.escapes import harmless
-    from chaosrun.report.log_lines import LogFollower, LogLine
-    from chaosrun.report.logs import select_logs
+    from chaosrun.report.logs import LogFollower, LogLine, select_logs
     from chaosrun.supervise.drill import is_supervised
 
     follower = LogFollower(run, leg=leg, attempt=attempt, rank=rank, whole=not is_supervised(run))
@@ -100,18 +100,24 @@ def follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
 
 
 def print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, follow: bool, output: str) -> None:
-    from chaosrun.report.event_lines import EventFollower
+    from chaosrun.report.follow import RunFollower
 
-    follower = EventFollower(run, leg=leg, attempt=attempt, rank=rank)
+    follower, about = RunFollower(run), {"attempt": attempt, "rank": rank}
+
+    def news() -> "list[Told]":
+        told = [entry for entry in follower.poll_events() if leg in (None, entry.leg)]
+        return [entry for entry in told if all(value in (None, entry.field(name)) for name, value in about.items())]
+
     if output == "json" and not follow:
-        write_json({"v": 1, "run": run.run_id, "events": [event.to_json() for event in follower.poll()]})
+        write_json({"v": 1, "run": run.run_id, "events": [told.to_json() for told in news()]})
         return
 
     def tell() -> bool:
-        events = follower.poll()
+        fresh = news()
         if output == "json":
-            return _write_lines({"v": 1, **event.to_json()} for event in events)
-        return _write("".join(f"{event.line}\n" for event in events))
+            return _write_lines({"v": 1, **told.to_json()} for told in fresh)
+        began_s = follower.picture.facts.created_s
+        return _write("".join(f"{told.dated_line(began_s)}\n" for told in fresh))
 
     if follow:
         _until_ended(run, tell)

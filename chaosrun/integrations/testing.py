@@ -162,7 +162,8 @@ class Chaos:
 
     def _carried_out(self, path: Path, changes: list[str], reference: str) -> Outcome:
         from chaosrun.campaign.drill import submit
-        from chaosrun.report.beside import progress, warn
+        from chaosrun.report.live import progress
+        from chaosrun.report.output import warn
         from chaosrun.supervise.run import plan as plan_job
 
         config = self.request.config

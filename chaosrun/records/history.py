@@ -5,8 +5,8 @@ problems is never judged to be exact. Knows the record schemas (chaosrun.records
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ from chaosrun.records.opened import OpenedFile, opened_files
 from chaosrun.records.traces import EndRecord, RankTrace, read_trace
 
 _Event = TypeVar("_Event", bound=JournalEvent)
+TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
+"""As `records.traces.read_trace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +92,23 @@ class LegHistory:
         return None
 
 
-def read_leg(layout: LegLayout) -> LegHistory:
-    """Read everything a leg left under `layout`. Raises OSError only when a file that exists cannot be read."""
+def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegHistory:
+    """Read everything a leg left under `layout`; `traces`: how much of them, None for the journal alone.
+
+    Raises OSError only when a file that exists cannot be read.
+    """
     problems: list[str] = []
-    journal = _read_journal(layout.journal, problems)
-    return LegHistory(
-        name=layout.path.name,
-        layout=layout,
-        journal=tuple(journal),
-        attempts=_attempts(layout, journal, problems),
-        environment=_read_environment(layout.environment, problems),
-        opened=opened_files(layout, problems),
-        problems=tuple(problems),
-    )
+    history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
+    environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
+    return replace(history, environment=environment, opened=opened, problems=tuple(problems))
+
+
+def history_of(
+    layout: LegLayout, journal: Sequence[JournalEvent], traces: TraceReader | None, problems: list[str]
+) -> LegHistory:
+    """What these events come to: the one fold of a journal."""
+    attempts = _attempts(layout, journal, traces, problems)
+    return LegHistory(name=layout.path.name, layout=layout, journal=tuple(journal), attempts=attempts, problems=tuple(problems))
 
 
 def journal_events(path: Path) -> list[JournalEvent]:
@@ -139,7 +145,9 @@ def _read_environment(path: Path, problems: list[str]) -> Mapping[str, Any] | No
     return value
 
 
-def _attempts(layout: LegLayout, journal: Sequence[JournalEvent], problems: list[str]) -> tuple[Attempt, ...]:
+def _attempts(
+    layout: LegLayout, journal: Sequence[JournalEvent], traces: TraceReader | None, problems: list[str]
+) -> tuple[Attempt, ...]:
     starting = [event for event in journal if isinstance(event, AttemptStarting)]
     numbers = [event.attempt for event in starting]
     if numbers != sorted(set(numbers)):
@@ -166,7 +174,7 @@ def _attempts(layout: LegLayout, journal: Sequence[JournalEvent], problems: list
                 unplanned=tuple(event for event in own if isinstance(event, DeathUnplanned)),
                 stopped=next((event.reason for event in own if isinstance(event, AttemptStopped)), None),
                 quarantined=tuple(event.name for event in quarantines if since < event.seq < start.seq),
-                traces=_read_traces(layout, start.attempt, problems),
+                traces={} if traces is None else _read_traces(layout, start.attempt, traces, problems),
             )
         )
         since = start.seq
@@ -181,12 +189,12 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
             yield f"attempt {attempt.number} rank {rank} was process {started}, its trace is of process {trace.start.pid}"
 
 
-def _read_traces(layout: LegLayout, attempt: int, problems: list[str]) -> Mapping[int, RankTrace]:
+def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:
     traces: dict[int, RankTrace] = {}
     for path in sorted(layout.attempt(attempt).path.glob("rank-*.trace.jsonl")):
         rank_text = path.name.removeprefix("rank-").removesuffix(".trace.jsonl")
         if not (rank_text.isascii() and rank_text.isdecimal()):
             problems.append(f"{path}: not the name of a trace")
             continue
-        traces[int(rank_text)] = read_trace(path, attempt, int(rank_text), problems)
+        traces[int(rank_text)] = read(path, attempt, int(rank_text), problems)
     return traces

@@ -6,6 +6,7 @@ schema (chaosrun.records.trace), not what any value should have been.
 
 import base64
 import binascii
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from chaosrun.records.layout import checkpoint_step
+from chaosrun.records.tail import Tail
 from chaosrun.records.trace import TRACE_VERSION, TornRecordError, read_lines
 
 WORD_BYTES = 4
+ENDS_BYTES = 1 << 16
 
 
 def _words(value: Any) -> bytes:
@@ -217,9 +220,33 @@ _Line = (
 
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
     """Parse one file up to its first bad line; that line becomes a problem."""
+    return _trace_of(path, whole_lines(path, problems), attempt, rank, problems)
+
+
+def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+    """Its first line and its last ones, back to a step at least: where the rank began and how far it came, however long the
+    trace is."""
+    with path.open("rb") as file:
+        first, size = file.readline(), path.stat().st_size
+    lines, last_bytes = [first.rstrip(b"\n")] if first.endswith(b"\n") else [], ENDS_BYTES
+    while lines:
+        last = Tail(path, last_bytes=last_bytes).lines(last_bytes + 1)
+        if last_bytes >= size or any(b'"kind":"step"' in line for line in last):
+            lines += [line for line in last if line != lines[0]]
+            break
+        last_bytes *= 16
+    try:
+        records = [value for line in lines if isinstance(value := json.loads(line), dict)]
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path}: not a JSON record ({error})")
+        records = []
+    return _trace_of(path, records, attempt, rank, problems)
+
+
+def _trace_of(path: Path, lines: Sequence[Mapping[str, Any]], attempt: int, rank: int, problems: list[str]) -> RankTrace:
     trace = RankTrace(attempt=attempt, rank=rank)
     parsed: list[_Line] = []
-    for number, line in enumerate(whole_lines(path, problems), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             parsed.append(_parse(line, trace, parsed))
         except ValidationError as error:

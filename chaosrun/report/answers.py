@@ -3,9 +3,9 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from chaosrun.records.events import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
+from chaosrun.records.history import LegHistory
 from chaosrun.report.facts import RunFacts
-from chaosrun.report.progress import LegProgress
 from chaosrun.wording import count
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ def tried(facts: RunFacts, spec: "JobSpec | None", plan: "FaultPlan | None") -> 
     return f"{name}{workers}{every}: once undisturbed, {again}, and the two compared {compared}"
 
 
-def killed(verdict: "Verdict", facts: RunFacts, chaos: LegProgress) -> str:
+def killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     faults = verdict.faults
-    unplanned = f" {count(len(chaos.unplanned), 'death')} nobody had planned." if chaos.unplanned else ""
-    if not chaos.last:
+    deaths = len(chaos.events(DeathUnplanned))
+    unplanned = f" {count(deaths, 'death')} nobody had planned." if deaths else ""
+    if not chaos.journal:
         return "Nothing: the disturbed run never began."
     if not faults:
         return f"Nothing was planned.{unplanned}"

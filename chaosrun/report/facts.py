@@ -21,6 +21,8 @@ class RunFacts:
     """Overrides that plan all its faults, where some were injected while it ran; else none are needed beside `overrides`."""
     workers: int | None = None
     max_steps: int | None = None
+    every_steps: int | None = None
+    """Between two checkpoints."""
     faults: int | None = None
     """Planned and injected; None before there is a plan."""
     injected_faults: int = 0
@@ -51,7 +53,7 @@ class RunFacts:
 def read_facts(run: RunLayout) -> RunFacts:
     """Raises UsageError when a file is there but holds no JSON object; what is not of the type it should be is left out."""
     info, plan = read_object(run.run_json) or {}, read_object(run.plan_json)
-    spec, reference = (value if isinstance(value, dict) else {} for value in (info.get("spec"), info.get("reference")))
+    spec, reference = (_only(dict, info.get(key)) or {} for key in ("spec", "reference"))
     overrides, faults = info.get("overrides"), (plan or {}).get("faults")
     return RunFacts(
         name=_only(str, spec.get("name")),
@@ -61,6 +63,7 @@ def read_facts(run: RunLayout) -> RunFacts:
         injected_faults=_injected(plan or {}),
         workers=_only(int, spec.get("workers")),
         max_steps=_only(int, spec.get("max_steps")),
+        every_steps=_only(int, (_only(dict, spec.get("checkpoint")) or {}).get("every_steps")),
         faults=len(faults) if isinstance(faults, list) else None,
         reference_source=_only(str, reference.get("source")),
         seed=_only(int, spec.get("seed")),
@@ -101,7 +104,7 @@ def read_versions(run: RunLayout) -> dict[str, str]:
     return {}
 
 
-_Kind = TypeVar("_Kind", int, str, float)
+_Kind = TypeVar("_Kind", int, str, float, dict[str, Any])
 
 
 def _only(kind: type[_Kind], value: Any) -> _Kind | None:

@@ -1,19 +1,21 @@
-"""Where faults have landed, as the files of a running drill show it: for who has just asked for one."""
+"""Where faults have landed, asked while their drill goes on: as the verdict will be asked, over the same history."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.landed import fault_problem
 from chaosrun.faults.observed import Observation
 from chaosrun.records.codec import DamagedRecordError, read_records
-from chaosrun.records.events import EVENTS, FaultObserved, LegFinished
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.events import EVENTS, FaultObserved, JournalEvent
+from chaosrun.records.history import LegHistory, TraceReader, history_of
+from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
-from chaosrun.records.trace import TornRecordError
-from chaosrun.report.progress import last_step
+from chaosrun.records.traces import RankTrace, read_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,38 +48,48 @@ class Landed:
 
 
 def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
-    """Of each of these faults what the chaos leg's journal says so far. Raises UsageError when the run's files are damaged."""
+    """Of each of these faults what the chaos leg's files say so far. Raises UsageError when they are damaged."""
     planned = {fault.id: fault for fault in FaultPlan.from_json(read_object(run.plan_json)).faults}
     leg = run.leg("chaos")
     try:
-        events = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
+        journal = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
     except DamagedRecordError as error:
         raise UsageError(f"the journal is damaged: {error}", hint=f"see `chaosrun status {run_argument(run)}`") from error
-    found = {fault: Landed(fault=fault) for fault in faults}
-    for event in events:
-        if isinstance(event, FaultObserved) and event.fault in found:
-            found[event.fault] = _landed(run, planned[event.fault], event)
-    if events and isinstance(over := events[-1], LegFinished):
-        why = f"the leg ended before it came ({over.outcome.replace('_', ' ')})"
-        found = {name: each if each.settled else replace(each, problem=why) for name, each in found.items()}
-    return tuple(found.values())
+    return tuple(landing(planned[fault], leg, journal) for fault in faults)
 
 
-def _landed(run: RunLayout, fault: Fault, record: FaultObserved) -> Landed:
-    problem = (record.found or {}).get("problem")
-    if problem is not None:
-        return Landed(fault=fault.id, problem=str(problem))
-    attempt, rank = record.attempt, record.rank
-    try:
-        seen = last_step(run.leg("chaos").attempt(attempt).trace(rank))
-    except TornRecordError:
-        seen = None  # the verdict will tell
+def landing(fault: Fault, leg: LegLayout, journal: Sequence[JournalEvent]) -> Landed:
+    """What the verdict would say of it if the leg ended here: landed, not to be shown any more, or not seen to land yet."""
+    seen = next((event for event in journal if isinstance(event, FaultObserved) and event.fault == fault.id), None)
+    history = history_of(leg, journal, None if seen is None else _ends_of(seen.attempt), [])
+    over = history.finished
+    if seen is None:
+        why = over and f"the leg ended before it came ({over.outcome.replace('_', ' ')})"
+        return Landed(fault=fault.id, problem=why)
+    problem = fault_problem(fault, history)
+    if problem is None:
+        return _landed(fault, seen, history)
+    certain = over or (seen.found or {}).get("problem")
+    return Landed(fault=fault.id, problem=problem.words if certain else None)
+
+
+def _landed(fault: Fault, seen: FaultObserved, history: LegHistory) -> Landed:
+    trace = history.trace(seen.attempt, seen.rank)
     return Landed(
         fault=fault.id,
         landed=True,
-        attempt=attempt,
-        rank=rank,
-        step=None if seen is None else seen.step,
-        pid=record.pid,
-        evidence=Observation.of(fault, record).words,
+        attempt=seen.attempt,
+        rank=seen.rank,
+        step=max((record.step for record in trace.steps), default=None) if trace else None,
+        pid=seen.pid,
+        evidence=Observation.of(fault, seen).words,
     )
+
+
+def _ends_of(wanted: int) -> TraceReader:
+    """Of one attempt, and no more of its traces than it takes."""
+
+    def read(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+        return read_ends(path, attempt, rank, problems) if attempt == wanted else RankTrace(attempt=attempt, rank=rank)
+
+    return read

@@ -1,4 +1,4 @@
-"""Progress of a running drill on stderr: a picture that changes on a terminal, one line an event elsewhere.
+"""Progress of a drill on stderr: a picture that changes on a terminal, one line an event elsewhere.
 
 Both come from the run's files. It must never disturb the run: what it cannot read it does not show, and a terminal that goes
 away ends the display, not the drill.
@@ -6,25 +6,24 @@ away ends the display, not the drill.
 
 import os
 import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
-from rich.color import ColorSystem
-from rich.console import Console
-from rich.text import Text
+from rich.console import Console, Group
+from rich.live import Live
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.draw import ASCII, UNICODE, draw
 from chaosrun.report.escapes import on_one_line
-from chaosrun.report.follow import RunFollower, Told
-from chaosrun.report.output import has_colour
-from chaosrun.report.picture import RunPicture
-from chaosrun.report.progress import sentence
-from chaosrun.report.screen import Screen, size_of
+from chaosrun.report.follow import RunFollower
+from chaosrun.report.output import LeavingStream, has_colour, size_of
+from chaosrun.report.sentences import Told
 
 REDRAW_S = 0.2
 """At most this often: five times a second."""
@@ -47,64 +46,11 @@ def is_live_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
 
 
-def happened_s(record: Mapping[str, Any]) -> float | None:
-    """When it happened, not when it was written down, as far as the record tells."""
-    own = {"fault.requested": "requested_s", "worker.exited": "died_s"}.get(str(record.get("event")))
-    for key in (own, "time_s"):
-        value = record.get(key) if key else None
-        if isinstance(value, int | float):
-            return value
-    return None
+class _Screen(Console):
+    """Leaves the cursor where it is seen, so that nothing that ends this process leaves it hidden."""
 
-
-def plain_line(record: Mapping[str, Any], *, elapsed_s: float) -> str:
-    minutes, seconds = divmod(int(max(0.0, elapsed_s)), 60)
-    return on_one_line(f"[{minutes}:{seconds:02}] {record.get('leg') or 'run'}: {sentence(dict(record))}")
-
-
-class Pace:
-    """When it is time to show something again."""
-
-    def __init__(self, pause_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pause_s, self._clock = pause_s, clock
-        self._due_s = clock()
-
-    def left_s(self) -> float:
-        return max(0.0, self._due_s - self._clock())
-
-    def shown(self) -> None:
-        """However long it took: the pause begins now."""
-        self._due_s = self._clock() + self._pause_s
-
-
-class Teller:
-    """Says each event once: a fault that fired is told of by its marker, and again by the journal."""
-
-    def __init__(self) -> None:
-        self._fired: set[tuple[str, str]] = set()
-
-    def new(self, told: list[Told]) -> list[dict[str, Any]]:
-        """The records to tell, with the key `leg`, in the order in which they happened as far as they say."""
-        fresh: list[dict[str, Any]] = []
-        latest_s = 0.0
-        dated: list[tuple[float, Told]] = []
-        for leg, record in told:
-            at_s = happened_s(record)
-            latest_s = latest_s if at_s is None else at_s
-            dated.append((latest_s, (leg, record)))
-        for _, (leg, record) in sorted(dated, key=lambda entry: entry[0]):
-            which = (leg, str(record.get("fault")))
-            match record.get("event"):
-                case "fault.requested" if which in self._fired:
-                    continue
-                case "fault.requested":
-                    self._fired.add(which)
-                case "fault.withdrawn":
-                    self._fired.discard(which)
-                case "leg.started":
-                    self._fired = {entry for entry in self._fired if entry[0] != leg}
-            fresh.append({**record, "leg": leg})
-        return fresh
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
 
 
 class Display:
@@ -120,23 +66,18 @@ class Display:
         size: Callable[[TextIO], tuple[int, int]] = size_of,
     ) -> None:
         """`began_s`: what lines count their time from; None: when the run was created."""
-        self._stream = stream
-        self._screen = Screen(stream)
-        self._terminal = terminal
-        self._began_s = began_s
-        self._clock = clock
-        self._size = size
+        self._stream = LeavingStream(stream)
+        self._began_s, self._clock = began_s, clock
+        self._size = lambda: size(stream)
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         self._signs = UNICODE if encoding.startswith("utf") else ASCII
-        self._console = Console(file=stream, force_terminal=True, width=80)
-        self._system = ColorSystem.STANDARD if has_colour(stream, os.environ) else None
-        self._teller = Teller()
         self._follower: RunFollower | None = None
-        self._above = ""
-
-    @property
-    def is_gone(self) -> bool:
-        return self._screen.is_gone
+        self._live: Live | None = None
+        if terminal:
+            system = "standard" if has_colour(stream, os.environ) else None
+            screen = _Screen(file=cast("TextIO", self._stream), force_terminal=True, color_system=system, width=80, height=24,
+                             highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip
+            self._live = Live(console=screen, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
     @property
     def follower(self) -> RunFollower | None:
@@ -144,16 +85,16 @@ class Display:
 
     def follow(self, follower: RunFollower, *, past: bool) -> None:
         """Show this run from now on; with `past=False` nothing is said of what its files told so far."""
-        self._follower, self._teller = follower, Teller()
+        self._follower = follower
         if not past:
-            self._teller.new(follower.poll_events())
+            follower.poll_events()
 
-    def say(self, record: Mapping[str, Any]) -> None:
-        """An event, on a line of its own; on a terminal only of what has to last."""
-        if not self._terminal:
-            self._screen.write(self._line(record) + "\n")
-        elif record.get("event") in LASTING_EVENTS:
-            self._above += self._line(record) + "\n"
+    def say(self, told: Told) -> None:
+        """On a line of its own; on a terminal only of what has to last."""
+        if self._live is None:
+            self._stream.write(self._line(told) + "\n")
+        elif told.event in LASTING_EVENTS:
+            self._live.console.print(self._line(told), soft_wrap=True)
 
     def refresh(self) -> None:
         """Take in what is new, and show it."""
@@ -161,62 +102,47 @@ class Display:
 
     def close(self) -> None:
         """Take in what is left; a terminal is as it was, but for the lines that last."""
-        self._safely(self._show_the_end)
+        self._safely(lambda: self._take_in(whole=False))
+        self._erase()
+
+    def _erase(self) -> None:
+        if self._live is not None:
+            self._live.update("")
+            self._live.stop()
 
     def _safely(self, show: Callable[[], None]) -> None:
         """A bug of ours in what only looks ends the looking, and nothing else."""
-        if self.is_gone:
+        if self._stream.is_gone:
             return
         try:
             show()
         except Exception as error:
+            self._erase()
             why = on_one_line(f"{type(error).__name__}: {error}")
-            self._screen.fail(f"warning: this is a bug in chaosrun: the live view ended ({why}); the run goes on")
+            self._stream.write(f"warning: this is a bug in chaosrun: the live view ended ({why}); the run goes on\n")
+            self._stream.is_gone = True
 
     def _show(self) -> None:
-        self._take_in(whole=self._terminal)
-        if self._terminal:
-            self._frame()
-
-    def _show_the_end(self) -> None:
-        self._take_in(whole=False)
-        if self._terminal:
-            columns, _ = self._size(self._stream)
-            self._screen.draw([], [], columns=columns, above=self._take_above())
+        self._take_in(whole=self._live is not None)
+        if self._live is not None and self._follower is not None:
+            columns, rows = self._live.console.size = self._size()
+            # The last column and the last row stay free: with them the terminal would scroll.
+            room = {"width": columns - 1, "height": max(1, rows - 1)}
+            lines = draw(self._follower.picture, now_s=self._clock(), signs=self._signs, **room)
+            self._live.start()
+            self._live.update(Group(*lines), refresh=True)
 
     def _take_in(self, *, whole: bool) -> None:
         if self._follower is not None:
-            told = self._follower.poll() if whole else self._follower.poll_events()
-            for record in self._teller.new(told):
-                self.say(record)
+            for told in self._follower.poll() if whole else self._follower.poll_events():
+                self.say(told)
 
-    def _frame(self) -> None:
-        columns, rows = self._size(self._stream)
-        picture = self._follower.picture if self._follower else RunPicture(run_id="chaosrun", began_s=self._began_s)
-        # One column and one row less: a full last column, or row, makes some terminals scroll.
-        lines = draw(picture, now_s=self._clock(), width=columns - 1, height=rows - 1, signs=self._signs)
-        widths = [line.cell_len for line in lines]
-        self._screen.draw([self._coloured(line) for line in lines], widths, columns=columns, above=self._take_above())
-
-    def _coloured(self, line: Text) -> str:
-        if self._system is None:
-            return line.plain
-        segments = line.render(self._console)
-        return "".join(
-            part.style.render(part.text, color_system=self._system) if part.style else part.text for part in segments
-        )
-
-    def _take_above(self) -> str:
-        above, self._above = self._above, ""
-        return above
-
-    def _line(self, record: Mapping[str, Any]) -> str:
+    def _line(self, told: Told) -> str:
         began_s = self._began_s
         if began_s is None and self._follower is not None:
-            began_s = self._follower.picture.created_s
-        at_s = happened_s(record)
-        at_s = self._clock() if at_s is None else at_s
-        return plain_line(record, elapsed_s=at_s - (at_s if began_s is None else began_s))
+            began_s = self._follower.picture.facts.created_s
+        at_s = self._clock() if told.time_s is None else told.time_s
+        return told.line(at_s - (at_s if began_s is None else began_s))
 
 
 class LiveProgress:
@@ -255,20 +181,18 @@ class LiveProgress:
         self._records.put(record)
 
     def _show(self) -> None:
-        pace = Pace(self._pause_s)
+        due_s = time.monotonic()
         while True:
             try:
-                record = self._records.get(timeout=pace.left_s())
+                record = self._records.get(timeout=max(0.0, due_s - time.monotonic()))
+                if record is None:
+                    break
+                self._take_in(record)
             except queue.Empty:
+                pass
+            if time.monotonic() >= due_s:
                 self._display.refresh()
-                pace.shown()
-                continue
-            if record is None:
-                break
-            self._take_in(record)
-            if pace.left_s() <= 0:
-                self._display.refresh()
-                pace.shown()
+                due_s = time.monotonic() + self._pause_s
         self._display.close()
 
     def _take_in(self, record: dict[str, Any]) -> None:
@@ -283,5 +207,37 @@ class LiveProgress:
             # The replays of a diagnosis: legs beside the run's own.
             others = tuple(name for name in follower.legs if "/" in name)
             self._display.follow(RunFollower(follower.run, legs=(*others, leg)), past=True)
-        if follower is None or ("seq" not in record and event != "reference.cached"):
-            self._display.say(record)
+        if "seq" not in record and (follower is None or event != "reference.cached"):
+            self._display.say(Told.notice(record))
+
+
+@contextmanager
+def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[LiveProgress | None]:
+    """For as long as something runs. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
+    with redirect_stdout(sys.stderr):
+        if quiet:
+            yield None
+            return
+        with LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live:
+            yield live
+
+
+def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[], bool]) -> None:
+    """Show a run from its files alone until `ended()`, then take in what is left, and return. KeyboardInterrupt passes, the
+    terminal put right.
+
+    `terminal`: draw the picture, which is gone when this returns but for the lines that last; else write one line an event,
+    from the run's first on. When nobody reads the stream any more this only waits.
+    """
+    display = Display(stream, terminal=terminal)
+    display.follow(RunFollower(run), past=not terminal)
+    try:
+        over = False
+        while not over:
+            # Asked first: what was written before the end is then there to be read.
+            over = ended()
+            display.refresh()
+            if not over:
+                time.sleep(REDRAW_S if terminal else POLL_S)
+    finally:
+        display.close()

@@ -1,11 +1,11 @@
 """How text reaches people: width, colour, and a reader that stops reading."""
 
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from io import StringIO
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from chaosrun.errors import ResourcesError
@@ -16,6 +16,35 @@ if TYPE_CHECKING:
 
 WIDEST = 120
 """Wider than this a table is hard to read across."""
+
+
+class LeavingStream(io.TextIOBase):
+    """A stream whose reader may go away (a closed pipe, a terminal that is gone): what is shown goes on without it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_gone = False
+
+    def write(self, text: str, /) -> int:
+        if not self.is_gone:
+            try:
+                try:
+                    self._stream.write(text)
+                except UnicodeEncodeError:
+                    self._stream.write(text.encode("ascii", errors="replace").decode())
+                self._stream.flush()
+            except (OSError, ValueError):
+                self.is_gone = True
+        return len(text)
+
+
+def size_of(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal that this very stream goes to."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        size = shutil.get_terminal_size()
+    return (size.columns, size.lines) if size.columns > 0 and size.lines > 0 else (80, 24)
 
 
 def page_width() -> int:
@@ -35,7 +64,7 @@ def rendered(renderable: "RenderableType", *, width: int, colour: bool) -> str:
     from rich.console import Console
     from rich.segment import Segment, Segments
 
-    page = StringIO()
+    page = io.StringIO()
     system = "standard" if colour else None
     console = Console(
         file=page, width=width, force_terminal=colour, color_system=system, highlight=False, emoji=False, markup=False
@@ -92,3 +121,9 @@ def write_error(message: str, hint: str | None, *, colour: bool) -> None:
     except BrokenPipeError:
         # Who listened has gone: the exit code tells the rest, if the interpreter's last flush does not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def warn(sentences: Sequence[str]) -> None:
+    """On stderr, where --quiet silences progress but no warning."""
+    for sentence in sentences:
+        print(f"warning: {harmless(sentence)}", file=sys.stderr)

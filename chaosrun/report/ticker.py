@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from chaosrun.report.escapes import on_one_line
+from chaosrun.report.output import LeavingStream
 
 ERASE = "\r\x1b[2K"
 
@@ -42,7 +43,7 @@ class TickingLine:
     """Sentences, each with the time since the first."""
 
     def __init__(self, stream: TextIO, *, terminal: bool, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._stream: TextIO | None = stream
+        self._stream = LeavingStream(stream)
         self.terminal = terminal
         self._now_s = now_s
         self._began_s = now_s()
@@ -50,28 +51,18 @@ class TickingLine:
     def change(self, sentence: str) -> None:
         """Until the next; nothing where lines cannot change."""
         if self.terminal:
-            self._write(f"{ERASE}{self._dated(sentence)[: shutil.get_terminal_size().columns - 1]}")
+            self._stream.write(f"{ERASE}{self._dated(sentence)[: shutil.get_terminal_size().columns - 1]}")
 
     def stay(self, sentence: str) -> None:
-        self._write(f"{ERASE if self.terminal else ''}{self._dated(sentence)}\n")
+        self._stream.write(f"{ERASE if self.terminal else ''}{self._dated(sentence)}\n")
 
     def close(self) -> None:
         if self.terminal:
-            self._write(ERASE)
+            self._stream.write(ERASE)
 
     def _dated(self, sentence: str) -> str:
         minutes, seconds = divmod(int(self._now_s() - self._began_s), 60)
         return f"[{minutes}:{seconds:02}] {on_one_line(sentence)}"
-
-    def _write(self, text: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            # Nobody is reading any more (closed pipe, terminal gone, closed file): the work goes on.
-            self._stream = None
 
 
 class Ticker:

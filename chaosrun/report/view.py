@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.records.events import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
 from chaosrun.records.run_file import read_object
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
 from chaosrun.report.next_commands import Command, next_commands, repeat_command
 from chaosrun.report.page import as_float, shown
-from chaosrun.report.progress import ENDED_BY_DEATH, LegProgress, read_progress
+from chaosrun.report.sentences import raised
 from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ OUTCOME_WORDS: "dict[Outcome, str]" = {
     "interrupted": "interrupted",
 }
 """Of a leg that did not complete: what tells one INCONCLUSIVE from another."""
+ENDED_BY_DEATH = ("user_error", "recovery_failed")
+"""Outcomes of a leg whose last attempt's unplanned death says why. Of an inexact restore the verdict says more than it."""
 MOST_DEATHS = 8
 CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed", "skip": "skipped"}
 """In the order of interest."""
@@ -173,7 +176,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     damage: list[str] = []
     facts = _read(lambda: read_facts(run), damage) or RunFacts()
     spec, plan = _read(lambda: _spec(run), damage), _read(lambda: _plan(run), damage)
-    legs = {leg: read_progress(leg, run.leg(leg)) for leg in ("reference", "chaos")}
+    legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", "chaos")}
     repeat = repeat_command(run, facts)
     return RunView(
         run=run,
@@ -301,19 +304,19 @@ def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[st
     yield "what to do" if found.hint == hint else "in detail", found.hint
 
 
-def _deaths(legs: "Iterable[LegProgress]") -> list[Death]:
+def _deaths(legs: Iterable[LegHistory]) -> list[Death]:
     found = [
         Death(
-            leg=leg.leg,
+            leg=leg.name,
             attempt=death.attempt,
             rank=death.rank,
             step=death.step,
-            reason=death.error or death.reason,
-            traceback=death.traceback,
-            fatal=leg.outcome in ENDED_BY_DEATH and death.attempt == leg.attempt,
+            reason=raised(death.error) or death.reason,
+            traceback=death.error and death.error.traceback,
+            fatal=leg.outcome in ENDED_BY_DEATH and leg.attempts[-1:] != () and death.attempt == leg.attempts[-1].number,
         )
         for leg in legs
-        for death in leg.unplanned
+        for death in leg.events(DeathUnplanned)
     ]
     return sorted(found, key=lambda death: not death.fatal)
 

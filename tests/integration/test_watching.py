@@ -171,4 +171,4 @@ def test_the_picture_agrees_with_the_verdict(watched: dict[str, Any]) -> None:
     assert leg.lost_steps == sum(attempt.lost_steps for attempt in verdict.attempts)
     assert leg.recoveries_s == pytest.approx([attempt.recovery_s for attempt in verdict.attempts[1:]], abs=0.001)
     assert list(leg.losses.values()) == pytest.approx(trajectory(run, "chaos").losses)
-    assert (leg.step, leg.damage, follower.picture.legs["reference"].damage) == (12, None, None)
+    assert (leg.step, leg.damage, follower.picture.legs["reference"].damage) == (12, {}, {})

@@ -286,7 +286,6 @@ FOREIGN_TEXTS = {
     "verify/inspection.py",  # names of files
     "report/html/particulars.py",  # addresses
     "report/page.py",  # float.hex()
-    "report/log_lines.py",  # logs of workers
     "report/next_commands.py",  # a file's byte order mark
     "report/picture.py",  # names of phases and folders
     "report/live.py",  # a terminal's encoding
@@ -296,7 +295,7 @@ FOREIGN_TEXTS = {
     "report/follow.py",  # names of files
     "report/junit.py",  # what XML cannot hold
     "report/write.py",  # names of files
-    "report/logs.py",  # names of files
+    "report/logs.py",  # names of files, and what workers print
 }
 """Files of the rooms that judge and tell which look into texts, and whose texts those are: never chaosrun's own sentences."""
 PARSES = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"}

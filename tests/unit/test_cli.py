@@ -156,7 +156,7 @@ class TestCommands:
     def test_submit(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         def submit(*args: Any, on_event: Callable[[dict[str, Any]], None], **kwargs: Any) -> RunResult:
             on_event({"leg": None, "event": "run.created", "run": RUN_ID, "path": str(run.path)})
-            on_event({"leg": "chaos", "event": "leg.started", "workers": 2, "supervisor_pid": 1, "time_s": 0.0})
+            on_event({"leg": "reference", "event": "reference.uncached", "message": "no room", "time_s": 0.0})
             return RunResult(run, VERDICT)
 
         api.answers["submit"] = submit
@@ -188,7 +188,7 @@ class TestCommands:
         out, err = capsys.readouterr()
         assert out.startswith(f"run {RUN_ID}\n")
         assert "FAIL      RNG not restored\n" in out
-        assert err.splitlines()[-1] == "[0:00] chaos: started, 2 workers"
+        assert err.splitlines()[-1] == "[0:00] reference: not kept in the cache for other drills: no room"
 
     def test_quiet(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         api.answers["submit"] = lambda *args, **kwargs: RunResult(run, VERDICT)

@@ -8,7 +8,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,47 +17,45 @@ import pytest
 from rich.console import Console
 
 from chaosrun.faults.fault import Fault
+from chaosrun.records.layout import LegLayout
 from chaosrun.report.draw import ASCII, draw, sparkline
 from chaosrun.report.facts import RunFacts
-from chaosrun.report.picture import LegPicture, RunPicture
-from chaosrun.report.screen import Screen
-from tests.terminal import Grid, Terminal
-from tests.unit.events import event
+from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, TraceLine
+from tests.terminal import Terminal
+from tests.unit.events import event, history
+
+REQUESTED = {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 30, "phase": "reduce"}
+RECORDS: list[dict[str, Any]] = [
+    {"event": "attempt.starting", "attempt": 1},
+    {"event": "worker.exited", "rank": 1, "signal": 9, "died_s": 30.0},
+    REQUESTED,
+    {"event": "fault.observed", "rank": 1, "pid": 7, "signal": 9},
+    {"event": "checkpoint.quarantined", "name": "step-00000030", "step": 30, "reason": "r"},
+    {"event": "attempt.starting", "attempt": 2, "resume": "step-00000020", "resume_step": 20, "time_s": 90.0},
+]
 
 
-def picture(ranks: int = 3, *, steps: int = 45, of: int | None = 80) -> RunPicture:
+def picture(ranks: int = 3, *, steps: int = 45, of: int | None = 80, more: Sequence[dict[str, Any]] = ()) -> RunPicture:
     """A chaos leg in its second attempt: one fault has landed, one is to come, one checkpoint was no good."""
     faults = (
         Fault(id="F1", rank=1, at_step=30, phase="reduce", source="a"),
         Fault(id="F2", rank=0, at_step=60, source="b"),
     )
-    leg, run = LegPicture("chaos"), RunPicture(run_id="small-1", facts=RunFacts(max_steps=of), faults=faults, every_steps=10)
-    landed = {"fault": "F1", "attempt": 1, "rank": 1, "pid": 7, "how": "death", "signal": 9, "exit_code": None}
-    records: list[dict[str, Any]] = [
-        {"event": "leg.started", "workers": ranks, "supervisor_pid": 1},
-        {"event": "attempt.starting", "attempt": 1, "resume": None, "resume_step": 0},
-        {"event": "worker.exited", "attempt": 1, "rank": 1, "exit_code": None, "signal": 9, "died_s": 30.0},
-        {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 30, "phase": "reduce", "requested_s": 1.0},
-        {"event": "fault.observed", **landed},
-        {"event": "checkpoint.quarantined", "name": "step-00000030", "step": 30, "reason": "r"},
-        {"event": "attempt.starting", "attempt": 2, "resume": "step-00000020", "resume_step": 20},
-    ]
-    for record in records[:2]:
-        leg.take_record({"time_s": 90.0, **record})
-    for number in range(1, 31):
-        for rank in range(ranks):
-            leg.take_trace(1, rank, line(number))
-    for record in records[2:]:
-        leg.take_record({"time_s": 90.0, **record})
-    for number in range(21, steps + 1):
-        for rank in range(ranks):
-            leg.take_trace(2, rank, line(number))
-    run.legs["chaos"], run.began_s = leg, 10.0
+    facts = RunFacts(max_steps=of, every_steps=10, created_s=10.0)
+    leg, run = LegPicture("chaos", LegLayout(Path("chaos"))), RunPicture(run_id="small-1", facts=facts, faults=faults)
+    records = [{"event": "leg.started", "workers": ranks}, *RECORDS, *more]
+    for told, attempt, done in ((2, 1, range(1, 31)), (len(records), 2, range(21, steps + 1))):
+        leg.take_history(history(*records[:told]))
+        for number in done:
+            for rank in range(ranks):
+                leg.take_trace(attempt, rank, line(number))
+    leg.faults["F1"].state = "landed"
+    run.legs["chaos"] = leg
     return run
 
 
-def line(step: int) -> dict[str, Any]:
-    return {"kind": "step", "step": step, "time_s": 30.25 + step * 0.5, "loss": [(4.0 / step).hex()]}
+def line(step: int) -> TraceLine:
+    return TraceLine(kind="step", step=step, time_s=30.25 + step * 0.5, loss=((4.0 / step).hex(),))
 
 
 def text(run: RunPicture, width: int = 100, height: int = 40, **more: Any) -> str:
@@ -76,7 +74,8 @@ def test_a_page() -> None:
         rank 0      attempt 2 45 training        ━━━━━━━━━━━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈
         rank 1      attempt 2 45 training        ━━━━━━━━━━━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈
         rank 2      attempt 2 45 training        ━━━━━━━━━━━━━━━━━━━━━━┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈┈
-        F1          ● landed  attempt 1: SIGKILL rank 1 inside the gradient all-reduce …
+        F1          ● landed  attempt 1: SIGKILL rank 1 inside the gradient all-reduce
+                              of step 30
         F2          ○ planned SIGKILL rank 0 after step 60
         restarts    1, 10 steps lost, recovery 11 s
         last        attempt 2 starts from step-00000020, 10 s ago"""
@@ -137,15 +136,13 @@ def test_all_ranks_in_one_line() -> None:
     run = picture(64)
     run.legs["chaos"].lanes[40].end("hung")
     page = text(run, 100, 6)
-    assert "64 ranks    step 45: 63 training, 1 hung" in page
+    assert "64 ranks    step 45: 1 hung, 63 training" in page
 
 
 def test_many_faults_are_shown_around_now() -> None:
     run = picture()
     run.faults = tuple(Fault(id=f"F{number}", rank=0, at_step=number, source="s") for number in range(1, 31))
-    for number in range(1, 11):
-        about = {"attempt": 1, "rank": 0, "step": number, "time_s": 1.0}
-        run.legs["chaos"].take_marker(f"F{number}", about)
+    run.legs["chaos"].faults = {f"F{number}": FaultSeen(state="fired", attempt=1, step=number) for number in range(1, 11)}
     page = text(run, 100, 18).splitlines()
     listed = [part.split()[0] for part in page if part.startswith("F") and part[1].isdigit()]
     assert "F10" in listed and "F11" in listed
@@ -154,27 +151,23 @@ def test_many_faults_are_shown_around_now() -> None:
 
 def test_states_of_faults() -> None:
     run = picture()
-    leg = run.legs["chaos"]
-    leg.take_marker("F2", {"attempt": 2, "rank": 0, "step": 61, "time_s": 1.0})
+    seen = run.legs["chaos"].faults["F2"] = FaultSeen(state="fired", attempt=2, rank=0, step=61)
     assert "F2          ◐ fired   attempt 2, step 61: SIGKILL rank 0 after step 60" in text(run)
-    found = {"problem": "it went on"}
-    about = {"fault": "F2", "attempt": 2, "rank": 0, "pid": 7, "how": "note", "found": found}
-    leg.take_record({"event": "fault.observed", **about})
+    seen.state = "missed"
     assert "F2          ◇ missed" in text(run)
 
 
 def test_an_end_that_nobody_knows() -> None:
+    """No bar as if the end were known: a sign that turns, and the rate."""
     run = picture(of=None, steps=45)
     run.faults = ()
-    page = text(run)
-    assert "steps       45  2/s" in page
-    bar = next(part for part in page.splitlines() if part.startswith("steps")).split()[-1]
-    assert 0 < bar.count("┈") < bar.count("━")
-    assert "eta" not in page
+    page = [part.rstrip() for part in text(run).splitlines()]
+    assert "steps       ⠋ 45  2/s" in page and "rank 0      attempt 2 45 training" in page
+    assert "eta" not in page[0]
 
 
 def test_before_there_is_anything() -> None:
-    assert text(RunPicture(run_id="small-1", began_s=97.0)) == "small-1  0:03\nlast        waiting for Ray and its workers"
+    assert text(RunPicture(run_id="small-1", resumed_s=97.0)) == "small-1  0:03\nlast        waiting for Ray and its workers"
 
 
 def test_silence_is_shown() -> None:
@@ -188,14 +181,14 @@ def test_silence_is_shown() -> None:
 
 def test_damage_is_said() -> None:
     run = picture()
-    run.legs["chaos"].take_record({"event": "hang.declared"})
-    assert "last        chaos: a record is not what it should be (KeyError: 'first')" in text(run)
+    run.legs["chaos"].damage[Path("/run/journal.jsonl")] = "line 7: not a JSON record"
+    assert "last        chaos: journal.jsonl: line 7: not a JSON record" in text(run)
 
 
 def test_a_cached_reference_is_told() -> None:
     run = picture()
-    reference = LegPicture("reference")
-    reference.take_record({"event": "leg.finished", "outcome": "completed", "final_step": 80})
+    reference = LegPicture("reference", LegLayout(Path("reference")))
+    reference.take_history(history({"event": "leg.finished", "final_step": 80}))
     run.legs = {"reference": reference, **run.legs}
     run.facts = RunFacts(max_steps=80, reference_source="/elsewhere")
     assert "✓ reference 80 steps, from the cache   ▶ chaos" in text(run)
@@ -203,13 +196,11 @@ def test_a_cached_reference_is_told() -> None:
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "\x1b]0;title\x07", "\r\n", "\x9b31m", "\u202e", "\x00", "\x7f", "\ud800"])
 def test_names_cannot_command_the_terminal(evil: str) -> None:
-    run = picture()
+    run = picture(more=[{"event": "leg.finished", "outcome": "user_error", "message": f"because{evil}"}])
     run.run_id = f"small{evil}1"
     run.faults = (Fault(id=f"F{evil}1", rank=0, at_step=3, source="s"),)
     leg = run.legs["chaos"]
     leg.lanes[0].end("failed", f"because{evil}")
-    leg.take_record({"event": f"new{evil}", "time_s": 1.0})
-    leg.damage = f"bad{evil}"
     assert all(part.isprintable() for part in text(run).split("\n"))
 
 
@@ -254,82 +245,10 @@ def test_ten_thousand_steps_fit_a_line() -> None:
     assert len(sparkline(losses, 10_000, 60)) == 60
 
 
-class TestScreen:
-    """Frames on a terminal, by a terminal that refuses sequences which it does not know."""
-
-    def grid(self, stream: io.StringIO, columns: int = 20, rows: int = 10) -> Grid:
-        return Grid(columns, rows).feed(stream.getvalue())
-
-    def show(self, screen: Screen, *lines: str, columns: int = 20, above: str = "") -> None:
-        screen.draw(lines, [len(part) for part in lines], columns=columns, above=above)
-
-    def test_frames_take_each_others_place(self) -> None:
-        stream = io.StringIO("before\r\n")
-        stream.seek(0, io.SEEK_END)
-        screen = Screen(stream)
-        self.show(screen, "one", "two", "three")
-        self.show(screen, "four")
-        assert self.grid(stream).text == "before\nfour"
-        self.show(screen, "five", "six", above="stays\n")
-        assert self.grid(stream).text == "before\nstays\nfive\nsix"
-        self.show(screen)
-        assert self.grid(stream).text == "before\nstays\n"
-        assert not self.grid(stream).is_cursor_hidden
-
-    def test_a_frame_that_is_the_same_is_not_written(self) -> None:
-        stream = io.StringIO()
-        screen = Screen(stream)
-        self.show(screen, "one")
-        written = stream.getvalue()
-        self.show(screen, "one")
-        assert stream.getvalue() == written
-
-    def test_no_frame_begins_by_erasing(self) -> None:
-        """What flickers is what is blank before it is drawn again."""
-        stream = io.StringIO()
-        screen = Screen(stream)
-        self.show(screen, "one", "two")
-        self.show(screen, "one", "six")
-        second = stream.getvalue().split("\x1b[?25l")[2]
-        assert second.index("one") < second.index("\x1b[K")
-        assert second.index("six") < second.index("\x1b[J")
-
-    def test_each_frame_hides_the_cursor_for_itself_alone(self) -> None:
-        stream = io.StringIO()
-        screen = Screen(stream)
-        for number in range(5):
-            self.show(screen, str(number))
-        frames = stream.getvalue().split("\x1b[?25l")[1:]
-        assert len(frames) == 5
-        assert all(frame.endswith("\x1b[?25h") for frame in frames)
-
-    def test_a_terminal_that_became_narrower(self) -> None:
-        """It has wrapped the lines: the frame takes as many rows as it did then."""
-        stream = io.StringIO()
-        screen = Screen(stream)
-        self.show(screen, "x" * 15, "y" * 15, columns=20)
-        wrapped = Grid(10, 10).feed("before\r\n" + "x" * 10 + "\r\n" + "x" * 5 + "\r\n" + "y" * 10 + "\r\n" + "y" * 5)
-        stream.truncate(0)
-        stream.seek(0)
-        self.show(screen, "x" * 9, "y" * 9, columns=10)
-        assert wrapped.feed(stream.getvalue()).text == "before\n" + "x" * 9 + "\n" + "y" * 9
-
-    def test_a_stream_that_lacks_a_character(self) -> None:
-        raw = io.BytesIO()
-        screen = Screen(io.TextIOWrapper(raw, encoding="ascii", newline=""))
-        self.show(screen, "naïve")
-        assert (screen.is_gone, b"na?ve" in raw.getvalue()) == (False, True)
-
-    def test_the_grid_refuses_what_it_does_not_know(self) -> None:
-        with pytest.raises(AssertionError):
-            Grid(20, 10).feed("\x1b[2J")
-
-
 SHOWN = """\
 import os, sys, time
 sys.path[:0] = [{tests!r}]
-from chaosrun.report.live import LiveProgress, is_live_terminal
-from chaosrun.report.watch import watch
+from chaosrun.report.live import LiveProgress, is_live_terminal, watch
 from chaosrun.records.layout import RunLayout
 from pathlib import Path
 

@@ -23,10 +23,7 @@ from chaosrun.records.layout import MANIFEST_NAME, LegLayout, RunLayout, checkpo
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.markers import read_note, write_marker, write_note
 from chaosrun.report.draw import draw
-from chaosrun.report.event_lines import EventFollower
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.live import Teller, plain_line
-from chaosrun.report.progress import read_progress
 from chaosrun.report.status import read_status, status_lines
 from chaosrun.report.text import render_text
 from chaosrun.report.view import read_view
@@ -205,8 +202,6 @@ def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp
         with contextlib.suppress(ChaosrunError):
             status_lines(read_status(run, supervised=False), now_s=2.0)
         with contextlib.suppress(ChaosrunError):
-            read_progress("chaos", run.leg("chaos"))
-        with contextlib.suppress(ChaosrunError):
             has_ended(run)
         with contextlib.suppress(ChaosrunError):
             leg_end(leg_of(run, "chaos"))
@@ -224,17 +219,14 @@ def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tm
     if not path.exists():
         write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=1, phase="step", step=3, start_ticks=1)
     whole = path.read_bytes()
-    teller = Teller()
 
     def check(data: bytes) -> None:
         path.write_bytes(data)
         follower = RunFollower(run)
-        told = follower.poll()
-        for record in teller.new(told):
-            assert plain_line(record, elapsed_s=1.0).isprintable()
+        for told in follower.poll():
+            assert told.line(1.0).isprintable() and json.dumps(told.to_json())
         for line in draw(follower.picture, now_s=2.0, width=70, height=20):
             assert line.plain.isprintable()
-        EventFollower(run, leg=None, attempt=None, rank=1).poll()
 
     tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
 

@@ -5,65 +5,42 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.events import JournalEvent, NodePlace, RaisedError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.supervision import supervision
-from chaosrun.records.trace import TornRecordError, TraceWriter
+from chaosrun.records.trace import TraceWriter
 from chaosrun.report import live as live_module
-from chaosrun.report import progress
-from chaosrun.report.live import LiveProgress, Pace, Teller, is_live_terminal, plain_line
-from chaosrun.report.progress import Landing, LegProgress, StepSeen, advance, last_step, sentence
+from chaosrun.report.follow import RunFollower
+from chaosrun.report.live import LiveProgress, is_live_terminal, watch
+from chaosrun.report.sentences import sentence
 from chaosrun.report.status import read_status, status_lines
-from chaosrun.report.watch import watch
 from tests.terminal import Grid
 from tests.unit.events import event
 
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
-    {"event": "placement.acquired", "nodes": {"a": {"ranks": [0, 1, 2]}}, "oversubscribed": True},
+    {"event": "placement.acquired", "nodes": {"a": NodePlace(ranks=(0, 1, 2))}, "oversubscribed": True},
     {"event": "attempt.starting", "attempt": 1, "resume": None, "resume_step": 0, "armed": ["F1"]},
-    {"event": "attempt.started", "attempt": 1, "pids": {"0": 11, "1": 12, "2": 13}, "address": "127.0.0.1"},
+    {"event": "attempt.started", "attempt": 1, "pids": {0: 11, 1: 12, 2: 13}, "address": "127.0.0.1"},
     {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 17, "phase": "step"},
     {"event": "worker.exited", "attempt": 1, "rank": 1, "pid": 12, "exit_code": None, "signal": 9, "died_s": 5.0},
-    {
-        "event": "fault.observed",
-        "fault": "F1",
-        "attempt": 1,
-        "rank": 1,
-        "pid": 12,
-        "how": "death",
-        "found": None,
-        "exit_code": None,
-        "signal": 9,
-        "died_s": 5.0,
-    },
+    {"event": "fault.observed", "attempt": 1, "rank": 1, "pid": 12, "how": "death", "signal": 9, "died_s": 5.0},
     {"event": "attempt.stopped", "attempt": 1, "reason": "fault F1", "killed": [0, 2]},
-    {
-        "event": "checkpoint.quarantined",
-        "name": "step-00000015",
-        "step": 15,
-        "reason": "model.safetensors: hash",
-        "moved_to": "q",
-    },
+    {"event": "checkpoint.quarantined", "name": "step-00000015", "step": 15, "reason": "model.safetensors: hash"},
     {"event": "attempt.starting", "attempt": 2, "resume": "step-00000010", "resume_step": 10, "armed": []},
 ]
 FINISHED: dict[str, Any] = {"event": "leg.finished", "outcome": "completed", "message": "all ranks ended", "final_step": 90}
-
-
-def fold(records: list[dict[str, Any]]) -> LegProgress:
-    seen = LegProgress(leg="chaos")
-    for number, record in enumerate(records):
-        seen = advance(seen, {"time_s": float(number), **record})
-    return seen
+ENDED: dict[str, Any] = {"event": "leg.finished", "message": "interrupted", "outcome": "interrupted"}
+RAISED = RaisedError(type="ValueError", message="bad\nworse")
 
 
 def write_journal(run: RunLayout, leg: str, records: list[dict[str, Any]], clock: Any = time.time) -> None:
@@ -73,11 +50,17 @@ def write_journal(run: RunLayout, leg: str, records: list[dict[str, Any]], clock
     journal.close()
 
 
-def write_steps(run: RunLayout, leg: str, attempt: int, rank: int, steps: range, *, began_s: float = 100.0) -> None:
+def write_steps(
+    run: RunLayout, leg: str, attempt: int, rank: int, steps: range, *, began_s: float = 100.0, pid: int = 12
+) -> None:
     writer = TraceWriter(run.leg(leg).attempt(attempt).trace(rank))
-    writer.write("start", v=1)
+    about = {"attempt": attempt, "rank": rank, "world_size": 3, "pid": pid, "time_s": 1.0, "restored": None, "rng": "r"}
+    position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
+    writer.write("start", v=1, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
+    words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
     for step in steps:
-        writer.write("step", step=step, time_s=began_s + step * 0.5, params="x" * 300)
+        numbers = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": step}
+        writer.write("step", step=step, time_s=began_s + step * 0.5, **words, **numbers)
     writer.close()
 
 
@@ -91,29 +74,6 @@ def run(tmp_path: Path) -> RunLayout:
     return layout
 
 
-def test_fold_of_a_journal() -> None:
-    seen = fold(CHAOS)
-    assert (seen.workers, seen.supervisor_pid) == (3, 41)
-    assert (seen.attempt, seen.resumed_from, seen.resumed_step) == (2, "step-00000010", 10)
-    assert seen.landed == (Landing(fault="F1", attempt=1, rank=1, pid=12, how="death", signal=9, exit_code=None),)
-    assert (seen.quarantined, seen.unplanned, seen.outcome) == (1, (), None)
-
-
-def test_fault_observed_twice_counts_once() -> None:
-    assert len(fold([*CHAOS, CHAOS[6]]).landed) == 1
-
-
-def test_requested_is_not_landed() -> None:
-    assert fold(CHAOS[:5]).landed == ()
-
-
-def test_resumed_supervisor_takes_the_end_back() -> None:
-    end = {"event": "leg.finished", "outcome": "interrupted", "message": "SIGTERM", "hint": "resume it", "final_step": None}
-    assert fold([*CHAOS, end]).outcome == "interrupted"
-    went_on = fold([*CHAOS, end, {"event": "supervisor.resumed", "supervisor_pid": 99}])
-    assert (went_on.outcome, went_on.hint, went_on.supervisor_pid) == (None, None, 99)
-
-
 @pytest.mark.parametrize(
     ("record", "text"),
     [
@@ -122,70 +82,28 @@ def test_resumed_supervisor_takes_the_end_back() -> None:
         (CHAOS[4], "F1 fired: rank 1, step 17"),
         ({**CHAOS[4], "phase": "reduce"}, "F1 fired: rank 1, step 17, reduce"),
         (CHAOS[5], "attempt 1: rank 1 died of SIGKILL"),
-        ({**CHAOS[5], "signal": None, "exit_code": None}, "attempt 1: rank 1 was lost with its node's fork server"),
-        (CHAOS[6], "F1 landed: rank 1 died of SIGKILL (pid 12)"),
+        ({**CHAOS[5], "signal": None}, "attempt 1: rank 1 was lost with its node's fork server"),
+        (CHAOS[6], "F1 seen: rank 1 died of SIGKILL (pid 12)"),
+        ({**CHAOS[6], "found": {"problem": "it went on"}}, "F1 did not happen as planned: it went on"),
         (CHAOS[7], "attempt 1 stopped: fault F1; killed ranks 0, 2"),
+        ({"event": "attempt.stopped", "attempt": 1}, "attempt 1 stopped"),
         (CHAOS[8], "checkpoint step-00000015 quarantined: model.safetensors: hash"),
-        (
-            {"event": "death.unplanned", "rank": 0, "step": 7, "error": {"type": "ValueError", "message": "bad\nworse"}},
-            "unplanned death of rank 0 at step 7: ValueError: bad",
-        ),
-        (
-            {"event": "death.unplanned", "rank": 0, "step": None, "reason": "signal 11", "error": None},
-            "unplanned death of rank 0: signal 11",
-        ),
-        (
-            {"event": "leg.finished", "outcome": "completed", "message": "all ranks ended", "final_step": 90},
-            "completed at step 90",
-        ),
-        (
-            {"event": "leg.finished", "outcome": "user_error", "message": "train.py failed", "final_step": None},
-            "user error: train.py failed",
-        ),
-        (
-            {"event": "leg.finished", "outcome": "interrupted", "message": "interrupted", "final_step": 7},
-            "interrupted, saved up to step 7",
-        ),
-        (
-            {"event": "leg.finished", "outcome": "interrupted", "message": "interrupted", "final_step": 0},
-            "interrupted",
-        ),
-        ({"event": "attempt.stopped", "attempt": 1, "killed": []}, "attempt 1 stopped"),
-        (
-            {"event": "death.unplanned", "rank": None, "step": None, "reason": "no progress for 300 s"},
-            "attempt failed: no progress for 300 s",
-        ),
-        ({"event": "something.new"}, "something.new"),
+        ({"event": "death.unplanned", "step": 7, "error": RAISED}, "unplanned death of rank 0 at step 7: ValueError: bad"),
+        ({"event": "death.unplanned", "reason": "signal 11"}, "unplanned death of rank 0: signal 11"),
+        ({"event": "death.unplanned", "rank": None, "reason": "no progress"}, "attempt failed: no progress"),
+        (FINISHED, "completed at step 90"),
+        ({**ENDED, "outcome": "user_error", "message": "train.py failed"}, "user error: train.py failed"),
+        ({**ENDED, "final_step": 7}, "interrupted, saved up to step 7"),
+        (ENDED, "interrupted"),
     ],
 )
 def test_sentences(record: dict[str, Any], text: str) -> None:
-    assert sentence(record) == text
+    assert sentence(event(**record)) == text
 
 
-class TestLastStep:
-    def test_no_file_or_no_step_yet(self, tmp_path: Path) -> None:
-        assert last_step(tmp_path / "none.jsonl") is None
-        (tmp_path / "start.jsonl").write_text('{"kind":"start"}\n')
-        assert last_step(tmp_path / "start.jsonl") is None
-
-    @pytest.mark.parametrize("block", [7, 64, 1 << 16])
-    def test_newest_whole_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-        monkeypatch.setattr(progress, "TAIL_BYTES", block)
-        lines = [f'{{"kind":"step","step":{step},"time_s":{step}.5,"params":"{"x" * 40}"}}\n' for step in range(1, 9)]
-        path = tmp_path / "t.jsonl"
-        path.write_text('{"kind":"start"}\n' + "".join(lines) + '{"kind":"checkpoint","step":8}\n' + lines[0][:60])
-        assert last_step(path) == StepSeen(step=8, time_s=8.5)
-
-    @pytest.mark.parametrize("block", [7, 1 << 16])
-    def test_only_a_torn_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-        monkeypatch.setattr(progress, "TAIL_BYTES", block)
-        (tmp_path / "t.jsonl").write_text('{"kind":"step","step":1,"time')
-        assert last_step(tmp_path / "t.jsonl") is None
-
-    def test_damage_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "t.jsonl").write_text('{"kind":"step"\n')
-        with pytest.raises(TornRecordError, match=r"t\.jsonl"):
-            last_step(tmp_path / "t.jsonl")
+def test_every_event_has_its_sentence() -> None:
+    for kind in get_args(JournalEvent):
+        assert sentence(event(str(kind.__struct_config__.tag))) is not None
 
 
 def stamped(records: list[dict[str, Any]], began_s: float = 1000.0) -> Iterator[float]:
@@ -196,6 +114,11 @@ def stamped(records: list[dict[str, Any]], began_s: float = 1000.0) -> Iterator[
 class Screenless(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def on_screen(stream: io.StringIO) -> Grid:
+    """What a terminal that begins each line at its left then shows."""
+    return Grid(100, 30).feed(stream.getvalue().replace("\n", "\r\n"))
 
 
 class TestLines:
@@ -209,7 +132,7 @@ class TestLines:
                 live.on_event({"leg": "chaos", "seq": 1, **record})
         lines = stream.getvalue().splitlines()
         assert len(lines) == len(CHAOS)
-        assert lines[6] == "[0:06] chaos: F1 landed: rank 1 died of SIGKILL (pid 12)"
+        assert lines[6] == "[0:06] chaos: F1 seen: rank 1 died of SIGKILL (pid 12)"
         assert "\x1b" not in stream.getvalue()
 
     def test_what_was_there_before_is_not_told_again(self, run: RunLayout) -> None:
@@ -258,23 +181,25 @@ class TestLines:
         told = [line for line in stream.getvalue().splitlines() if "F1" in line]
         assert told == [
             "[0:03] chaos: F1 fired: rank 1, step 17",
-            "[1:01] chaos: F1 landed: rank 1 died of SIGKILL (pid 12)",
+            "[1:01] chaos: F1 seen: rank 1 died of SIGKILL (pid 12)",
             "[1:01] chaos: attempt 1 stopped: fault F1; killed ranks 0, 2",
         ]
 
-    def test_what_happened_first_is_told_first(self) -> None:
-        died, fired = {**CHAOS[5], "time_s": 9.0, "died_s": 8.9}, {**CHAOS[4], "time_s": 9.1, "requested_s": 8.5}
-        told = Teller().new([("chaos", died), ("chaos", fired)])
-        assert [record["event"] for record in told] == ["fault.requested", "worker.exited"]
+    def test_what_happened_first_is_told_first(self, run: RunLayout) -> None:
+        died, fired = {**CHAOS[5], "died_s": 8.9}, {**CHAOS[4], "requested_s": 8.5}
+        write_journal(run, "chaos", [died, fired], clock=lambda: 9.0)
+        assert [told.event for told in RunFollower(run).poll()] == ["fault.requested", "worker.exited"]
 
-    def test_a_withdrawn_fault_may_fire_again(self) -> None:
-        fired, withdrawn = ("chaos", {**CHAOS[4], "time_s": 1.0}), ("chaos", {"event": "fault.withdrawn", "fault": "F1"})
-        assert len(Teller().new([fired, fired])) == 1
-        assert len(Teller().new([fired, withdrawn, fired])) == 3
+    def test_a_withdrawn_fault_may_fire_again(self, run: RunLayout) -> None:
+        follower, withdrawn = RunFollower(run), {"event": "fault.withdrawn", "fault": "F1"}
+        write_journal(run, "chaos", [CHAOS[4], CHAOS[4]])
+        assert len(follower.poll()) == 1
+        write_journal(run, "chaos", [withdrawn, CHAOS[4]])
+        assert len(follower.poll()) == 2
 
     def test_control_characters_do_not_reach_the_stream(self, run: RunLayout) -> None:
         stream = io.StringIO()
-        error = {"type": "E", "message": "a\x1b[2Jb\u202ec\x9b31m"}
+        error = RaisedError(type="E", message="a\x1b[2Jb\u202ec\x9b31m")
         record = {"event": "death.unplanned", "attempt": 1, "rank": 0, "step": 1, "reason": "r", "error": error}
         with LiveProgress(stream, terminal=False, run=run):
             write_journal(run, "chaos", [record])
@@ -308,10 +233,9 @@ class TestPicture:
     @pytest.fixture(autouse=True)
     def fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.01)
-        monkeypatch.setattr("chaosrun.report.watch.REDRAW_S", 0.01)
 
-    def screen(self, stream: io.StringIO, columns: int = 100, rows: int = 30) -> str:
-        return Grid(columns, rows).feed(stream.getvalue()).text
+    def screen(self, stream: io.StringIO) -> str:
+        return on_screen(stream).text
 
     def test_of_a_drill(self, run: RunLayout) -> None:
         write_steps(run, "chaos", 1, 0, range(1, 18))
@@ -322,7 +246,7 @@ class TestPicture:
             until(lambda: "rank 0      attempt 1 17 training" in self.screen(stream))
             until(lambda: "rank 1      attempt 1  0 killed F1" in self.screen(stream))
         assert self.screen(stream).strip() == ""
-        assert not Grid(100, 30).feed(stream.getvalue()).is_cursor_hidden
+        assert not on_screen(stream).is_cursor_hidden
 
     def test_what_nobody_asked_for_keeps_its_line(self, run: RunLayout) -> None:
         stream = Screenless()
@@ -358,20 +282,7 @@ class TestPicture:
                 time.sleep(0.002)
         took_s = time.monotonic() - began_s
         # The first one at once, and one that erases.
-        assert 1 < Grid(100, 30).feed(stream.getvalue()).frames <= took_s / 0.2 + 2
-
-    def test_the_pace(self) -> None:
-        now_s, frames = 50.0, []
-        pace = Pace(0.2, clock=lambda: now_s)
-        for _ in range(3000):
-            if pace.left_s() <= 0:
-                frames.append(now_s)
-                now_s += 0.05  # drawing takes its time
-                pace.shown()
-            now_s += 0.001
-        assert frames[0] == 50.0
-        assert all(later - earlier >= 0.25 for earlier, later in pairwise(frames))
-        assert len(frames) > 10
+        assert 1 < stream.getvalue().count(run.run_id) <= took_s / 0.2 + 2
 
     def test_a_damaged_trace_shows_no_step(self, run: RunLayout) -> None:
         path = run.leg("chaos").attempt(1).trace(0)
@@ -446,7 +357,7 @@ class TestWatch:
 
         with pytest.raises(KeyboardInterrupt):
             watch(run, stream=stream, terminal=True, ended=ended)
-        seen = Grid(80, 24).feed(stream.getvalue())
+        seen = on_screen(stream)
         assert (seen.text.strip(), seen.is_cursor_hidden) == ("", False)
 
     def test_a_closed_stream_only_ends_the_display(self, run: RunLayout) -> None:
@@ -467,14 +378,11 @@ def test_dumb_terminals_get_plain_lines() -> None:
     assert not is_live_terminal(io.StringIO(), {"TERM": "xterm"})
 
 
-def test_plain_line_of_a_run_without_a_leg() -> None:
-    assert plain_line({"event": "run.created", "run": "r", "path": "/x"}, elapsed_s=61) == "[1:01] run: created in /x"
-
-
 class TestStatus:
     def test_running(self, run: RunLayout) -> None:
         write_journal(run, "reference", [CHAOS[0], FINISHED])
         write_journal(run, "chaos", CHAOS)
+        write_steps(run, "chaos", 1, 1, range(1, 18))
         for rank, last in enumerate((14, 13, 14)):
             write_steps(run, "chaos", 2, rank, range(11, last + 1))
         status = read_status(run, supervised=True)
@@ -483,7 +391,7 @@ class TestStatus:
         assert lines[0] == "run bytelm-20260102-030405  bytelm, 3 workers"
         assert any(re.fullmatch("  state      running, about .* to go", line) for line in lines)
         assert "             next F2: SIGKILL rank 2 after step 60" in lines
-        assert "             1 restart, 0 steps lost" in lines
+        assert "             1 restart, 7 steps lost" in lines
         assert "  chaos      attempt 2, from step-00000010 (step 10)" in lines
         assert "             step 13 of 90 (ahead: rank 0 at 14, rank 2 at 14)" in lines
         assert "             faults landed 1 of 2 (F1)" in lines
@@ -534,14 +442,15 @@ class TestStatus:
         with run.leg("chaos").journal.open("a") as file:
             file.write("garbage\n{}\n")
         status = read_status(run, supervised=False)
-        assert status.legs[0].progress.attempt == 1
-        assert "journal.jsonl:4" in status.damaged[0]
+        assert status.legs[0].attempt == 1
+        assert "journal.jsonl: line 4: not a JSON record" in status.damaged[0]
 
-    def test_record_without_its_fields_is_reported(self, run: RunLayout) -> None:
-        write_journal(run, "chaos", CHAOS[:3])
-        with run.leg("chaos").journal.open("a") as file:
-            file.write('{"v":2,"seq":4,"time_s":1.0,"event":"fault.observed","fault":"F1"}\n')
-        assert "a record lacks 'attempt'" in read_status(run, supervised=False).damaged[0]
+    def test_a_fault_that_the_verdict_would_not_accept_has_not_landed(self, run: RunLayout) -> None:
+        """Its rank recorded a step after the one that it was to die at."""
+        write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "user_error"}])
+        write_steps(run, "chaos", 1, 1, range(1, 19))
+        status = read_status(run, supervised=False).to_json()
+        assert status["legs"][0]["landed"] == [] and status["schedule"][0]["state"] == "missed"
 
     @pytest.mark.parametrize("text", ["{", "[]"])
     def test_damaged_run_json_is_a_clear_error(self, run: RunLayout, text: str) -> None:

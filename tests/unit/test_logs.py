@@ -20,8 +20,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
-from chaosrun.report.event_lines import EventFollower
-from chaosrun.report.log_lines import LogFollower, last_written
+from chaosrun.report.logs import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
 from tests.unit.events import event
@@ -188,43 +187,37 @@ class TestEvents:
     RECORDS: tuple[dict[str, Any], ...] = (
         {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41},
         {"event": "attempt.starting", "attempt": 1, "resume": None, "resume_step": 0, "armed": []},
-        {
-            "event": "fault.requested",
-            "fault": "F1",
-            "attempt": 1,
-            "rank": 1,
-            "step": 7,
-            "phase": "step",
-            "requested_s": 1042.5,
-        },
+        {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 7, "phase": "step", "requested_s": 1042.5},
     )
 
-    def test_at_the_time_they_happened(self, run: RunLayout) -> None:
+    def test_at_the_time_they_happened(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         tell(run, "chaos", *self.RECORDS, time_s=1050.0)
-        *_, last = EventFollower(run, leg=None, attempt=None, rank=None).poll()
+        where = ["--root", str(run.path.parents[1])]
+        assert cli.main(["logs", "latest", "--events", *where]) == 0
         # A fault fires before it is written down, and before what was written in the same moment.
-        assert last.time_s == 1050.0
-        first = EventFollower(run, leg=None, attempt=None, rank=None).poll()[0]
-        assert first.line.endswith(" [0:42] chaos: F1 fired: rank 1, step 7")
-        assert first.line[:8] == time.strftime("%H:%M:%S", time.localtime(1042.5))
-        assert (first.to_json()["time_s"], first.to_json()["record"]["fault"]) == (1042.5, "F1")
+        first, *_ = capsys.readouterr().out.splitlines()
+        clock = time.strftime("%H:%M:%S", time.localtime(1042.5))
+        assert first == f"{clock} [0:42] chaos: F1 fired: rank 1, step 7"
 
     @pytest.mark.parametrize(
         ("asked", "events"),
         [
-            ({"leg": "chaos"}, ["fault.requested", "leg.started", "attempt.starting"]),
-            ({"leg": "reference"}, []),
-            ({"rank": 1}, ["fault.requested"]),
-            ({"rank": 0}, []),
-            ({"attempt": 1}, ["fault.requested", "attempt.starting"]),
-            ({"attempt": 2}, []),
+            (["--leg", "chaos"], ["fault.requested", "leg.started", "attempt.starting"]),
+            (["--leg", "reference"], []),
+            (["--rank", "1"], ["fault.requested"]),
+            (["--rank", "0"], []),
+            (["--attempt", "1"], ["fault.requested", "attempt.starting"]),
+            (["--attempt", "2"], []),
         ],
     )
-    def test_those_that_are_asked_for(self, run: RunLayout, asked: dict[str, Any], events: list[str]) -> None:
+    def test_those_that_are_asked_for(
+        self, run: RunLayout, asked: list[str], events: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         tell(run, "chaos", *self.RECORDS, time_s=1050.0)
-        follower = EventFollower(run, **{"leg": None, "attempt": None, "rank": None, **asked})
-        assert [event.record["event"] for event in follower.poll()] == events
-        assert follower.poll() == []
+        where = ["--root", str(run.path.parents[1])]
+        assert cli.main(["logs", "latest", "--events", "-o", "json", *asked, *where]) == 0
+        told = json.loads(capsys.readouterr().out)["events"]
+        assert [entry["record"]["event"] for entry in told] == events
 
 
 class Followed:

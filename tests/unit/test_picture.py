@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.codec import encode
 from chaosrun.records.heartbeat import Heart, Heartbeat
 from chaosrun.records.journal import Journal
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.tail import Tail
 from chaosrun.records.trace import TraceWriter
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.picture import LegPicture, RunPicture, State
-from tests.unit.events import event
+from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State, TraceLine
+from tests.unit.events import event, history
 
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
 
@@ -41,21 +42,30 @@ def observed(rank: int, how: str = "death", *, problem: str | None = None) -> di
     return {"event": "fault.observed", "fault": "F1", "attempt": 1, "rank": rank, "pid": 9, "how": how, **ended}
 
 
-def step(number: int, *losses: float, time_s: float | None = None, items: int | None = None) -> dict[str, Any]:
-    more = {} if items is None else {"items": items}
+def step(number: int, *losses: float, time_s: float | None = None, items: int | None = None) -> TraceLine:
     at_s = 10.0 + number if time_s is None else time_s
-    return {"kind": "step", "step": number, "time_s": at_s, "loss": [loss.hex() for loss in losses], **more}
+    return TraceLine(kind="step", step=number, time_s=at_s, loss=tuple(loss.hex() for loss in losses), items=items)
 
 
 def beat(stage: str, number: int, silent_s: float = 0.0) -> Heartbeat:
     return Heartbeat(count=1, step=number, stage=stage, silent_s=silent_s, first={}, longest={})
 
 
-def leg_of(*records: dict[str, Any]) -> LegPicture:
-    leg = LegPicture("chaos")
-    for record in (STARTED, starting(1), *records):
-        leg.take_record({"time_s": 1.0, **record})
-    return leg
+class Leg(LegPicture):
+    """One that is told events alone."""
+
+    def __init__(self, *records: dict[str, Any], name: str = "chaos") -> None:
+        super().__init__(name, LegLayout(Path(name)))
+        self.records: list[dict[str, Any]] = []
+        self.tell(*records)
+
+    def tell(self, *records: dict[str, Any]) -> None:
+        self.records += records
+        self.take_history(history(*self.records))
+
+
+def leg_of(*records: dict[str, Any]) -> Leg:
+    return Leg(STARTED, starting(1), *records)
 
 
 class TestLanes:
@@ -74,10 +84,10 @@ class TestLanes:
             ([observed(1, "note")], "starting", "F1"),
             ([observed(1, problem="it went on")], "starting", ""),
             ([observed(1, "hang")], "hung", "F1"),
-            ([{"event": "hang.declared", "first": 1, "message": "m", "attempt": 1}], "hung", ""),
+            ([{"event": "hang.declared", "first": 1, "message": "m"}], "hung", ""),
             (
                 [
-                    {"event": "hang.declared", "first": 1, "message": "m", "attempt": 1},
+                    {"event": "hang.declared", "first": 1, "message": "m"},
                     {"event": "attempt.stopped", "attempt": 1, "killed": [0, 1]},
                 ],
                 "hung",
@@ -152,11 +162,11 @@ class TestSteps:
             leg.take_trace(1, 0, step(number))
         leg.take_trace(1, 1, step(6))
         assert (leg.step, leg.reached, leg.lost_steps, leg.restarts) == (6, 7, 0, 0)
-        leg.take_record(exited(1, signal=9))
-        leg.take_record(starting(2, 5))
+        leg.tell(exited(1, signal=9))
+        leg.tell(starting(2, 5))
         assert (leg.step, leg.lost_steps, leg.restarts, leg.checkpoints) == (5, 2, 1, {5: True})
         # An attempt that did nothing loses nothing.
-        leg.take_record(starting(3, 5))
+        leg.tell(starting(3, 5))
         assert (leg.lost_steps, leg.restarts) == (2, 2)
         leg.take_trace(3, 0, step(6, time_s=20.4))
         leg.take_trace(3, 1, step(6, time_s=20.3))
@@ -174,7 +184,7 @@ class TestSteps:
         assert leg.losses == {}
         leg.take_trace(1, 1, step(1, 5.0, 7.0))
         assert leg.losses == {1: 4.5}
-        leg.take_record(starting(2))
+        leg.tell(starting(2))
         for rank, loss in ((0, 3.0), (1, 6.0)):
             leg.take_trace(2, rank, step(1, loss))
         assert leg.losses == {1: 4.5}
@@ -188,15 +198,14 @@ class TestSteps:
     def test_a_loss_may_be_no_number(self) -> None:
         leg = leg_of()
         for rank in (0, 1):
-            leg.take_trace(1, rank, {**step(1), "loss": ["nan"]})
+            leg.take_trace(1, rank, step(1, math.nan))
         assert math.isnan(leg.losses[1])
-        assert leg.damage is None
 
     def test_the_pace_outlives_its_attempt(self) -> None:
         leg = leg_of()
         for number in (1, 2, 3):
             leg.take_trace(1, 0, step(number, time_s=0.5 * number))
-        leg.take_record(starting(2))
+        leg.tell(starting(2))
         assert leg.step_s == 0.5
         for number in (1, 2):
             leg.take_trace(2, 0, step(number, time_s=2.0 * number))
@@ -204,93 +213,51 @@ class TestSteps:
 
     def test_checkpoints(self) -> None:
         leg = leg_of()
-        leg.take_trace(1, 0, {"kind": "checkpoint", "step": 10, "name": "step-00000010"})
-        leg.take_record({"event": "checkpoint.quarantined", "name": "step-00000010", "step": 10, "reason": "hash"})
+        leg.take_trace(1, 0, TraceLine(kind="checkpoint", step=10))
+        leg.tell({"event": "checkpoint.quarantined", "name": "step-00000010", "step": 10, "reason": "hash"})
         assert leg.checkpoints == {10: False}
-        leg.take_trace(1, 0, {"kind": "checkpoint", "step": 10, "name": "step-00000010"})
+        leg.take_trace(1, 0, TraceLine(kind="checkpoint", step=10))
         assert leg.checkpoints == {10: True}
 
 
 class TestFaults:
-    MARKER: dict[str, Any] = {"attempt": 1, "rank": 1, "step": 7, "time_s": 3.5}  # noqa: RUF012
+    """What is told of them before anybody has judged them."""
 
-    def test_planned_fired_landed(self) -> None:
+    FIRED: dict[str, Any] = {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 7}  # noqa: RUF012
+
+    def test_a_marker_or_the_journal_tells_that_it_fires(self) -> None:
         leg = leg_of()
-        leg.take_marker("F1", self.MARKER)
-        seen = leg.faults["F1"]
-        assert (seen.state, seen.rank, seen.step, seen.time_s) == ("fired", 1, 7, 3.5)
-        leg.take_record({"event": "fault.requested", "fault": "F1", "requested_s": 9.0, **self.MARKER})
-        assert leg.faults["F1"].time_s == 3.5
-        leg.take_record(observed(1))
-        assert leg.faults["F1"].state == "landed"
-
-    def test_the_journal_tells_it_as_well_as_the_marker(self) -> None:
-        leg = leg_of({"event": "fault.requested", "fault": "F1", "requested_s": 3.5, **self.MARKER, "time_s": 9.0})
-        assert (leg.faults["F1"].state, leg.faults["F1"].time_s) == ("fired", 3.5)
-
-    def test_looked_at_and_not_happened(self) -> None:
-        assert leg_of(observed(1, problem="it went on")).faults["F1"].state == "missed"
+        leg.take_request(event(**self.FIRED))
+        assert leg.faults["F1"] == FaultSeen(state="fired", attempt=1, rank=1, step=7)
+        assert leg_of(self.FIRED).faults == leg.faults
 
     def test_withdrawn(self) -> None:
-        leg = leg_of()
-        leg.take_marker("F1", self.MARKER)
-        leg.take_record({"event": "fault.withdrawn", "fault": "F1", "reason": "r"})
+        leg = leg_of(self.FIRED, {"event": "fault.withdrawn", "fault": "F1", "reason": "r"})
         assert leg.faults["F1"].state == "planned"
 
-    def test_a_marker_that_is_gone(self) -> None:
-        leg = leg_of()
-        leg.take_marker("F1", self.MARKER)
+    @pytest.mark.parametrize(("state", "then"), [("fired", "planned"), ("landed", "landed")])
+    def test_a_marker_that_is_gone(self, state: Any, then: str) -> None:
+        leg = leg_of(self.FIRED)
+        leg.faults["F1"].state = state
         leg.withdraw("F1")
-        assert leg.faults["F1"].state == "planned"
-        leg = leg_of(observed(1))
-        leg.withdraw("F1")
-        assert leg.faults["F1"].state == "landed"
+        assert leg.faults["F1"].state == then
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"event": "attempt.starting", "attempt": "one", "resume": None},
-        {"event": "attempt.starting"},
-        {"event": "fault.observed", "fault": "F1"},
-        {"event": "worker.exited", "attempt": 1},
-        {"event": "attempt.stopped", "killed": 7},
-        {"event": "hang.declared"},
-        {"event": "hang.declared", "first": []},
-        {"event": "fault.requested", "fault": "F1"},
-        {"event": "placement.acquired", "nodes": 7},
-        {"event": "checkpoint.quarantined"},
-    ],
-)
-def test_a_record_that_is_none_is_damage_and_nothing_else(record: dict[str, Any]) -> None:
-    leg = leg_of(record, exited(0, code=0))
-    assert leg.damage is not None
-    assert leg.lanes[0].state == "done"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [{"kind": "step"}, {"kind": "step", "step": "x", "time_s": 1}, {**step(1), "loss": ["1.5x"]}, {"kind": "checkpoint"}],
-)
-def test_a_trace_line_that_is_none_is_damage_and_nothing_else(line: dict[str, Any]) -> None:
-    leg = leg_of()
-    leg.take_trace(1, 0, line)
-    leg.take_trace(1, 0, step(2))
-    assert leg.damage is not None
-    assert leg.lanes[0].step == 2
+@pytest.mark.parametrize("line", [TraceLine(kind="step"), TraceLine(kind="step", step=1, loss=("1.5x",))])
+def test_a_trace_line_that_is_none(line: TraceLine) -> None:
+    with pytest.raises(ValueError):
+        leg_of().take_trace(1, 0, line)
 
 
 class TestRemaining:
     def run(self, name: str, *legs: LegPicture, faults: tuple[Fault, ...] = ()) -> RunPicture:
-        picture = RunPicture(run_id="r", facts=RunFacts(max_steps=100), faults=faults, every_steps=10)
+        picture = RunPicture(run_id="r", facts=RunFacts(max_steps=100, every_steps=10), faults=faults)
         for leg in legs:
             picture.legs[leg.name] = leg
         return picture
 
-    def leg(self, name: str, done: int, step_s: float = 0.5) -> LegPicture:
-        leg = LegPicture(name)
-        for record in (STARTED, starting(1)):
-            leg.take_record({"time_s": 1.0, **record})
+    def leg(self, name: str, done: int, step_s: float = 0.5) -> Leg:
+        leg = Leg(STARTED, starting(1), name=name)
         for number in range(done - 1, done + 1):
             for rank in (0, 1):
                 leg.take_trace(1, rank, step(number, time_s=number * step_s))
@@ -311,9 +278,9 @@ class TestRemaining:
         assert self.run("reference", self.leg("reference", 60)).remaining_s() == pytest.approx(20.0 + 50.0)
 
     def test_the_reference_lends_its_pace_and_its_end(self) -> None:
-        reference, chaos = self.leg("reference", 60), LegPicture("chaos")
-        reference.take_record({"event": "leg.finished", "outcome": "completed", "final_step": 60})
-        chaos.take_record(STARTED)
+        reference, chaos = self.leg("reference", 60), Leg(name="chaos")
+        reference.tell({"event": "leg.finished", "outcome": "completed", "final_step": 60})
+        chaos.tell(STARTED)
         picture = self.run("chaos", reference, chaos)
         picture.facts = RunFacts()
         assert picture.remaining_s() == pytest.approx(30.0)
@@ -327,7 +294,7 @@ class TestRemaining:
 
     def test_over(self) -> None:
         leg = self.leg("chaos", 60)
-        leg.take_record({"event": "leg.finished", "outcome": "completed", "final_step": 60})
+        leg.tell({"event": "leg.finished", "outcome": "completed", "final_step": 60})
         assert self.run("chaos", leg).remaining_s() is None
 
 
@@ -412,6 +379,10 @@ def run(tmp_path: Path) -> RunLayout:
     return layout
 
 
+def line(number: int, *losses: float) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "time_s": 10.0 + number, "loss": [loss.hex() for loss in losses]}
+
+
 def append(run: RunLayout, *records: dict[str, Any], leg: str = "chaos") -> None:
     journal = Journal(run.leg(leg).journal)
     for record in records:
@@ -423,16 +394,16 @@ class TestFollower:
     def test_follows_the_files(self, run: RunLayout) -> None:
         follower = RunFollower(run)
         assert follower.poll() == []
-        assert (follower.picture.created_s, follower.picture.every_steps) == (5.0, 5)
+        assert (follower.picture.began_s, follower.picture.facts.every_steps) == (5.0, 5)
         assert [fault.id for fault in follower.picture.faults] == ["F1"]
         append(run, STARTED, starting(1))
-        assert [record["event"] for _, record in follower.poll()] == ["leg.started", "attempt.starting"]
+        assert [told.event for told in follower.poll()] == ["leg.started", "attempt.starting"]
         leg = follower.picture.leg
         assert leg is not None
         for rank in (0, 1):
             writer = TraceWriter(run.leg("chaos").attempt(1).trace(rank))
             for number in range(1, 4):
-                writer.write(**step(number, 1.0))
+                writer.write(**line(number, 1.0))
             writer.close()
         assert follower.poll() == []
         assert (leg.step, leg.losses) == (3, {1: 1.0, 2: 1.0, 3: 1.0})
@@ -442,8 +413,8 @@ class TestFollower:
         follower = RunFollower(run)
         follower.poll()
         assert write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=9, phase="step", step=7, start_ticks=1)
-        ((leg, record),) = follower.poll()
-        assert (leg, record["event"], record["fault"], record["step"]) == ("chaos", "fault.requested", "F1", 7)
+        (told,) = follower.poll()
+        assert (told.leg, told.event, told.sentence) == ("chaos", "fault.requested", "F1 fired: rank 1, step 7")
         assert follower.picture.seen(follower.picture.faults[0]).state == "fired"
         assert follower.poll() == []
         (run.leg("chaos").faults / "F1.json").unlink()
@@ -486,7 +457,7 @@ class TestFollower:
         append(run, STARTED, starting(1), {**end, "final_step": 4}, leg="reference")
         assert follower.poll() == []
         assert follower.picture.last_step == 4
-        assert follower.picture.legs["reference"].progress.final_step == 4
+        assert follower.picture.legs["reference"].final_step == 4
 
     @pytest.mark.parametrize("name", ["run_json", "plan_json"])
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"spec": 7, "created_s": "x"}', "\x00"])
@@ -500,12 +471,10 @@ class TestFollower:
     def test_damaged_journals_and_traces_are_shown_as_far_as_they_go(self, run: RunLayout) -> None:
         append(run, STARTED, starting(1))
         with run.leg("chaos").journal.open("ab") as file:
-            file.write(
-                b'\xff\x00\n[1]\n"x"\n' + b"[" * 5000 + b"\n" + json.dumps(exited(0, code=0)).encode() + b'\n{"event":"to'
-            )
+            file.write(b'\xff\x00\n[1]\n"x"\n' + b"[" * 5000 + b"\n" + encode(event(**exited(0, code=0))) + b'\n{"event":"to')
         path = run.leg("chaos").attempt(1).trace(1)
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"\xff\n" + json.dumps(step(2, 1.0)).encode() + b'\n{"kind":"st')
+        path.write_bytes(b"\xff\n" + json.dumps(line(2, 1.0)).encode() + b'\n{"kind":"st')
         follower = RunFollower(run)
         follower.poll()
         assert [(lane.state, lane.step) for lane in follower.picture.legs["chaos"].lanes.values()] == [
@@ -520,7 +489,7 @@ class TestFollower:
             for rank in (0, 1):
                 writer = TraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
                 for number in range(first, first + 60):
-                    writer.write(**step(number, float(attempt)))
+                    writer.write(**line(number, float(attempt)))
                 writer.close()
         follower = RunFollower(run)
         follower.poll()
@@ -538,14 +507,14 @@ class TestFollower:
         append(run, STARTED, starting(1))
         writer = TraceWriter(run.leg("chaos").attempt(1).trace(0))
         for number in range(1, 200):
-            writer.write(**step(number, 1.0))
+            writer.write(**line(number, 1.0))
         follower = RunFollower(run)
         follower.poll()
         taken: list[int] = []
         take = LegPicture.take_trace
-        monkeypatch.setattr(LegPicture, "take_trace", lambda *args: (taken.append(args[3]["step"]), take(*args)))
+        monkeypatch.setattr(LegPicture, "take_trace", lambda *args: (taken.append(args[3].step), take(*args)))
         follower.poll()
-        writer.write(**step(200, 1.0))
+        writer.write(**line(200, 1.0))
         follower.poll()
         assert taken == [200]
         writer.close()
@@ -557,7 +526,7 @@ class TestFollower:
             for rank in (0, 1):
                 writer = TraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
                 for number in range(first, first + 60):
-                    writer.write(**step(number, 1.0))
+                    writer.write(**line(number, 1.0))
                 writer.close()
         (run.leg("chaos").checkpoints / "step-00000105").mkdir(parents=True)
         (run.leg("chaos").checkpoints / "else").mkdir()
@@ -576,7 +545,7 @@ class TestFollower:
         def write(rank: int) -> None:
             path = run.leg("chaos").attempt(1).trace(rank)
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole = b"".join(json.dumps(step(number, 1.0)).encode() + b"\n" for number in range(1, steps + 1))
+            whole = b"".join(json.dumps(line(number, 1.0)).encode() + b"\n" for number in range(1, steps + 1))
             with path.open("ab", buffering=0) as file:
                 for start in range(0, len(whole), 37):
                     file.write(whole[start : start + 37])
@@ -590,7 +559,7 @@ class TestFollower:
             seen.append(follower.picture.legs["chaos"].step)
         follower.poll()
         leg = follower.picture.legs["chaos"]
-        assert (leg.step, len(leg.losses), leg.damage) == (steps, steps, None)
+        assert (leg.step, len(leg.losses), leg.damage) == (steps, steps, {})
         assert seen == sorted(seen)
 
 
@@ -618,7 +587,7 @@ def test_a_poll_costs_the_same_however_long_the_run_is(run: RunLayout) -> None:
 
     def grow(steps: range) -> int:
         for number in steps:
-            writer.write(**step(number, 1.0))
+            writer.write(**line(number, 1.0))
         follower.poll()
         return calls_of(follower.poll)
 

@@ -11,7 +11,7 @@ from legs import write_run
 
 from chaosrun.errors import ResourcesError
 from chaosrun.records.layout import LegLayout, RunLayout
-from chaosrun.report.progress import sentence
+from chaosrun.report.sentences import Told
 from chaosrun.supervise.drill import Drill, LegRunner, run_files
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step
 
@@ -59,8 +59,8 @@ def test_a_full_disk_costs_the_place_in_the_cache_alone(made: RunLayout, tmp_pat
     assert [path.name for path in (tmp_path / "references").iterdir()] == [".lock"]
     (event,) = events
     assert event["event"] == "reference.uncached"
-    assert sentence(event).startswith("not kept in the cache for other drills: ")
-    assert sentence(event).endswith(": No space left on device")
+    said = Told.notice(event).sentence
+    assert said.startswith("not kept in the cache for other drills: ") and said.endswith(": No space left on device")
 
 
 @pytest.mark.usefixtures("full")

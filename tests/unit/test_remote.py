@@ -27,6 +27,7 @@ from chaosrun.supervise import remote
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, control_directory, serve
 from chaosrun.supervise.drill import lock_run
 from tests.unit.events import event
+from tests.unit.test_live import write_steps
 
 
 @pytest.fixture
@@ -302,10 +303,26 @@ def observed(fault: str, **more: Any) -> dict[str, Any]:
     return {"event": "fault.observed", "fault": fault, **seen, **more}
 
 
+def requested(fault: str) -> dict[str, Any]:
+    return {"event": "fault.requested", "fault": fault, "rank": 1, "step": None, "phase": None}
+
+
+STARTED: list[dict[str, Any]] = [
+    {"event": "attempt.starting", "attempt": 1},
+    {"event": "attempt.started", "pids": {0: 4210, 1: 4211}},
+]
+DIED: dict[str, Any] = {"event": "worker.exited", "rank": 1, "pid": 4211, "signal": 9}
+
+
 class TestLandings:
+    """As the verdict will have it: `faults.landed` is asked."""
+
     @pytest.fixture(autouse=True)
     def planned(self, run: RunLayout) -> None:
-        faults = (Fault(id="F1", rank=1, at_step=9, source="s"), Fault(id="F2", kind="stop", rank=1, at_step=9, source="s"))
+        faults = (
+            Fault(id="F1", rank=1, phase=None, after_s=1.0, source="s"),
+            Fault(id="F2", kind="stop", rank=1, phase=None, after_s=1.0, source="s"),
+        )
         run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=faults).to_json()))
 
     def write(self, run: RunLayout, *records: dict[str, Any]) -> None:
@@ -315,30 +332,47 @@ class TestLandings:
         journal.close()
 
     def test_where_and_how(self, run: RunLayout) -> None:
-        trace = run.leg("chaos").attempt(1).trace(1)
-        trace.parent.mkdir(parents=True)
-        with open(trace, "w") as file:
-            file.write('{"kind":"step","step":8,"time_s":1.0}\n{"kind":"step","step":9,"time_s":1.1}\n{"kind":"st')
-        self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F1"), {"event": "attempt.stopped"})
+        write_steps(run, "chaos", 1, 1, range(1, 10), pid=4211)
+        with open(run.leg("chaos").attempt(1).trace(1), "a") as file:
+            file.write('{"kind":"st')
+        self.write(run, *STARTED, requested("F1"), DIED, observed("F1"), {"event": "attempt.stopped"})
         (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.settled and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"
 
     def test_not_yet(self, run: RunLayout) -> None:
         (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
         assert not seen.settled and "not been seen" in seen.sentence
-        self.write(run, {"event": "fault.requested", "fault": "F1"}, observed("F2"))
+        self.write(run, *STARTED, requested("F1"), observed("F2"))
         assert not api.landings(run, ["F1"], timeout_s=30)[0].settled, "nobody supervises it: it is not waited for"
 
     def test_never(self, run: RunLayout) -> None:
-        self.write(
-            run, observed("F2", found={"problem": "it was in state R"}), {"event": "leg.finished", "outcome": "completed"}
-        )
+        no = observed("F2", how="note", found={"problem": "it was in state R"})
+        self.write(run, *STARTED, requested("F2"), no, {"event": "leg.finished", "outcome": "completed"})
         first, second = api.landings(run, ["F1", "F2"], timeout_s=30)
         assert first.problem == "the leg ended before it came (completed)"
         assert second.problem == "it was in state R" and not second.landed
 
-    def test_as_the_verdict_has_it(self, run: RunLayout) -> None:
-        self.write(run, observed("F2", how="hang", signal=None, found={"state": "T", "silent_s": 5.0}))
+    @pytest.mark.parametrize(
+        ("kept", "problem"),
+        [
+            ((0, 1, 2, 3, 4), None),
+            ((0, 1, 2, 4), "no exit of process 4211 by signal 9 was recorded"),
+            ((0, 1, 3, 4), "it never fired"),
+            ((0, 3, 2, 4), "process 4211 was struck, rank 1 of attempt 1 was process unknown"),
+        ],
+    )
+    def test_what_the_verdict_does_not_accept_has_not_landed(self, run: RunLayout, kept: Any, problem: str | None) -> None:
+        records = [*STARTED, requested("F1"), DIED, observed("F1")]
+        self.write(run, *(records[number] for number in kept))
+        (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
+        assert seen.landed is (problem is None) and seen.problem is None, "nothing is certain while the leg goes on"
+        self.write(run, {"event": "leg.finished", "outcome": "completed"})
+        (seen,) = api.landings(run, ["F1"], timeout_s=0.0)
+        assert (seen.landed, seen.problem) == (problem is None, problem)
+
+    def test_as_the_verdict_tells_it(self, run: RunLayout) -> None:
+        hung = observed("F2", how="hang", signal=None, found={"state": "T", "silent_s": 5.0})
+        self.write(run, *STARTED, requested("F2"), hung)
         (seen,) = api.landings(run, ["F2"], timeout_s=30)
         assert seen.evidence == "pid 4211: stopped (state T), no progress for 5 s"
 
@@ -363,7 +397,7 @@ class TestLandings:
 
     def test_while_the_run_goes_on(self, run: RunLayout) -> None:
         with lock_run(run):
-            threading.Timer(0.2, self.write, (run, observed("F1"))).start()
+            threading.Timer(0.2, self.write, (run, *STARTED, requested("F1"), DIED, observed("F1"))).start()
             (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.landed and seen.step is None and "before its first step" in seen.sentence
 

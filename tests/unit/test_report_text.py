@@ -13,7 +13,7 @@ from verdicts import check_that, saying, script_failed
 
 from chaosrun.api import RunSummary
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.events import Outcome
+from chaosrun.records.events import Outcome, RaisedError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
@@ -318,7 +318,16 @@ def test_reference_that_failed_shows_its_traceback(run: RunLayout) -> None:
     write_chaos(
         run,
         ("attempt.starting", {"attempt": 1, "resume": None, "resume_step": 0, "armed": []}),
-        ("death.unplanned", {"attempt": 1, "rank": 0, "step": 1, "reason": "raised", "error": {"traceback": "Traceback: X"}}),
+        (
+            "death.unplanned",
+            {
+                "attempt": 1,
+                "rank": 0,
+                "step": 1,
+                "reason": "raised",
+                "error": RaisedError(type="E", message="m", traceback="Traceback: X"),
+            },
+        ),
         ("leg.finished", {"outcome": "user_error", "message": "m", "hint": None, "final_step": 0}),
         leg="reference",
     )

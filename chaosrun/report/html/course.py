@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from chaosrun.records.codec import to_plain
 from chaosrun.records.events import (
     CheckpointQuarantined,
     DeathUnplanned,
@@ -14,7 +13,7 @@ from chaosrun.records.events import (
 from chaosrun.report.html.drawing import Mark
 from chaosrun.report.html.page import since
 from chaosrun.report.html.source import Source
-from chaosrun.report.progress import sentence
+from chaosrun.report.sentences import sentence
 from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
 
 MOST_MARKS = 400
@@ -91,7 +90,7 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
 
 
 def _mark(record: JournalEvent, at: float, shape: str) -> Mark:
-    said = _said(record)
+    said = sentence(record)
     return Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
 
@@ -115,12 +114,4 @@ def told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, s
     for record in journal:
         time_s = finite(record.time_s)
         when = "–" if time_s is None else "before" if time_s < clock.began_s else since(clock.at(time_s))
-        yield when, _said(record)
-
-
-def _said(record: JournalEvent) -> str:
-    try:
-        return sentence(to_plain(record))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # Its schema is checked for what verdicts rest on, not for all that it may say.
-        return f"a {record.event} that cannot be read ({type(error).__name__}: {error})"
+        yield when, sentence(record)

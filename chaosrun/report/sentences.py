@@ -1,0 +1,182 @@
+"""What is told of a run as it goes: its journals' events, and what no file holds, as clauses for people."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaosrun.faults.observed import signal_name
+from chaosrun.records.codec import to_plain
+from chaosrun.records.events import (
+    AttemptStarted,
+    AttemptStarting,
+    AttemptStopped,
+    CheckpointQuarantined,
+    DeathUnplanned,
+    Event,
+    FaultInjected,
+    FaultObserved,
+    FaultRequested,
+    FaultWithdrawn,
+    HangDeclared,
+    JournalEvent,
+    LegFinished,
+    LegStarted,
+    PlacementAcquired,
+    RaisedError,
+    StagingCleared,
+    SupervisorResumed,
+    WorkerExited,
+)
+from chaosrun.report.escapes import on_one_line
+from chaosrun.wording import count
+
+_NOTICES = {
+    "run.created": "created in {path}",
+    "control.failed": "{message}: the run cannot be cancelled or struck from elsewhere",
+    "reference.cached": "taken from the cache: this job has been run undisturbed before",
+    "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
+    "reference.uncached": "not kept in the cache for other drills: {message}",
+    "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
+}
+"""What a supervisor tells beside its journals."""
+_LONGEST_S = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    leg: str | None
+    event: str
+    sentence: str
+    time_s: float | None
+    """When it happened, which may be before it was written down; None when nothing says it."""
+    record: JournalEvent | Mapping[str, Any]
+
+    @classmethod
+    def of(cls, leg: str, event: JournalEvent) -> "Told":
+        time_s = event.time_s
+        if isinstance(event, WorkerExited):
+            time_s = event.died_s
+        elif isinstance(event, FaultRequested) and event.requested_s is not None:
+            time_s = event.requested_s
+        return cls(leg=leg, event=event.event, sentence=sentence(event), time_s=time_s, record=event)
+
+    @classmethod
+    def notice(cls, record: Mapping[str, Any]) -> "Told":
+        """Of one of those that a listener is told and no journal has."""
+        name = str(record["event"])
+        about = {**record, "faults": ", ".join(record.get("faults", ()))}
+        words = _NOTICES.get(name, name).format_map(about)
+        return cls(leg=record.get("leg"), event=name, sentence=words, time_s=record.get("time_s"), record=record)
+
+    def field(self, name: str) -> object:
+        return self.record.get(name) if isinstance(self.record, Mapping) else getattr(self.record, name, None)
+
+    def line(self, elapsed_s: float) -> str:
+        minutes, seconds = divmod(int(min(max(0.0, elapsed_s), _LONGEST_S)), 60)
+        return on_one_line(f"[{minutes}:{seconds:02}] {self.leg or 'run'}: {self.sentence}")
+
+    def dated_line(self, began_s: float | None) -> str:
+        """The same with the time of day."""
+        at_s = 0.0 if self.time_s is None else self.time_s
+        clock = "--:--:--" if self.time_s is None else time.strftime("%H:%M:%S", time.localtime(at_s))
+        return f"{clock} {self.line(at_s - (at_s if began_s is None else began_s))}"
+
+    def to_json(self) -> dict[str, Any]:
+        record = to_plain(self.record) if isinstance(self.record, Event) else self.record
+        return {"leg": self.leg, "time_s": self.time_s, "sentence": self.sentence, "record": {**record, "leg": self.leg}}
+
+
+def sentence(event: JournalEvent) -> str:
+    """One event as a clause, without the leg's name."""
+    return _SENTENCES[type(event)](event)
+
+
+def raised(error: RaisedError | None) -> str | None:
+    """What a rank raised: "ValueError: no such file"."""
+    return error and ": ".join(part for part in (error.type, error.message) if part)
+
+
+def _placed(event: PlacementAcquired) -> str:
+    ranks = sum(len(node.ranks) for node in event.nodes.values())
+    more = "; oversubscribed: more workers than cores" if event.oversubscribed else ""
+    return f"{count(ranks, 'rank')} placed on {count(len(event.nodes), 'node')}{more}"
+
+
+def _starting(event: AttemptStarting) -> str:
+    how = ", with TORCH_DISTRIBUTED_DEBUG=DETAIL" if event.distributed_debug else ""
+    return f"attempt {event.attempt} starts from {event.resume or 'the beginning'}{how}"
+
+
+def _end_of_process(event: WorkerExited | FaultObserved) -> str:
+    if event.signal:
+        return f"died of {signal_name(event.signal)}"
+    if event.exit_code is None:
+        return "was lost with its node's fork server"
+    return "ended" if event.exit_code == 0 else f"exited with code {event.exit_code}"
+
+
+def _requested(event: FaultRequested) -> str:
+    at = "" if event.step is None else f"step {event.step}"
+    where = ", ".join(part for part in (at, "" if event.phase == "step" else event.phase or "from outside") if part)
+    return f"{event.fault} fired: rank {event.rank}, {where}"
+
+
+_EVIDENCE = {
+    "note": "seen before and after",
+    "hang": "stopped first",
+    "node": "gone with its node",
+    "successor": "seen by the next supervisor",
+}
+
+
+def _observed(event: FaultObserved) -> str:
+    if problem := (event.found or {}).get("problem"):
+        return f"{event.fault} did not happen as planned: {problem}"
+    what = _EVIDENCE.get(event.how) or _end_of_process(event)
+    return f"{event.fault} seen: rank {event.rank} {what} (pid {event.pid})"
+
+
+def _unplanned(event: DeathUnplanned) -> str:
+    who = "attempt failed" if event.rank is None else f"unplanned death of rank {event.rank}"
+    at = "" if event.step is None else f" at step {event.step}"
+    return f"{who}{at}: {_first_line(raised(event.error) or event.reason)}"
+
+
+def _stopped(event: AttemptStopped) -> str:
+    reason = f": {event.reason}" if event.reason else ""
+    ranks = f"rank{'s' if len(event.killed) > 1 else ''} {', '.join(map(str, event.killed))}"
+    return f"attempt {event.attempt} stopped{reason}" + (f"; killed {ranks}" if event.killed else "")
+
+
+def _finished(event: LegFinished) -> str:
+    outcome, message = event.outcome.replace("_", " "), event.message
+    # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
+    saved = " at step" if outcome == "completed" else ", saved up to step"
+    needless = not message or outcome in ("completed", message)
+    at = f"{saved} {event.final_step}" if event.final_step else ""
+    return f"{outcome}{at}" + ("" if needless else f": {_first_line(message or '')}")
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+_SENTENCES: Mapping[type[JournalEvent], Callable[[Any], str]] = {
+    LegStarted: lambda event: f"started, {count(event.workers, 'worker')}",
+    SupervisorResumed: lambda event: f"a new supervisor took over (pid {event.supervisor_pid})",
+    PlacementAcquired: _placed,
+    StagingCleared: lambda event: f"cleared away what was left half-written: {', '.join(event.names)}",
+    CheckpointQuarantined: lambda event: f"checkpoint {event.name} quarantined: {event.reason}",
+    AttemptStarting: _starting,
+    AttemptStarted: lambda event: f"attempt {event.attempt} runs, {count(len(event.pids), 'process', 'processes')}",
+    WorkerExited: lambda event: f"attempt {event.attempt}: rank {event.rank} {_end_of_process(event)}",
+    FaultRequested: _requested,
+    FaultObserved: _observed,
+    FaultInjected: lambda event: f"{event.fault} injected: {event.what}",
+    FaultWithdrawn: lambda event: f"{event.fault} has not struck ({event.reason}): it is to strike again",
+    HangDeclared: lambda event: event.message,
+    DeathUnplanned: _unplanned,
+    AttemptStopped: _stopped,
+    LegFinished: _finished,
+}
