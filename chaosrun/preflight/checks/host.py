@@ -27,8 +27,6 @@ LEAST_WORKER_BYTES = 256 * MIB
 SMALL_WORKER_BYTES = GIB
 RAY_KILLS_ABOVE = 0.95
 """Ray's memory_usage_threshold: it kills processes on a node that uses more of its memory."""
-SWAP_SHARE = 0.25
-PAGING_BYTES = 4 * MIB
 HALF = 0.5
 PEERS_WARN = 0.9
 
@@ -57,8 +55,6 @@ FEW_FILES = 1024
 """What Linux gives unless it is told otherwise."""
 THREADS_OF_A_WORKER = 32
 """Measured: 7 with torch and Gloo, of one compute thread. Loader workers and what a script starts come on top."""
-SMALL_LOCKED_BYTES = 64 * MIB
-
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
 """Of the CPUs, and in cores: less is a desktop, or a service that woke up."""
 NAMED = 3
@@ -100,10 +96,9 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
         found += [
             _cpus(row.of(name="CPUs"), node, facts.cpus, best),
             _memory(row.of(name="memory"), facts.memory, workers),
-            _swap(row.of(name="swap"), facts.memory),
             *(finding for purpose, place in facts.places.items() for finding in _place(row, purpose, place)),
             _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, setting, node, workers),
-            *_limits(row, facts.limits, node, workers, world),
+            *_limits(row, facts.limits, workers, world),
             _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
             *_of_all(row, facts.busy, facts.left_over),
             *_kernel_log(row, facts.kernel_log, facts.places),
@@ -150,18 +145,6 @@ def _memory(row: Rows, memory: Memory, workers: int) -> Finding:
         f"processes above {RAY_KILLS_ABOVE:.0%}",
         remedy="end what else uses memory there, or raise the container's limit",
         measure=Measure(number=memory.total / GIB, unit="GiB", better="higher", warn=PEERS_WARN),
-    )
-
-
-def _swap(row: Rows, memory: Memory) -> Finding:
-    most, paged = SWAP_SHARE * memory.machine_total, memory.paged
-    moving = f", {size(paged)} moved in a moment" if paged > PAGING_BYTES else ""
-    return row.judged(
-        Status.WARN if memory.swap_used > most or moving else Status.PASS,
-        f"{size(memory.swap_used)} used{moving}" if memory.swap_total else "there is none",
-        f"at most {size(most)} used, nothing moving",
-        "end what uses the memory; `swapoff -a && swapon -a` brings pages back",
-        reason="a rank whose pages are on the disk holds up all others",
     )
 
 
@@ -240,7 +223,7 @@ def _loader_workers(setting: Setting, node: Node) -> int | None:
 # Limits of processes
 
 
-def _limits(row: Rows, limits: Limits, node: Node, workers: int, world: int) -> Iterator[Finding]:
+def _limits(row: Rows, limits: Limits, workers: int, world: int) -> Iterator[Finding]:
     least = FILES_OF_A_WORKER + FILES_PER_RANK * world
     yield _enough(
         row.of(name="open files"),
@@ -259,18 +242,6 @@ def _limits(row: Rows, limits: Limits, node: Node, workers: int, world: int) -> 
         str,
         reason=f"so many more can be started, for {count(workers, 'worker')} and what they start",
         remedy="raise it: `ulimit -u`, TasksMax= of a service, --pids-limit of a container; or end what is left over",
-    )
-    if not limits.infiniband or not node.gpus:
-        why = "no InfiniBand or RoCE here for GPUs to talk over" if node.gpus else "no GPU: it matters to those on InfiniBand"
-        yield row.skip(why, name="locked memory")
-        return
-    yield _enough(
-        row.of(name="locked memory"),
-        limits.locked_memory,
-        (0, SMALL_LOCKED_BYTES),
-        size,
-        reason=f"NCCL cannot register its buffers with {', '.join(limits.infiniband)}",
-        remedy="raise it where Ray is started: `ulimit -l unlimited`, LimitMEMLOCK=infinity, --ulimit memlock=-1",
     )
 
 

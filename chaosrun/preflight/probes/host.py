@@ -11,15 +11,12 @@ import psutil
 from msgspec import Struct
 
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
-from chaosrun.preflight.probes.busy import Busy, LeftOver, busy, left_over, paged_bytes, temporary_files
+from chaosrun.preflight.probes.busy import Busy, LeftOver, busy, left_over, temporary_files
 from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log
 from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder
 from chaosrun.processes import pids, stat_fields
 
-INFINIBAND = Path("/sys/class/infiniband")
-MAY_LOCK_MEMORY = 14
-"""CAP_IPC_LOCK."""
 OF_RAYLET = {"temp_dir": "Ray's files", "fallback_directory": "Ray's spill"}
 
 
@@ -38,11 +35,6 @@ class Memory(Struct, frozen=True, kw_only=True):
     available: int
     limited: bool
     """By the control group."""
-    machine_total: int
-    swap_total: int
-    swap_used: int
-    paged: int = 0
-    """To and from swap, while this node was looked at."""
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -69,9 +61,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     open_files: int | None
     process_room: int | None
     """How many more processes and threads may be started."""
-    locked_memory: int | None
-    infiniband: tuple[str, ...]
-    """Names of its devices."""
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
@@ -88,16 +77,14 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 def probe(*, places: dict[str, str]) -> HostFacts:
     """`places`: paths by purpose. Temporary files and what Ray uses are looked at besides."""
-    paged_before = paged_bytes()
-    seen = busy()
     asked = {**places, "temporary files": temporary_files(), **_of_ray()}
     return HostFacts(
         cpus=_cpus(),
-        memory=_memory(paged_bytes() - paged_before),
+        memory=_memory(),
         places={purpose: _nearest(path) for purpose, path in asked.items()},
         shared_memory=_place("/dev/shm", "/dev/shm"),
         limits=_limits(),
-        busy=seen,
+        busy=busy(),
         left_over=left_over(),
         kernel_log=kernel_log(),
     )
@@ -110,16 +97,12 @@ def _cpus() -> Cpus:
     return Cpus(machine=machine, usable=usable, limited_by="affinity" if usable < machine else "")
 
 
-def _memory(paged: int) -> Memory:
-    found, swap, limit, room = psutil.virtual_memory(), psutil.swap_memory(), memory_limit(), memory_room()
+def _memory() -> Memory:
+    found, limit, room = psutil.virtual_memory(), memory_limit(), memory_room()
     return Memory(
         total=found.total if limit is None else min(limit, found.total),
         available=found.available if room is None else min(room, found.available),
         limited=limit is not None and limit <= found.total,
-        machine_total=found.total,
-        swap_total=swap.total,
-        swap_used=swap.used,
-        paged=paged,
     )
 
 
@@ -170,13 +153,9 @@ def _block_devices(number: int) -> tuple[str, ...]:
 def _limits() -> Limits:
     processes = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)  # root's are not counted
     rooms = (None if processes is None else processes - _threads_of_this_user(), process_room())
-    lines = Path("/proc/self/status").read_text().splitlines()
-    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
     return Limits(
         open_files=_soft(resource.RLIMIT_NOFILE),
         process_room=min((room for room in rooms if room is not None), default=None),
-        locked_memory=None if capabilities >> MAY_LOCK_MEMORY & 1 else _soft(resource.RLIMIT_MEMLOCK),
-        infiniband=tuple(sorted(path.name for path in INFINIBAND.iterdir())) if INFINIBAND.is_dir() else (),
     )
 
 
