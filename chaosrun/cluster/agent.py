@@ -5,7 +5,7 @@ A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events 
 when to restart and what a death means is the supervisor's business. The one thing it does alone is cleaning up after a fork
 server that died.
 
-Events are those of `chaosrun.cluster.messages`, numbered from 1: the fork server's, passed on, and that it died.
+Events are those of `chaosrun.cluster.messages`: the fork server's, passed on, and that it died.
 """
 
 import asyncio
@@ -38,19 +38,15 @@ from chaosrun.cluster.messages import (
     ServerCommand,
     ServerEvent,
     ServerLost,
-    StackRequest,
-    StacksAsked,
     Start,
     Started,
     StartFailed,
     Stop,
     Stopped,
-    WriteStacks,
     decode_event,
     line,
 )
-from chaosrun.cluster.raylet import leave_with_the_raylet
-from chaosrun.cluster.stacks import collect_stacks, read_activities
+from chaosrun.cluster.stacks import read_activities, write_stacks
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
@@ -105,8 +101,6 @@ class Server:
     ends: dict[int, dict[str, Any]] = field(default_factory=dict)
     """How ranks of the running attempt have ended."""
     attempt: int | None = None
-    asked: asyncio.Future[dict[int, StackRequest]] | None = None
-    """Who was asked for stacks."""
     shared_memory: frozenset[str] = frozenset()
     closing: bool = False
     listening: asyncio.Task[None] | None = None
@@ -121,9 +115,7 @@ class NodeAgent:
         self._server: Server | None = None
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
-        self._events: list[tuple[int, AgentEvent]] = []
-        self._seq = 0
-        self._news = asyncio.Event()
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
 
     # Fork server
 
@@ -217,10 +209,6 @@ class NodeAgent:
                 server.ready.set_exception(
                     UsageError(message + detail, hint="the modules named in the traceback must import here")
                 )
-            case StacksAsked():
-                if server.asked is not None:
-                    server.asked.set_result(event.ranks)
-                    server.asked = None
             case StartFailed():
                 if server.started is not None:
                     server.started.set_exception(ResourcesError(f"{platform.node()}: {event.message}"))
@@ -231,15 +219,15 @@ class NodeAgent:
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
-                self._tell(event)
+                self._events.put_nowait(event)
             case Exited():
                 server.live.pop(event.rank, None)
                 server.ends[event.rank] = {"exit_code": event.exit_code, "signal": event.signal, "killed": event.killed}
-                self._tell(event)
+                self._events.put_nowait(event)
             case Stopped():
                 server.attempt = None
                 server.stopped.pop(event.attempt).set_result(event.killed)
-                self._tell(event)
+                self._events.put_nowait(event)
 
     async def _bury(self, server: Server) -> None:
         """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
@@ -260,11 +248,11 @@ class NodeAgent:
             remove_shared_memory_leftovers(server.shared_memory)
             attempt, died_s, killed = server.attempt, time.time(), tuple(sorted(server.live))
             for rank in killed:
-                self._tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
+                self._events.put_nowait(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
-            self._tell(Stopped(attempt=attempt, killed=killed))
+            self._events.put_nowait(Stopped(attempt=attempt, killed=killed))
         if not server.closing and server.ready.exception() is None:
-            self._tell(ServerLost(message=message))
+            self._events.put_nowait(ServerLost(message=message))
 
     async def _close_server(self, server: Server) -> None:
         server.closing = True
@@ -347,24 +335,12 @@ class NodeAgent:
 
     # Telling
 
-    def _tell(self, event: AgentEvent) -> None:
-        self._seq += 1
-        self._events.append((self._seq, event))
-        self._news.set()
-        self._news = asyncio.Event()
-
-    async def events(self, after: int, wait_s: float = 60.0) -> list[tuple[int, AgentEvent]]:
-        """Events whose number is above `after`, as soon as there is one; an empty list when there was none for `wait_s`.
-
-        Asking acknowledges: what came up to `after` is forgotten.
-        """
-        self._events = [(number, event) for number, event in self._events if number > after]
-        if not self._events:
-            try:
-                await asyncio.wait_for(self._news.wait(), wait_s)
-            except TimeoutError:
-                return []
-        return list(self._events)
+    async def events(self) -> list[AgentEvent]:
+        """What has happened since the last call, as soon as there is something."""
+        news = [await self._events.get()]
+        while not self._events.empty():
+            news.append(self._events.get_nowait())
+        return news
 
     async def info(self) -> AgentInfo:
         """Who this is: asked once, to see that it answers."""
@@ -384,17 +360,26 @@ class NodeAgent:
         live = {} if self._server is None else self._server.live
         return read_activities(LegLayout(Path(leg_path)).attempt(attempt), ranks, live)
 
-    async def stacks(self, attempt: int, wait_s: float) -> dict[int, RankStack]:
-        """Have the live ranks of an attempt write their stacks to their logs; returns what `collect_stacks` found, by rank."""
+    async def stacks(self, leg_path: str, attempt: int, wait_s: float) -> dict[int, RankStack]:
+        """Have the live ranks of an attempt write their stacks to their logs; returns where each is, by rank."""
         server = self._server
         if server is None or server.attempt != attempt:
             return {}
-        if server.asked is None:
-            server.asked = asyncio.get_running_loop().create_future()
-            self._send(server, WriteStacks(attempt=attempt))
-        return await collect_stacks(asyncio.shield(server.asked), wait_s)
+        live = {rank: server.ranks[rank] for rank in server.live if rank in server.ranks}
+        return await write_stacks(live, LegLayout(Path(leg_path)), attempt, wait_s)
 
     async def shutdown(self) -> None:
         """Kill everything below this agent and wait until it is gone."""
         if self._server is not None:
             await self._close_server(self._server)
+
+
+def leave_with_the_raylet() -> None:
+    """End this process when its raylet does. Ray lets an actor live on then, and gives its place to another: ranks would train
+    twice. Call it once, in a running event loop."""
+    if is_raylet(os.getppid()):
+        asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), os._exit, 1)
+
+
+def is_raylet(pid: int) -> bool:
+    return "raylet" in Path(f"/proc/{pid}/comm").read_text()

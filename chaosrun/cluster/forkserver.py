@@ -34,18 +34,14 @@ from chaosrun.cluster.messages import (
     Ready,
     ServerCommand,
     ServerEvent,
-    StackRequest,
-    StacksAsked,
     Start,
     Started,
     StartFailed,
     Stop,
     Stopped,
-    WriteStacks,
     decode_command,
     line,
 )
-from chaosrun.cluster.stacks import ask_for_stacks
 from chaosrun.cluster.standby import Standby, Target, fork_standby, import_all, why_unsafe_to_fork
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
@@ -156,8 +152,6 @@ class ForkServer:
                 if self._attempt is not None and self._attempt.number == command.attempt:
                     self._kill_ranks(self._attempt)
                     self._see_deaths()
-            case WriteStacks():
-                self._ask_for_stacks(command.attempt)
             case Configure():
                 raise AssertionError("it is configured once")
 
@@ -262,16 +256,6 @@ class ForkServer:
         for pid in attempt.live:
             attempt.killed.add(attempt.ranks[pid])
             _kill_group(pid)
-
-    def _ask_for_stacks(self, number: int) -> None:
-        attempt = self._attempt
-        asked: dict[int, StackRequest] = {}
-        if attempt is not None and attempt.number == number:
-            for pid in attempt.live:
-                rank = attempt.ranks[pid]
-                title = f"attempt {number} hangs; where the threads of rank {rank}, process {pid}, are"
-                asked[rank] = ask_for_stacks(pid, attempt.layout.log(rank), title)
-        self.send(StacksAsked(attempt=number, ranks=asked))
 
     def _forget_dead_standbys(self) -> None:
         """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""

@@ -35,12 +35,6 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="
     attempt: int
 
 
-class WriteStacks(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="stacks"):
-    """Have the live ranks write their stacks to their logs."""
-
-    attempt: int
-
-
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ready"):
     pid: int
     import_s: float
@@ -86,22 +80,6 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
         )
 
 
-class StackRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was asked for its stacks, and what the kernel said of it before."""
-
-    pid: int
-    state: str | None
-    """Letter of its state in /proc; None when it is gone."""
-    log: str
-    offset: int | None
-    """Where its answer begins; None: not asked, for it would not have survived that, or its log takes no more."""
-
-
-class StacksAsked(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="asked"):
-    attempt: int
-    ranks: dict[int, StackRequest]
-
-
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="stopped"):
     """Every process of the attempt is gone from the node."""
 
@@ -129,7 +107,7 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     state: str | None = None
-    """As in `StackRequest`."""
+    """Letter of its state in /proc; None when it is gone."""
     stack: tuple[str, ...] = ()
     """Of the main thread, innermost first, "file:line in function"; empty when it did not answer."""
 
@@ -145,8 +123,8 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     server_pid: int | None
 
 
-ServerCommand = Configure | Start | Stop | WriteStacks
-ServerEvent = Ready | Failed | Started | StartFailed | Exited | StacksAsked | Stopped
+ServerCommand = Configure | Start | Stop
+ServerEvent = Ready | Failed | Started | StartFailed | Exited | Stopped
 AgentEvent = Started | Exited | Stopped | ServerLost
 NodeEvent = AgentEvent | AgentLost
 """What a supervisor hears of a node."""

@@ -15,13 +15,13 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
-from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS
+from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS, is_raylet, leave_with_the_raylet
 from chaosrun.cluster.guard import KILL_S
 from chaosrun.cluster.probing import Call, Outcome
-from chaosrun.cluster.raylet import environment_of_the_raylet, leave_with_the_raylet
 from chaosrun.processes import kill_marked, with_package
 
 PRINTED_BYTES = 1 << 14
@@ -125,9 +125,22 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS) or name.startswith(KEPT_OF_RAYS)
     }
     # Ray hides every GPU from an actor that asked for none; which of them the node has been given, its raylet knows.
-    given = environment_of_the_raylet().get("CUDA_VISIBLE_DEVICES")
+    given = _environment_of_the_raylet().get("CUDA_VISIBLE_DEVICES")
     visible = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
     return with_package({**inherited, **visible, **env})
+
+
+def _environment_of_the_raylet() -> dict[str, str]:
+    """As it was when the raylet was started, before Ray changed it for its workers; empty where that cannot be read."""
+    parent = os.getppid()
+    try:
+        if not is_raylet(parent):
+            return {}
+        entries = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in pairs}
 
 
 def _end_of(descriptor: int, size: int) -> str:

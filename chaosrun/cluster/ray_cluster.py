@@ -7,23 +7,24 @@ nothing about attempts.
 
 import os
 import queue
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from chaosrun.cluster.agent import NodeAgent
-from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.connection import Connection, connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import NodeEvent, Started
-from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Started
+from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
 from chaosrun.records.order import WorkerOrder
 
@@ -49,6 +50,81 @@ class Placement:
     @property
     def master_addr(self) -> str:
         return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
+
+
+Sink = Callable[[str, NodeEvent], None]
+"""Takes (node id, event); called from another thread."""
+
+
+class AgentClient:
+    """One agent. Beside the agent's own events the sink gets an AgentLost when the agent or its node dies."""
+
+    def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
+        self.node_id = node_id
+        self._handle = handle
+        self._sink = sink
+        self._closing = False
+        self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
+        self._pump.start()
+
+    def submit(self, method: str, *arguments: Any) -> Any:
+        """Begin a call; `collect` waits for it. Lets several agents work at once."""
+        return getattr(self._handle, method).remote(*arguments)
+
+    def collect(self, reference: Any, *, timeout_s: float) -> Any:
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise ResourcesError(
+                f"the agent on node {self.node_id[:8]} did not answer within {timeout_s:.0f} s",
+                hint="is the node overloaded or cut off?",
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ChaosrunError):
+                raise error.cause from error
+            raise
+        except RayActorError as error:
+            raise RecoveryError(
+                f"the agent on node {self.node_id[:8]} is gone: {_first_line(error)}", hint="did the node or its raylet die?"
+            ) from error
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
+        return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
+
+    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
+        return self.call("info", timeout_s=timeout_s)
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Have the agent kill all below it, then end it."""
+        self._closing = True
+        try:
+            self.call("shutdown", timeout_s=timeout_s)
+        except (RecoveryError, ResourcesError):
+            # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
+            pass
+        finally:
+            ray.kill(self._handle, no_restart=True)
+            self._pump.join(timeout=timeout_s)
+
+    def abandon(self) -> None:
+        """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
+        self._closing = True
+        ray.kill(self._handle, no_restart=True)
+
+    def _carry_events(self) -> None:
+        while True:
+            try:
+                events: list[AgentEvent] = ray.get(self.submit("events"))
+            except RayActorError as error:
+                if not self._closing:
+                    self._sink(self.node_id, AgentLost(message=_first_line(error)))
+                return
+            for event in events:
+                self._sink(self.node_id, event)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 class RayCluster:

@@ -11,16 +11,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
-from chaosrun.cluster.messages import RankStack, StackRequest
+from chaosrun.cluster.messages import RankStack
 from chaosrun.processes import ProcessIdentity, catches, children, cpu_and_state, identify, send_signal, state_of
 from chaosrun.records.heartbeat import Activity, read_heartbeat
-from chaosrun.records.layout import AttemptLayout
+from chaosrun.records.layout import AttemptLayout, LegLayout
 
 STACKS_SIGNAL = signal.SIGRTMIN + 11
 """A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
@@ -42,51 +40,35 @@ def answer_with_stacks(descriptor: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
-def ask_for_stacks(pid: int, log: Path, title: str) -> StackRequest:
-    """Ask a live child of this process."""
-    # Looked at before: whoever answers runs.
-    identity = identify(pid)
-    state = None if identity is None else state_of(identity)
-    unasked = StackRequest(pid=pid, state=state, log=str(log), offset=None)
-    try:
-        offset = _announce(log, title)
-    except OSError:
-        return unasked
-    if identity is None or not catches(identity, STACKS_SIGNAL):
-        return unasked
-    os.kill(pid, STACKS_SIGNAL)
-    return msgspec.structs.replace(unasked, offset=offset)
-
-
-async def collect_stacks(asking: Awaitable[Mapping[int, StackRequest]], wait_s: float) -> dict[int, RankStack]:
-    """Wait for the answers of ranks, but not for ever, then for those of their children; returns them by rank.
-
-    `asking`: what `ask_for_stacks` returned, by rank; nothing when that does not come in time.
-    """
+async def write_stacks(
+    ranks: Mapping[int, ProcessIdentity], leg: LegLayout, attempt: int, wait_s: float
+) -> dict[int, RankStack]:
+    """Ask ranks, wait for their answers, but not for ever, then for those of their children; returns where each is, by rank."""
     deadline = time.monotonic() + wait_s
-    try:
-        asked = await asyncio.wait_for(asking, wait_s)
-    except TimeoutError:
-        return {}
-    return dict(zip(asked, await asyncio.gather(*(_collect(one, deadline) for one in asked.values())), strict=True))
+
+    def title(rank: int) -> str:
+        return f"attempt {attempt} hangs; where the threads of rank {rank}, process {ranks[rank].pid}, are"
+
+    asked = [_ask(identity, leg.attempt(attempt).log(rank), title(rank), deadline) for rank, identity in ranks.items()]
+    return dict(zip(ranks, await asyncio.gather(*asked), strict=True))
 
 
-async def _collect(asked: StackRequest, deadline: float) -> RankStack:
-    log = Path(asked.log)
-    identity = identify(asked.pid)
-    if asked.offset is None or identity is None:
-        return RankStack(pid=asked.pid, state=asked.state)
-    await _answered(identity, log, asked.offset, deadline)
-    stack: list[str] = []
-    # Bytes: whatever a script prints.
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(asked.offset)
-        stack = main_thread(file.read().decode(errors="replace"))
-    if not stack:
-        with suppress(OSError):
-            _announce(log, f"no answer: the process is in state {asked.state}")
-    await _ask_children(identity, log, deadline)
-    return RankStack(pid=asked.pid, state=asked.state, stack=tuple(stack))
+async def _ask(identity: ProcessIdentity, log: Path, title: str, deadline: float) -> RankStack:
+    # Looked at before: whoever answers runs.
+    state, stack = state_of(identity), list[str]()
+    with suppress(OSError):  # its log takes no more
+        offset = _announce(log, title)
+        # Without a handler the signal would end it.
+        if catches(identity, STACKS_SIGNAL) and send_signal(identity, STACKS_SIGNAL):
+            await _answered(identity, log, offset, deadline)
+            with log.open("rb") as file:
+                file.seek(offset)
+                # Bytes: whatever a script prints.
+                stack = main_thread(file.read().decode(errors="replace"))
+            if not stack:
+                _announce(log, f"no answer: the process is in state {state}")
+            await _ask_children(identity, log, deadline)
+    return RankStack(pid=identity.pid, state=state, stack=tuple(stack))
 
 
 async def _answered(identity: ProcessIdentity, log: Path, offset: int, deadline: float) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import ray
 
-from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.messages import AgentLost, RankStack
-from chaosrun.cluster.ray_cluster import NodePlacement, RayCluster
+from chaosrun.cluster.ray_cluster import AgentClient, NodePlacement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
@@ -178,8 +177,8 @@ class ClusterWorkers:
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
         return self._gather(lambda node: ("activities", str(leg.path), attempt, node.ranks))
 
-    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
-        return self._gather(lambda node: ("stacks", attempt, wait_s))
+    def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
+        return self._gather(lambda node: ("stacks", str(leg.path), attempt, wait_s))
 
     def _gather(self, call: Callable[[NodePlacement], tuple[Any, ...]]) -> dict[int, Any] | None:
         """What all agents say, by rank; None when one has died: an event tells that."""

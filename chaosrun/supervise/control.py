@@ -33,22 +33,21 @@ BACKLOG = 16
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class Ping(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="ping"):
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
+    token: str = ""
+
+
+class Ping(Said, frozen=True, tag="ping"):
     """Say who you are."""
 
-    token: str = ""
 
-
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="cancel"):
+class Cancel(Said, frozen=True, tag="cancel"):
     """End the run in order, as a SIGINT would."""
 
-    token: str = ""
 
-
-class Inject(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="inject"):
+class Inject(Said, frozen=True, kw_only=True, tag="inject"):
     """Have a fault strike as soon as its ranks run."""
 
-    token: str = ""
     kind: str
     rank: str
     """A number, "all" or "random"."""

@@ -316,7 +316,7 @@ class HangDetector:
         silence = None if activities is None else self._watch.look(now_s, activities, self._live)
         if activities is None or silence is None:
             return None
-        seen = self._workers.stacks(self._attempt, wait_s=STACKS_LIMIT_S)
+        seen = self._workers.stacks(self._leg, self._attempt, wait_s=STACKS_LIMIT_S)
         if seen is None:
             return None
         found = Standstill.of(self._attempt, silence, activities, self._live, seen)

@@ -140,24 +140,8 @@ def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = ()
 
     if rank == "random" and seed is None:
         seed = secrets.randbelow(2**31)
-    _refuse_wrong_words(run, kind=kind, rank=rank, settings=settings, seed=seed)
     answer = speak(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
     return {"faults": [msgspec.to_builtins(fault) for fault in answer.faults], "seed": answer.seed}
-
-
-def _refuse_wrong_words(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str], seed: int | None) -> None:
-    """What the supervisor would refuse whenever it is asked. It alone decides; what cannot be read here is left to it."""
-    from chaosrun.faults.fault import FaultPlan
-    from chaosrun.plan.injection import injected
-    from chaosrun.records.run_file import read_object, read_run
-    from chaosrun.spec.model import JobSpec
-
-    try:
-        spec = JobSpec.model_validate(read_run(run)["spec"])
-        plan = FaultPlan.from_json(read_object(run.plan_json))
-    except (UsageError, ValueError):
-        return
-    injected(spec, plan, kind=kind, rank=rank, settings=settings, seed=seed or 0, after_s=LOOK_EVERY_S)
 
 
 class Settling(Protocol):

@@ -80,8 +80,8 @@ class Workers(Protocol):
         """What there is to see of every rank; None when that cannot be said now, because an agent has just died."""
         ...
 
-    def stacks(self, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
-        """Have all live ranks write their stacks to their logs, and say where each is: `cluster.stacks.collect_stacks`."""
+    def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
+        """Have all live ranks write their stacks to their logs, and say where each is; None likewise."""
         ...
 
     # What strikes

@@ -18,9 +18,8 @@ import pytest
 import ray
 from ray._private.node import Node
 
-from chaosrun.cluster.client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.ray_cluster import RayCluster
+from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
 from chaosrun.records.heartbeat import Heart
@@ -171,7 +170,7 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
     (stopped,) = identities([started.pids[1]])
     os.kill(stopped.pid, signal.SIGSTOP)
     eventually(lambda: state_of(stopped) == "T")
-    found = only_agent(placed).call("stacks", 4, 120.0)
+    found = only_agent(placed).call("stacks", str(tmp_path), 4, 120.0)
     assert {rank: (told.pid, told.state == "T") for rank, told in found.items()} == {
         rank: (pid, rank == 1) for rank, pid in started.pids.items()
     }
@@ -185,13 +184,13 @@ def test_hanging_ranks_write_their_stacks_down_and_a_stopped_one_does_not_hold_t
         told = logs[2].partition(f"its child, process {pid} ---\n")[2].partition("---")[0]
         assert "_worker_loop" in told, "a loader worker is asked, too"
     assert len(alive(identities([*started.pids.values(), *loaders]))) == 5, "nobody dies of being asked"
-    assert only_agent(placed).call("stacks", 3, 1.0) == {}, "no such attempt runs"
+    assert only_agent(placed).call("stacks", str(tmp_path), 3, 1.0) == {}, "no such attempt runs"
 
 
 def test_a_rank_that_would_not_survive_the_question_is_not_asked(placed: RayCluster, tmp_path: Path) -> None:
     started = placed.start_attempt(4, make_orders(tmp_path, "exec sleep", attempt=4))
     eventually(lambda: all(Path(f"/proc/{pid}/comm").read_text() == "sleep\n" for pid in started.pids.values()))
-    found = only_agent(placed).call("stacks", 4, 5.0)
+    found = only_agent(placed).call("stacks", str(tmp_path), 4, 5.0)
     assert found[0].stack == ()
     assert len(alive(identities([*started.pids.values()]))) == 3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaosrun.supervise.reducer import reducer_error
+from chaosrun.supervise.deaths import reducer_error
 
 READY = (
     "Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of a module "

@@ -270,27 +270,6 @@ class TestSpeaking:
             remote.inject(run, kind="kill", rank="1")
         assert refused.value.hint == "wait"
 
-    @pytest.mark.parametrize(
-        ("asked", "refusal"),
-        [
-            ({"kind": "nope"}, "no kind of fault called 'nope'"),
-            ({"rank": "9"}, "9"),
-            ({"rank": "one"}, "'one' is no rank"),
-            ({"settings": ["grace=5s"]}, "has no grace"),
-        ],
-    )
-    def test_a_wrong_injection_is_refused_first(self, run: RunLayout, asked: dict[str, Any], refusal: str) -> None:
-        spec = {"name": "small", "script": "train.py", "workers": 2, "max_steps": 60}
-        texts = dict.fromkeys(("run_id", "job", "directory", "script"), "x")
-        about = {"created_s": 1.0, "overrides": [], "reference": {"mode": "fresh"}, "storage": {}, "irreproducible": None}
-        run.run_json.write_text(json.dumps({"v": 1, **texts, **about, "spec": spec}))
-        run.plan_json.write_text(json.dumps(FaultPlan(seed=1, faults=()).to_json()))
-        with pytest.raises(UsageError, match=refusal):
-            remote.inject(run, **{"kind": "kill", "rank": "1", **asked})
-        for right in ("1", "random"):
-            with pytest.raises(UsageError, match="not being supervised"):
-                remote.inject(run, kind="kill", rank=right)
-
     def test_a_run_that_does_not_end_in_time(self, run: RunLayout) -> None:
         with held_elsewhere(run), serve(run, lambda command: Answer(), on_failure=print):
             remote.cancel(run)

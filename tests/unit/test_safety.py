@@ -14,8 +14,8 @@ PACKAGE = ROOT / "chaosrun"
 SIGNALLING = {"kill", "killpg", "pidfd_send_signal", "pthread_kill", "raise_signal", "send_signal", "terminate", "tgkill"}
 ALLOWED_SIGNALS = {
     "cluster/agent.py:_close_server": "its own child; asyncio signals none that it has reaped",
-    "cluster/client.py:abandon": "an actor, by Ray's handle",
-    "cluster/client.py:close": "an actor, by Ray's handle",
+    "cluster/ray_cluster.py:abandon": "an actor, by Ray's handle",
+    "cluster/ray_cluster.py:close": "an actor, by Ray's handle",
     "cluster/probe_pool.py:_lose": "an actor, by Ray's handle",
     "cluster/probe_pool.py:close": "an actor, by Ray's handle",
     "cluster/forkserver.py:_kill_group": "a child that has not been reaped, and the group it leads",
@@ -23,7 +23,6 @@ ALLOWED_SIGNALS = {
     "cluster/guard.py:remove_announced": "a child that has not been reaped",
     "cluster/probe_agent.py:_run": "its own child; subprocess signals none that it has reaped",
     "processes.py:send_signal": "through a pidfd, after a look at its start time",
-    "cluster/stacks.py:ask_for_stacks": "a live child of the fork server, which alone reaps it",
     "supervise/process.py:_interrupt": "a thread of its own",
     "faults/process.py:loader_worker": "a child that has not been reaped, after a look at its start time",
     "faults/stalls.py:pause": "itself",
