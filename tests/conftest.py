@@ -29,7 +29,7 @@ def local_ray() -> Iterator[None]:
 
     from chaosrun.cluster.ray_cluster import RayCluster
 
-    with RayCluster.connect(None, workers=4, cpu=4.0, gpu=0):
+    with RayCluster(None, workers=4, cpu=4.0, gpu=0):
         assert ray.is_initialized()
         yield
 
@@ -103,7 +103,7 @@ class WarmDrills:
         from chaosrun.cluster.ray_cluster import RayCluster
 
         if workers not in self._clusters:
-            self._clusters[workers] = self._stack.enter_context(RayCluster.connect(None, workers=workers, gpu=0))
+            self._clusters[workers] = self._stack.enter_context(RayCluster(None, workers=workers, gpu=0))
         return self._clusters[workers]
 
 

@@ -42,7 +42,7 @@ class Shape:
         from chaosrun.cluster.ray_cluster import RayCluster
 
         with postponed():
-            return RayCluster.connect(address, workers=self.workers, cpu=self.cpu, gpu=self.gpu)
+            return RayCluster(address, workers=self.workers, cpu=self.cpu, gpu=self.gpu)
 
 
 @dataclass(slots=True)

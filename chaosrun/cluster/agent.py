@@ -57,6 +57,7 @@ from chaosrun.processes import (
     kill_marked,
     remove_shared_memory_leftovers,
     shared_memory_entries,
+    wait_gone,
     with_package,
 )
 from chaosrun.records.heartbeat import Activity
@@ -232,6 +233,8 @@ class NodeAgent:
     async def _bury(self, server: Server) -> None:
         """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
         await asyncio.to_thread(kill_marked, server.mark)
+        # Those that the kernel has killed with their server have lost their mark, perhaps before they are gone.
+        await asyncio.to_thread(wait_gone, server.ranks.values(), timeout_s=10.0)
         status = await asyncio.to_thread(server.process.wait)
         printed = os.pread(server.output, 1 << 16, max(0, os.fstat(server.output).st_size - (1 << 16))).decode(errors="replace")
         os.close(server.output)

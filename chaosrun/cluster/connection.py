@@ -12,11 +12,11 @@ import socket
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import ray
 from ray._private.node import Node
@@ -46,28 +46,53 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateRay:
-    """A Ray of this process's own. Start it in the main thread: Ray's processes die with the thread that starts them."""
+class Connection:
+    kind: Literal["private", "joined", "borrowed"]
+    address: str | None
+    """None: of a private Ray."""
+    mark: str
+    """Unique; goes into the environment of what runs below agents."""
+    close: Callable[[], None] = lambda: None
+    """Leave the Ray, and end a private one. One that was there before this connection stays as it is."""
 
-    folder: Path
-    cleanup: CleanupProcess
-    shared_memory_before: frozenset[str]
-    environment_before: Mapping[str, str | None]
 
-    @classmethod
-    def start(cls, *, cpus: int) -> Self:
-        shared_memory_before = shared_memory_entries()
-        folder = _make_folder()
-        private = cls(
-            folder=folder,
-            cleanup=CleanupProcess(folder, shared_memory_before),
-            shared_memory_before=shared_memory_before,
-            # RAY_AUTH_MODE is set by Ray itself.
-            environment_before={name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")},
-        )
-        started = False
+def connect(address: str | None, *, cpus: float) -> Connection:
+    """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
+
+    `cpus`: what a private one is told that it has, at least; never less than this machine has. Call it from the main thread:
+    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer, or when there
+    is no room for Ray's files.
+    """
+    unique = uuid.uuid4().hex
+    if ray.is_initialized():
+        return Connection(kind="borrowed", address=ray.get_runtime_context().gcs_address, mark=f"chaosrun#{unique}")
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        # Ray's driver asks where it is.
+        raise UsageError("the current directory is not there any more", hint="change to one that is") from error
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address is not None:
+        _join(address)
+        return Connection(kind="joined", address=address, mark=f"chaosrun#{unique}", close=ray.shutdown)
+    folder, close = _start_private(max(cpu_count(), math.ceil(cpus)))
+    return Connection(kind="private", address=None, mark=f"{folder}#{unique}", close=close)
+
+
+def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
+    """A Ray of this process's own: its folder; and what ends it and removes its processes, its folder, what it left in
+    /dev/shm, and its settings."""
+    shared_memory_before = shared_memory_entries()
+    folder = _make_folder()
+    with ExitStack() as stack:
+        cleanup = CleanupProcess(folder, shared_memory_before)
+        stack.callback(cleanup.goodbye)
+        # RAY_AUTH_MODE is set by Ray itself.
+        stack.callback(_restore_environment, {name: os.environ.get(name) for name in (*SETTINGS, "RAY_AUTH_MODE")})
+        stack.callback(clean_up, folder, shared_memory_before)
+        stack.callback(ray.shutdown)
+        os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
         try:
-            os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
             with _own_signal_handlers(), _only_what_is_used():
                 ray.init(
                     address="local",
@@ -78,61 +103,9 @@ class PrivateRay:
                     object_store_memory=OBJECT_STORE_BYTES,
                     _temp_dir=str(folder),
                 )
-            started = True
         except OSError as error:
             raise _no_ray_here(folder.parent, error) from error
-        finally:
-            if not started:
-                private.stop()
-        return private
-
-    def stop(self) -> None:
-        """End Ray and remove its processes, its folder, what it left in /dev/shm, and its settings."""
-        ray.shutdown()
-        clean_up(self.folder, self.shared_memory_before)
-        _restore_environment(self.environment_before)
-        self.cleanup.goodbye()
-
-
-@dataclass(slots=True, kw_only=True)
-class Connection:
-    kind: Literal["private", "joined", "borrowed"]
-    address: str | None
-    """None: of a private Ray."""
-    private: PrivateRay | None = None
-    mark: str = field(init=False)
-    """Unique; goes into the environment of what runs below agents."""
-
-    def __post_init__(self) -> None:
-        self.mark = f"{self.private.folder if self.private else 'chaosrun'}#{uuid.uuid4().hex}"
-
-    def close(self) -> None:
-        """Leave the Ray, and end a private one. One that was there before this connection stays as it is."""
-        if self.private is not None:
-            self.private.stop()
-        elif self.kind == "joined":
-            ray.shutdown()
-
-
-def connect(address: str | None, *, cpus: float) -> Connection:
-    """Join the Ray at `address` or $RAY_ADDRESS, else start a private one here; an initialised Ray is used as it is.
-
-    `cpus`: what a private one is told that it has, at least; never less than this machine has. Call it from the main thread:
-    Ray's processes die with the thread that starts them. Raises ResourcesError when the address does not answer, or when there
-    is no room for Ray's files.
-    """
-    if ray.is_initialized():
-        return Connection(kind="borrowed", address=ray.get_runtime_context().gcs_address)
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        # Ray's driver asks where it is.
-        raise UsageError("the current directory is not there any more", hint="change to one that is") from error
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    if address is not None:
-        _join(address)
-        return Connection(kind="joined", address=address)
-    return Connection(kind="private", address=None, private=PrivateRay.start(cpus=max(cpu_count(), math.ceil(cpus))))
+        return folder, stack.pop_all().close
 
 
 def cpu_count() -> int:
@@ -195,7 +168,8 @@ def _only_what_is_used() -> Iterator[None]:
     """Start Ray without what nobody asks in a private one: the autoscaler's monitor, the server of the dashboard (of which
     include_dashboard=False leaves out the pages alone), and whoever reads its logs for a driver that does not want them. They
     are three Python processes: on two cores half of the time of Ray's start, and a second of its end. ray.init has no
-    arguments for it; a Ray that calls them otherwise starts them."""
+    arguments for it; a Ray that calls them otherwise starts them. What is left beside it, the dashboard's and the runtime
+    environments' agent, the raylet insists on; each uses a two-thousandth of a processor."""
     methods = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}
     for name in methods:
         setattr(Node, name, lambda *_, **__: None)

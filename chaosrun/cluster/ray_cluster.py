@@ -10,10 +10,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -21,7 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from chaosrun.cluster.agent import NodeAgent
-from chaosrun.cluster.connection import Connection, connect, cpu_count
+from chaosrun.cluster.connection import connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Started
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
@@ -127,37 +127,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class RayCluster:
+class RayCluster(AbstractContextManager["RayCluster"]):
     """Use as a context manager. `events` receives (node id, event) of all agents, as they come; others may put in theirs."""
 
     def __init__(
         self,
-        *,
-        workers: int,
-        cpu: float,
-        gpu: int | Literal["auto"],
-        connection: Connection,
-        only_on: Collection[str] = (),
-        spread: bool = False,
-    ) -> None:
-        """Called by `connect`."""
-        self.events: queue.SimpleQueue[tuple[str, NodeEvent | object]] = queue.SimpleQueue()
-        self.placement: Placement | None = None
-        self.agents: dict[str, AgentClient] = {}
-        self.kind = connection.kind
-        self._workers = workers
-        self._cpu = cpu
-        self._connection = connection
-        self._only_on = frozenset(only_on)
-        self._spread = spread
-        self.mark = connection.mark
-        self._group: PlacementGroup | None = None
-        self._closed = False
-        self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
-
-    @classmethod
-    def connect(
-        cls,
         address: str | None,
         *,
         workers: int,
@@ -165,26 +139,30 @@ class RayCluster:
         gpu: int | Literal["auto"] = "auto",
         only_on: Collection[str] = (),
         spread: bool = False,
-    ) -> Self:
-        """The Ray is the one that `connection.connect` finds, from the main thread; a private one has room for all workers.
+    ) -> None:
+        """On the Ray that `connection.connect` finds, from the main thread; a private one has room for all workers.
 
         `only_on`: ids of the nodes that may be used, where not all may; `spread`: no two workers on one node. Raises
         ResourcesError when the address does not answer.
         """
-        connection = connect(address, cpus=workers * cpu)
-        return cls(workers=workers, cpu=cpu, gpu=gpu, connection=connection, only_on=only_on, spread=spread)
+        self._connection = connection = connect(address, cpus=workers * cpu)
+        self.events: queue.SimpleQueue[tuple[str, NodeEvent | object]] = queue.SimpleQueue()
+        self.placement: Placement | None = None
+        self.agents: dict[str, AgentClient] = {}
+        self.kind = connection.kind
+        self.mark = connection.mark
+        self.gpu: int = (1 if ray.cluster_resources().get("GPU", 0) >= workers else 0) if gpu == "auto" else gpu
+        self._workers = workers
+        self._cpu = cpu
+        self._only_on = frozenset(only_on)
+        self._spread = spread
+        self._group: PlacementGroup | None = None
+        self._closed = False
 
     @property
     def oversubscribed(self) -> bool:
         """Whether the workers ask for more CPUs than this machine has (only a private Ray allows that)."""
         return self.kind == "private" and self._workers * self._cpu > cpu_count()
-
-    @property
-    def room(self) -> int:
-        """How many placements like this one there are free resources for."""
-        free = ray.available_resources()
-        wanted = {"CPU": self._workers * self._cpu, **({"GPU": self._workers * self.gpu} if self.gpu else {})}
-        return int(min(free.get(name, 0) / amount for name, amount in wanted.items()))
 
     @property
     def needs(self) -> dict[str, float]:
@@ -196,10 +174,7 @@ class RayCluster:
         """What nobody has reserved, as far as Ray has heard."""
         return {name: float(ray.available_resources().get(name, 0.0)) for name in ("CPU", "GPU")}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # Placement

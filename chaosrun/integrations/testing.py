@@ -72,7 +72,7 @@ class OneRay:
         with Interrupts() as interrupts:
             with interrupts.postponed():
                 cpu = spec.per_worker.cpu
-                self._cluster = RayCluster.connect(self._address, workers=spec.workers, cpu=cpu, gpu=0)
+                self._cluster = RayCluster(self._address, workers=spec.workers, cpu=cpu, gpu=0)
             interrupts.check()
 
     def _serves(self, cluster: "RayCluster", cpus: float) -> bool:

@@ -159,7 +159,7 @@ class Drill:
         plan = FaultPlan.from_json(read_object(self.run.plan_json))
         self.legs.ask_permission(plan, spec)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
-        if self._reference(spec, info) and not _finished(self._leg("chaos")):
+        if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
             _expect_reached(plan, final_step(self._leg("reference")))
             self._run_leg("chaos", spec, info, plan)
         verdict = judge(self.run)
@@ -171,8 +171,8 @@ class Drill:
     def _reference(self, spec: JobSpec, info: dict[str, Any]) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
         leg = self._leg("reference")
-        if _finished(leg):
-            return _completed(leg)
+        if (outcome := _outcome(leg)) not in RESUMABLE:
+            return outcome == "completed"
         self._remove(leg)
         mode = info["reference"]["mode"]
         cache = ReferenceCache(self.root)
@@ -217,7 +217,7 @@ class Drill:
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
         """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
-        if not _finished(self._leg("confirm")):
+        if _outcome(self._leg("confirm")) in RESUMABLE:
             self._remove(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
@@ -332,14 +332,6 @@ def remove_leg(leg: LegLayout) -> None:
     for path in {leg.path, leg.storage or leg.path}:
         if path.exists():
             shutil.rmtree(path)
-
-
-def _finished(leg: LegLayout) -> bool:
-    return _outcome(leg) not in RESUMABLE
-
-
-def _completed(leg: LegLayout) -> bool:
-    return _outcome(leg) == "completed"
 
 
 def _outcome(leg: LegLayout) -> str | None:

@@ -215,7 +215,7 @@ def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: 
     spec = JobSpec.model_validate(read_run(run)["spec"])
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     with interrupts.postponed():
-        cluster = RayCluster.connect(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
+        cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
     try:
         interrupts.check()
         yield ClusterWorkers(cluster, spec)

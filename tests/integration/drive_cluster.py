@@ -14,7 +14,7 @@ from tests.integration.ranks import TARGET, make_orders
 
 
 def main(leg: Path, then: str) -> None:
-    with RayCluster.connect(None, workers=2, gpu=0) as cluster:
+    with RayCluster(None, workers=2, gpu=0) as cluster:
         cluster.acquire(300)
         cluster.start_servers({}, preload=(), target=TARGET)
         started = cluster.start_attempt(1, make_orders(leg, "loader", workers=2))

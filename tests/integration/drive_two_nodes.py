@@ -24,7 +24,7 @@ def main(leg: Path, folder: str) -> None:
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "temp_dir": folder})
     nodes.add_node(num_cpus=1)
     try:
-        with RayCluster.connect(nodes.address, workers=3, gpu=0) as cluster:
+        with RayCluster(nodes.address, workers=3, gpu=0) as cluster:
             assert cluster.kind == "joined"
             placement = cluster.acquire(300)
             cluster.start_servers({}, preload=(), target=TARGET)
@@ -58,9 +58,9 @@ def placed(nodes: list[str]) -> dict[str, Any]:
     """Where one worker goes that is bound to a node, and two that may not share one."""
     bound: list[str] = []
     for node in nodes:
-        with RayCluster.connect(None, workers=1, gpu=0, only_on=[node]) as cluster:
+        with RayCluster(None, workers=1, gpu=0, only_on=[node]) as cluster:
             bound += [each.node_id for each in cluster.acquire(300).nodes]
-    with RayCluster.connect(None, workers=2, gpu=0, cpu=0.5, spread=True) as cluster:
+    with RayCluster(None, workers=2, gpu=0, cpu=0.5, spread=True) as cluster:
         spread = [each.node_id for each in cluster.acquire(300).nodes]
     return {"bound": bound, "spread": sorted(spread)}
 

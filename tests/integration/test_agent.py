@@ -34,7 +34,7 @@ RAY_TITLES = (b"ray::",)
 
 @pytest.fixture(scope="module")
 def cluster(local_ray: None) -> Iterator[RayCluster]:
-    with RayCluster.connect(None, workers=3, gpu=0) as cluster:
+    with RayCluster(None, workers=3, gpu=0) as cluster:
         yield cluster
     assert ray.is_initialized(), "a borrowed Ray is not ours to end"
     assert marked(cluster.mark, titles=RAY_TITLES) == []
@@ -270,7 +270,7 @@ def test_sigkill_to_next_attempt_started_through_ray_takes_milliseconds(
 
 
 def test_what_can_never_be_placed_is_refused_with_the_numbers(cluster: RayCluster) -> None:
-    wish = RayCluster.connect(None, workers=3, gpu=4)
+    wish = RayCluster(None, workers=3, gpu=4)
     assert wish.kind == "borrowed"
     with wish, pytest.raises(ResourcesError) as caught:
         wish.acquire(0.5)
@@ -286,7 +286,7 @@ def test_two_clusters_share_a_ray_and_the_second_waits_for_resources(cluster: Ra
     try:
         # Every CPU there is could be had, were it not for those that the first cluster holds: not how fast Ray answers decides.
         everything = ray.cluster_resources()["CPU"]
-        with RayCluster.connect(None, workers=1, cpu=everything, gpu=0) as other:
+        with RayCluster(None, workers=1, cpu=everything, gpu=0) as other:
             with pytest.raises(ResourcesError, match=r"within 0\.5 s") as caught:
                 other.acquire(0.5)
             assert caught.value.hint == "wait for other jobs to end, or raise recovery.acquire_timeout"
@@ -299,7 +299,7 @@ def test_an_address_that_nobody_answers_and_rays_client_are_refused() -> None:
         "from chaosrun.cluster.ray_cluster import RayCluster\n"
         "from chaosrun.errors import ChaosrunError\n"
         "try:\n"
-        "    RayCluster.connect({!r}, workers=1)\n"
+        "    RayCluster({!r}, workers=1)\n"
         "except ChaosrunError as error:\n"
         "    print(type(error).__name__, error)\n"
     )

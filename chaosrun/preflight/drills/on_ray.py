@@ -128,7 +128,7 @@ def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
     """Carry a drill out, again and again for as long as the terms say and it passes."""
     until_s = time.monotonic() + terms.repeat_s
     names = {node.node_id: node.name for node in request.nodes}
-    cluster = RayCluster.connect(
+    cluster = RayCluster(
         None, workers=request.workers, cpu=request.cpu, gpu=request.gpu, only_on=names.keys(), spread=request.spread
     )
     rounds = 0
