@@ -191,19 +191,6 @@ def test_a_drill_is_cancelled_when_its_follower_goes_before_it_trains(shell: She
 
 
 @pytest.mark.nightly
-def test_a_closed_terminal_ends_a_command_that_supervises_itself(shell: Shell) -> None:
-    process = shell.start("submit", slow_job(shell))
-    try:
-        run = trains(shell)
-        process.send_signal(signal.SIGHUP)
-        done = finish(process)
-    finally:
-        process.kill()
-    assert done.returncode == 130
-    until_gone(shell, run)
-
-
-@pytest.mark.nightly
 def test_who_waits_is_told_of_a_killed_supervisor(shell: Shell) -> None:
     assert shell.run("submit", "--detach", slow_job(shell)).returncode == 0
     run = trains(shell)
