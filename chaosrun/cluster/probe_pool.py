@@ -12,13 +12,12 @@ from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from chaosrun.cluster.connection import Connection, connect
 from chaosrun.cluster.probe_agent import ProbeAgent
 from chaosrun.cluster.probing import Call, Node, Outcome
+from chaosrun.cluster.ray_cluster import start_actor
 
-ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
 START_S = 30.0
 """For an agent to answer for the first time: a Python process and a few imports, from a slow disk."""
 ANSWER_S = 15.0
@@ -76,9 +75,7 @@ class ProbePool:
         """Put an agent on every node and hear of each; who does not answer is lost."""
         self.everyone = _nodes()
         for node in self.everyone:
-            strategy = NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
-            actor = ray.remote(ProbeAgent).options(scheduling_strategy=strategy, **ACTOR_SETTINGS)
-            self._agents[node.name] = actor.remote(f"{self._connection.mark}#{node.node_id}")
+            self._agents[node.name] = start_actor(ProbeAgent, node.node_id, f"{self._connection.mark}#{node.node_id}")
         self._hear(START_S, f"{PROCESS} could not start", f"{PROCESS} did not start within {START_S:g} s")
 
     def check_agents(self) -> None:

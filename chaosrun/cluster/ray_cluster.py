@@ -28,8 +28,6 @@ from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
 from chaosrun.records.order import WorkerOrder
 
-ACTOR_SETTINGS: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlacement:
@@ -230,9 +228,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             )
             rank += len(bundles)
         for node in nodes:
-            strategy = NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
-            actor = ray.remote(NodeAgent).options(scheduling_strategy=strategy, **ACTOR_SETTINGS)
-            handle = actor.remote(f"{self.mark}#{node.node_id}", node.node_id, node.address)
+            handle = start_actor(NodeAgent, node.node_id, f"{self.mark}#{node.node_id}", node.node_id, node.address)
             self.agents[node.node_id] = AgentClient(handle, node.node_id, self._take_event)
         self.placement = Placement(nodes=tuple(nodes))
         for agent in self.agents.values():
@@ -357,3 +353,10 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
 def _assigned_gpus() -> list[Any]:
     return ray.get_gpu_ids()
+
+
+def start_actor(kind: type, node_id: str, *arguments: object) -> Any:
+    """On this very node, holding nothing; Ray restarts and repeats nothing of it."""
+    strategy = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    alone = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 16}
+    return ray.remote(kind).options(scheduling_strategy=strategy, **alone).remote(*arguments)

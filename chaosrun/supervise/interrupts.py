@@ -34,8 +34,8 @@ QUESTION = "detach, cancel or go on? Press a key [d/c/g] "
 CANCELLING = "cancelling: every process of the drill is ended in order\n"
 
 
-class Interruptible(Protocol):
-    """What a first signal is passed on to: a leg's supervisor, or the child process that has one."""
+class RunningLeg(Protocol):
+    """What a first signal is passed on to: the supervisor of a leg, or the child process that has one."""
 
     @property
     def is_waiting_for_places(self) -> bool: ...
@@ -50,10 +50,10 @@ class Interrupts:
 
     def __init__(self, again: str = "`chaosrun resume {run}` goes on with the run") -> None:
         self._again = again
-        self._supervisor: Interruptible | None = None
+        self._supervisor: RunningLeg | None = None
         self._former: dict[int, Any] = {}
         self._run: RunLayout | None = None
-        self._wished = False
+        self._requested = False
         self._postponed = False
 
     def __enter__(self) -> Self:
@@ -73,18 +73,18 @@ class Interrupts:
     def check(self, run: RunLayout | None = None) -> None:
         """`run`: what there is to resume from now on."""
         self._run = run or self._run
-        if self._wished:
+        if self._requested:
             raise KeyboardInterrupt
 
     def request(self) -> None:
-        """What a SIGINT would do, at the wish of another thread; a second wish, where the first has to wait. Does not wait."""
-        if self._wished and not self._postponed:
+        """What a SIGINT would do, asked for by another thread; twice where the first has to wait. Does not wait."""
+        if self._requested and not self._postponed:
             return
         if self._former:
             # Through the kernel: it wakes the main thread out of whatever it waits for.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
-        self._wished = True
+        self._requested = True
         if self._supervisor is not None:
             self._supervisor.interrupt()
 
@@ -97,13 +97,13 @@ class Interrupts:
         finally:
             self._postponed = False
 
-    def watch(self, supervisor: Interruptible | None) -> None:
+    def watch(self, supervisor: RunningLeg | None) -> None:
         self._supervisor = supervisor
         if supervisor is not None:
             self.check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first, self._wished = not self._wished, True
+        first, self._requested = not self._requested, True
         if self._postponed and first:
             return
         if self._supervisor is None or self._supervisor.is_waiting_for_places:
@@ -113,7 +113,7 @@ class Interrupts:
 
 class OneOfMany(Interrupts):
     """Of one drill among those of this process, in whichever thread: signals are meant for all of them, and whoever takes those
-    is told by `watch` whom to interrupt; a wish ends this drill alone."""
+    is told by `watch` whom to interrupt; a request ends this drill alone."""
 
     def __init__(self, watch: Callable[[Any], None]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class OneOfMany(Interrupts):
     def __enter__(self) -> Self:
         return self
 
-    def watch(self, supervisor: Interruptible | None) -> None:
+    def watch(self, supervisor: RunningLeg | None) -> None:
         self._tell(supervisor)
         super().watch(supervisor)
 

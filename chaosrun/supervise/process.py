@@ -2,8 +2,8 @@
 
 It is told on its standard input what to do, and tells on its standard output what becomes of it: `chaosrun.supervise.guard` has
 the messages, and both ways of being started. When the input ends and it has not been detached, whoever began the drill is gone,
-and it is cancelled: no drill goes on that nobody follows, unless somebody wished so. A cancel is a SIGINT to this process; what
-that does is in `chaosrun.supervise.interrupts`.
+and it is cancelled: only a detached drill goes on that nobody follows. A cancel is a SIGINT to this process; what that does is
+in `chaosrun.supervise.interrupts`.
 """
 
 import os

@@ -345,10 +345,7 @@ class Supervisor:
                 distributed_debug=action.distributed_debug,
             )
         )
-        orders = [
-            self._order(action, rank, [f.to_json() for f in armed if f.rank == rank])
-            for rank in range(self._template.world_size)
-        ]
+        orders = [self._order(action, rank, armed) for rank in range(self._template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:
@@ -369,12 +366,12 @@ class Supervisor:
         """Count what an attempt comes by once, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
-    def _order(self, action: lifecycle.Start, rank: int, faults: list[dict[str, Any]]) -> WorkerOrder:
+    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault]) -> WorkerOrder:
         values = self._template.to_json() | {
             "attempt": action.attempt,
             "rank": rank,
             "resume": action.resume,
-            "faults": faults,
+            "faults": [fault.to_json() for fault in armed if fault.rank == rank],
             "passed": dict(self._passed),
             "distributed_debug": action.distributed_debug,
         }

@@ -57,7 +57,7 @@ def test_a_live_run_is_pinged_and_cancelled(submit: Callable[..., Any], tmp_path
 
 @pytest.mark.ray
 def test_what_is_said_to_a_leg_that_is_over_reaches_no_other(warm_drills: WarmDrills, tmp_path: Path) -> None:
-    """A wish that comes as a leg ends lies among the events of its place, where the next drill reads on."""
+    """What comes as a leg ends lies among the events of its place, where the next drill reads on."""
     overrides = ("args=[--steps, 6, --cpu]", "checkpoint.every_steps=2", "per_worker.gpu=0")
     kill = "faults.schedule=[{rank: 1, at_step: 3}]"
     supervisors: list[Supervisor] = []

@@ -43,12 +43,16 @@ class Served:
             self.cancelled.set()
         return Answer(pid=os.getpid() if isinstance(command, Ping) else None)
 
+    def connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(60)
+        with control._short(control_directory(self.run)) as short:
+            connection.connect(f"{short}/socket")
+        return connection
+
     def send(self, data: bytes) -> bytes:
         """What is answered to these bytes; nothing when the server hangs up."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(60)
-            with control._short(control_directory(self.run)) as short:
-                connection.connect(f"{short}/socket")
+        with self.connected() as connection:
             try:
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
@@ -137,15 +141,11 @@ def test_bytes_that_are_no_message(served: Served, data: bytes) -> None:
 
 def test_a_client_that_says_nothing_holds_nobody_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "PATIENCE_S", 0.1)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        with control._short(control_directory(served.run)) as short:
-            silent.connect(f"{short}/socket")
+    with served.connected():
         time.sleep(0.05)
         monkeypatch.undo()
         assert request(served.run, Ping())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        with control._short(control_directory(served.run)) as short:
-            silent.connect(f"{short}/socket")
+    with served.connected():
         time.sleep(0.05)
         # Nor is the end of the run.
         closing = threading.Thread(target=served.server.close)
@@ -184,14 +184,6 @@ def test_a_directory_that_others_may_write_is_not_trusted(served: Served) -> Non
         request(served.run, Ping())
 
 
-def test_after_the_end_nobody_answers(tmp_path: Path) -> None:
-    served = Served(RunLayout(tmp_path))
-    served.server.close()
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="is not being supervised"):
-        request(served.run, Ping())
-
-
 def test_what_a_killed_supervisor_left_is_in_nobodys_way(tmp_path: Path) -> None:
     run = RunLayout(tmp_path)
     directory = control_directory(run)
@@ -227,6 +219,8 @@ def test_a_path_of_any_length(tmp_path: Path) -> None:
     assert request(served.run, Ping()).pid == os.getpid()
     served.server.close()
     assert list(deep.iterdir()) == []
+    with pytest.raises(UsageError, match="is not being supervised"):
+        request(served.run, Ping())
 
 
 def test_a_run_goes_on_where_there_can_be_no_socket(tmp_path: Path) -> None:
@@ -324,7 +318,7 @@ process.main(stuck)
     ("how", "lasts_s", "waited"), [("twice", 300.0, False), ("socket", 300.0, False), ("once and away", 1.0, True)]
 )
 def test_a_start_that_hangs_is_ended_by_a_second_cancel(tmp_path: Path, how: str, lasts_s: float, waited: bool) -> None:
-    """By a second one alone: that whoever wished the first has gone is none."""
+    """By a second one alone: that whoever sent the first has gone is none."""
     command = [sys.executable, "-c", STUCK, how, str(lasts_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None

@@ -24,7 +24,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
 from chaosrun.supervise import remote
-from chaosrun.supervise.control import Answer, Cancel, Command, Inject, control_directory, serve
+from chaosrun.supervise.control import Answer, Command, Inject, control_directory, serve
 from chaosrun.supervise.drill import lock_run
 from tests.unit.events import event
 from tests.unit.test_live import write_steps
@@ -203,7 +203,17 @@ class TestSpeaking:
             remote.inject(run, kind="kill", rank="1")
         assert f"chaosrun verify {run.run_id}" in (refused.value.hint or "")
 
-    def test_to_one_that_has_no_socket_yet(self, run: RunLayout) -> None:
+    @pytest.mark.parametrize("predecessor_was_killed", [False, True])
+    def test_to_one_that_has_no_socket_yet(self, run: RunLayout, predecessor_was_killed: bool) -> None:
+        if predecessor_was_killed:
+            # Its socket is there, and refuses.
+            directory = control_directory(run)
+            directory.mkdir(mode=0o700)
+            (directory / "token").write_text("x")
+            here = os.open(directory, os.O_RDONLY)
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(f"/proc/self/fd/{here}/socket")
+            os.close(here)
         heard: list[Command] = []
 
         def obey(command: Command) -> Answer:
@@ -220,38 +230,13 @@ class TestSpeaking:
             thread = threading.Thread(target=serve_late)
             thread.start()
             try:
-                assert remote.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4) == {"faults": [], "seed": 4}
+                asked = remote.inject(run, kind="kill", rank="1", settings=("grace=5s",), seed=4)
             finally:
                 over.set()
                 thread.join()
+        assert asked == {"faults": [], "seed": 4}
         (command,) = heard
         assert msgspec.structs.replace(command, token="") == Inject(kind="kill", rank="1", settings=("grace=5s",), seed=4)
-
-    def test_to_one_whose_predecessor_was_killed(self, run: RunLayout) -> None:
-        """Its socket is there, and refuses."""
-        directory = control_directory(run)
-        directory.mkdir(mode=0o700)
-        (directory / "token").write_text("x")
-        left = socket.socket(socket.AF_UNIX)
-        with held_elsewhere(run):
-            here = os.open(directory, os.O_RDONLY)
-            left.bind(f"/proc/self/fd/{here}/socket")
-            os.close(here)
-            left.close()
-            over = threading.Event()
-
-            def serve_late() -> None:
-                time.sleep(0.3)
-                with serve(run, lambda command: Answer(pid=7), on_failure=print):
-                    over.wait(30)
-
-            thread = threading.Thread(target=serve_late)
-            thread.start()
-            try:
-                assert remote.speak(run, Cancel()) == Answer(pid=7)
-            finally:
-                over.set()
-                thread.join()
 
     def test_to_one_that_never_has_one(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote, "SOCKET_LIMIT_S", 0.1)
