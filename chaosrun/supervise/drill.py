@@ -244,8 +244,7 @@ class Drill:
         info["reference"]["source"] = None
         info["storage"]["reference"] = None
         _write_run(self.run, info)
-        what = {"leg": "reference", "event": "reference.replaced", "difference": info["reference"]["replaced"]}
-        self.legs.on_record({**what, "time_s": time.time()})
+        self._tell("reference.replaced", difference=info["reference"]["replaced"])
         copy_leg(confirmed, self.run.reference, step)
         self._cache(info["reference"]["key"], confirmed, step)
         self._remove(confirmed)
