@@ -40,6 +40,8 @@ class Inspector:
         self._losses = 0
         """Of this step so far."""
         self._entries: dict[tuple[Quantity, int, str], dict[str, Any]] = {}
+        self._script: dict[str, str] = {}
+        """What the script kept beside all that when the step began."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     @property
@@ -96,6 +98,7 @@ class Inspector:
 
     def _open(self) -> None:
         self._note_state()
+        self._script = self._state.of_script()
         for name, parameter in self._parameters:
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_hook(self._arrival(name)))
@@ -168,12 +171,13 @@ class Inspector:
         return {"bytes": digest, "dtype": dtype, "shape": shape}
 
     def _write(self, name: str, step: int) -> None:
-        moment = {"v": INSPECTION_VERSION, "step": step, "entries": list(self._entries.values())}
+        moment = {"v": INSPECTION_VERSION, "step": step, "entries": list(self._entries.values()), "script": self._script}
         path = self._folder / name
         temporary = path.with_name(f".{name}")
         temporary.write_text(json.dumps(moment))
         os.replace(temporary, path)
         self._entries.clear()
+        self._script = {}
 
 
 def _raw(tensor: torch.Tensor) -> Any:

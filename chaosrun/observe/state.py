@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from chaosrun.errors import MisuseError
 from chaosrun.observe.fingerprint import digests
 from chaosrun.observe.rng import digest_rng
+from chaosrun.observe.script_state import script_roots, script_state
 
 
 class ObservedState:
@@ -70,6 +71,10 @@ class ObservedState:
         """Names of what the script has accelerate call when it saves or loads."""
         hooks = [*self._accelerator._save_model_state_pre_hook.values(), *self._accelerator._load_model_state_pre_hook.values()]
         return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__qualname__) for hook in hooks))
+
+    def of_script(self) -> dict[str, str]:
+        """What the script keeps beside all this, by path: see `observe.script_state`."""
+        return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator)])
 
     def _digests(self) -> dict[str, dict[str, str]]:
         components = {component: digests(values) for component, values in self.components().items()}

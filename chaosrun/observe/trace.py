@@ -142,7 +142,7 @@ class Observer:
     def loader_workers(self, epoch: int, streams: Any) -> None:
         self._trace.write("loader_workers", epoch=epoch, workers=streams)
 
-    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: Sequence[str]) -> None:
+    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str]) -> None:
         """`changed`: what the save itself changed of the live state."""
         about = {"changed": changed, "hooks": self._state.hooks()} if changed else {}
         took_s = round(duration_s, 6)

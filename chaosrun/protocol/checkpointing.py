@@ -37,6 +37,7 @@ from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.manifest import Position as StoredPosition
 from chaosrun.records.order import WorkerOrder
+from chaosrun.wording import listed
 
 
 def rank_file(rank: int) -> str:
@@ -69,7 +70,7 @@ class Checkpointer:
         """Step of the newest checkpoint that this attempt restored or committed."""
         self.digests: dict[str, dict[str, str]] | None = None
         """Of this rank's state as the latest save or restore left it."""
-        self.changed: list[str] = []
+        self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
 
     def save(self, position: Position, job: dict[str, Any]) -> str:
@@ -225,13 +226,13 @@ def _check_order(name: str, saved: list[str] | None, now: list[str], rank: int) 
     )
 
 
-def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
-    """The first value of each component that changed, and how many more did."""
-    found: list[str] = []
+def _differing(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> dict[str, str]:
+    """By component that changed its first value that did, and how many more."""
+    found: dict[str, str] = {}
     for component, values in before.items():
         names = [name for name in {**values, **after[component]} if values.get(name) != after[component].get(name)]
         if names:
-            found.append(f"{component} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else ""))
+            found[component] = listed(names, 1)
     return found
 
 

@@ -7,6 +7,8 @@ step-NNNNNNNN.json`, or `end.json` after the last step: {v, step, entries}. An e
   on several ranks and in several steps is stored once
 - text: a value that has no bits of its own (sample ids, names, None)
 
+`script` is what the script kept beside all that when the step began: path to value, readable or a digest.
+
 `micro_batch` counts from 0 within the step; it is 0 for what belongs to the step as a whole.
 """
 

@@ -18,7 +18,7 @@ Line kinds (key `kind`), written by a rank in this order:
                the optimizer saw them: reduced and clipped), param, params (after the step); of an accumulation window also
                items (over all ranks): each loss is then the micro-batch's sum / items, and they add up over the ranks
 - `checkpoint` step, name, time_s, duration_s, digests (of this rank's state, as in `end`); of a save that changed live state
-               also changed (component and first names) and hooks (names of the script's, run on saving or loading)
+               also changed (by component, the first names) and hooks (names of the script's, run on saving or loading)
 - `end`        step, position, time_s, digests {model {tensor: hex}, buffers {tensor: hex}, optimizer {tensor: hex},
                scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one)
 

@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,10 +146,16 @@ class CheckpointRecord:
     time_s: float
     duration_s: float
     digests: Digests | None = None
-    changed: tuple[str, ...] = ()
-    """What the save itself changed of the live state."""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
     hooks: tuple[str, ...] = ()
     """Of a save that changed something: the script's hooks."""
+
+    @property
+    def effect(self) -> str:
+        """ "model 0.bias and 3 more (hooks: rounding)"."""
+        hooks = f" (hooks: {', '.join(self.hooks)})" if self.hooks else ""
+        return ", ".join(f"{component} {names}" for component, names in self.changed.items()) + hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
-from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, repeats, target_of
+from chaosrun.verify.diagnosis import Diagnosis, Replay, Target, hint_of, repeats, target_of
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.hazards import hazard_of
 from chaosrun.verify.inspection import Comparison, compare_inspections
@@ -259,7 +259,7 @@ class _Replays:
             hazard=hazard_of(
                 finding, self.target.divergence, after_restore=after_restore, repeats=shown.irreproducible is None
             ),
-            hint=self.target.hint if reproduced else NOT_SHOWN_HINT,
+            hint=hint_of(self.target, shown.comparison) if reproduced else NOT_SHOWN_HINT,
         )
 
     def _account(self, shown: _Shown, *, reproduced: bool, changed: tuple[str, ...]) -> str:

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from chaosrun.verify.check import Drill
 from chaosrun.verify.loading import irreproducible_samples, repeated_streams
-from chaosrun.wording import listed
 
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
@@ -49,9 +48,8 @@ def saves_that_change_state(drill: Drill) -> Iterator[str]:
             for trace in attempt.traces.values():
                 saved = next((record for record in trace.checkpoints if record.changed), None)
                 if saved:
-                    hooks = f" (hooks: {', '.join(saved.hooks)})" if saved.hooks else ""
                     yield (
-                        f"the save of step {saved.step} changed {listed(saved.changed)}{hooks}: how often the job saves has "
+                        f"the save of step {saved.step} changed {saved.effect}: how often the job saves has "
                         "become part of the training (write copies, and put back what a hook changes)"
                     )
                     return

@@ -15,7 +15,6 @@ from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
-from chaosrun.wording import listed
 
 _WHOLE = {
     "model": "weights",
@@ -34,7 +33,8 @@ Place = Literal["start", "step", "checkpoint"]
 
 def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
     """A save that changed live state and explains the first difference, in `step` of attempt `number`: one that the reference
-    did not make, the one that the attempt went on from, or the one at which the legs part."""
+    did not make, one that changed what no restore brings back, the one that the attempt went on from, or the one at which the
+    legs part."""
     resumed = {attempt.number: attempt.resume_step for attempt in drill.chaos.attempts}
     for attempt in drill.chaos.attempts:
         kept = min((resumed[later] for later in resumed if attempt.number < later <= number), default=step)
@@ -44,9 +44,9 @@ def of_save(drill: Drill, number: int, step: int, at: Place) -> Cause | None:
                     continue
                 alone = reference_state(drill, rank, saved.step) is None
                 here = saved.step == {"start": step - 1, "step": None, "checkpoint": step}[at]
-                if here or (alone and saved.step < step):
-                    hooks = f" (hooks: {', '.join(saved.hooks)})" if saved.hooks else ""
-                    return Cause.of("save_changes_state", step=saved.step, changed=listed(saved.changed), hooks=hooks)
+                unsaved = "mode" in saved.changed and attempt.number < number
+                if here or unsaved or (alone and saved.step < step):
+                    return Cause.of("save_changes_state", step=saved.step, effect=saved.effect)
     return None
 
 

@@ -57,8 +57,8 @@ _STATE_OF_SCRIPT: Mapping[str, Row] = {
     ),
     "save_changes_state": Row(
         "a save hook of the script changes live state",
-        script("a save of its checkpoint changes the training: {changed}{hooks}"),
-        "the save of step {step} changed {changed}{hooks}: how often a job saves must not matter, so write copies, and put "
+        script("a save of its checkpoint changes the training: {effect}"),
+        "the save of step {step} changed {effect}: how often a job saves must not matter, so write copies, and put "
         "back what a hook changes before it returns",
         "S11",
     ),

@@ -6,7 +6,7 @@ every quantity of the steps around the difference.
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,8 +18,9 @@ from chaosrun.records.history import Attempt
 from chaosrun.verify.check import Drill
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.hazards import Hazard
-from chaosrun.verify.inspection import Comparison
+from chaosrun.verify.inspection import Candidate, Comparison
 from chaosrun.verify.verdict import Verdict
+from chaosrun.wording import listed
 
 DIAGNOSIS_VERSION = 1
 ON_DISK = frozenset({"final_checkpoint", "records", "lineage", "completed"})
@@ -132,6 +133,24 @@ def repeats(target: Target, replayed: Divergence | None) -> bool | None:
     return replayed is not None and _place(replayed) == _place(expected)
 
 
+SAVED = ("parameters before", "buffers", "optimizer state", "scheduler state", "registered state")
+"""Where these are the first to differ, what the script keeps beside them explains nothing."""
+SHOWN = 5
+
+
+def hint_of(target: Target, comparison: Comparison) -> str | None:
+    """What the verdict says, and which of the script's own values no checkpoint holds."""
+    names = [candidate.words for candidate in candidates_of(comparison)]
+    if not names:
+        return target.hint
+    return f"no checkpoint holds {listed(names, SHOWN)}: pass what holds it to run.register. {target.hint or ''}".rstrip()
+
+
+def candidates_of(comparison: Comparison) -> tuple[Candidate, ...]:
+    finding = comparison.finding
+    return () if finding and finding.quantity in SAVED else comparison.candidates
+
+
 def _place(divergence: Divergence) -> tuple[Any, ...]:
     return divergence.step, divergence.kind, divergence.ranks
 
@@ -195,6 +214,7 @@ class Diagnosis:
             "finding": finding.to_json() if finding else None,
             "hazard": self.hazard.to_json() if self.hazard else None,
             "hint": self.hint,
+            "candidates": [asdict(entry) for entry in candidates_of(self.comparison)],
             "quantities": [entry.to_json() for entry in self.comparison.quantities],
             "moments": self.comparison.moments,
             "replay": self.replay.to_json(),

@@ -130,6 +130,8 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
         case "loss" if repeats and after_restore:
             # A kernel that errs would err without a restore, too.
             return "O8"
+        case "local gradients" if divergence and divergence.reason.hazard == "O8":
+            return "O8"
         case "reduced gradients" if by_cause == "K4" and after_restore:
             return "G1"
         case "reduced gradients" if by_cause == "K4":

@@ -13,6 +13,7 @@ from typing import Any
 from chaosrun.errors import UsageError
 from chaosrun.records.inspection import INSPECTION_VERSION, QUANTITIES, Quantity
 from chaosrun.records.layout import LegLayout
+from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.ulp import TensorDifference, tensor_difference
 
 AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "parameters after")
@@ -94,9 +95,28 @@ class QuantityComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A variable of the script, or something of a prepared object, that no checkpoint holds and that the replays part in."""
+
+    name: str
+    values: int
+    """That differ in it."""
+    expected: str
+    """The first of them."""
+    seen: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} ({self.seen}, undisturbed {self.expected})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     moments: int
     """Inspected steps and ends that both replays have, over attempts."""
+    candidates: tuple[Candidate, ...] = ()
+    """What the script kept otherwise, beside what is compared, when the step of the finding began; of the first step that was
+    inspected after the restore where no step differs."""
     quantities: tuple[QuantityComparison, ...] = ()
     """Of the first moment that differs, in the order of diagnosis."""
 
@@ -113,16 +133,47 @@ class Comparison:
 def compare_inspections(reference: LegLayout, chaos: LegLayout, ranks: range) -> Comparison:
     """Compare the moments that both replays wrote down. Raises UsageError when one of them cannot be read."""
     moments = 0
+    kept: tuple[Candidate, ...] = ()
     for attempt in chaos.attempts():
+        first: tuple[Candidate, ...] = ()
         for name in _names(chaos, attempt, ranks):
             pairs = _pairs(reference, chaos, attempt, name, ranks)
             if not pairs:
                 continue
             moments += 1
+            here = _candidates(next(iter(pairs.values())))
+            first = first or here
             quantities = tuple(_quantities(reference, chaos, attempt, name, pairs))
             if any(entry.finding for entry in quantities):
-                return Comparison(moments=moments, quantities=quantities)
-    return Comparison(moments=moments)
+                # What differed from the restore on is more likely than what has come to differ with the step.
+                lasting = tuple(entry for entry in here if entry.name in {other.name for other in first})
+                return Comparison(moments=moments, quantities=quantities, candidates=lasting or here or first)
+        kept = kept or first
+    return Comparison(moments=moments, candidates=kept)
+
+
+def _candidates(pair: "_Pair") -> tuple[Candidate, ...]:
+    """By variable; without those that one side has not set yet: a loop sets them before it reads them."""
+    apart: dict[str, list[str]] = {}
+    for path in differing_keys(pair.expected_script, pair.seen_script):
+        apart.setdefault(_variable(path), []).append(path)
+    both = {_variable(path) for path in pair.expected_script} & {_variable(path) for path in pair.seen_script}
+    return tuple(
+        Candidate(
+            name=paths[0] if len(paths) == 1 else name,
+            values=len(paths),
+            expected=pair.expected_script.get(paths[0], "absent"),
+            seen=pair.seen_script.get(paths[0], "absent"),
+        )
+        for name, paths in apart.items()
+        if name in both
+    )
+
+
+def _variable(path: str) -> str:
+    """Of a prepared object ("model 0/…") each attribute is one."""
+    first, _, rest = path.partition("/")
+    return f"{first}/{rest.partition('/')[0]}" if " " in first else first
 
 
 def _names(leg: LegLayout, attempt: int, ranks: range) -> list[str]:
@@ -136,6 +187,8 @@ class _Pair:
     step: int
     expected: Entries
     seen: Entries
+    expected_script: Mapping[str, str]
+    seen_script: Mapping[str, str]
 
 
 def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, ranks: range) -> dict[int, _Pair]:
@@ -147,13 +200,13 @@ def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, rank
         other = next((candidate for candidate in others if candidate.exists()), None)
         if other is None or not path.exists():
             continue
-        (step, seen), (expected_step, expected) = _read(path), _read(other)
+        (step, seen, seen_script), (expected_step, expected, expected_script) = _read(path), _read(other)
         if step == expected_step:
-            pairs[rank] = _Pair(step, expected, seen)
+            pairs[rank] = _Pair(step, expected, seen, expected_script, seen_script)
     return pairs
 
 
-def _read(path: Path) -> tuple[int, Entries]:
+def _read(path: Path) -> tuple[int, Entries, Mapping[str, str]]:
     try:
         moment = json.loads(path.read_bytes())
         if moment["v"] != INSPECTION_VERSION:
@@ -161,7 +214,7 @@ def _read(path: Path) -> tuple[int, Entries]:
         entries: dict[Key, dict[str, Mapping[str, Any]]] = {}
         for entry in moment["entries"]:
             entries.setdefault((entry["quantity"], entry["micro_batch"]), {})[entry["name"]] = entry
-        return moment["step"], entries
+        return moment["step"], entries, dict(moment.get("script", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it anew") from error
 

@@ -143,13 +143,13 @@ def test_a_hook_that_saves_something_else_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hook", "changed"),
     [
-        (lambda models, weights, output_dir: None, []),
-        (halve, ["model 0.bias and 3 more"]),
-        (lambda models, weights, output_dir: models[0].eval(), ["mode 0. and 2 more"]),
-        (lambda models, weights, output_dir: torch.rand(1), ["rng torch"]),
+        (lambda models, weights, output_dir: None, {}),
+        (halve, {"model": "0.bias and 3 more"}),
+        (lambda models, weights, output_dir: models[0].eval(), {"mode": "0. and 2 more"}),
+        (lambda models, weights, output_dir: torch.rand(1), {"rng": "torch"}),
     ],
 )
-def test_what_a_save_changes_of_the_live_state_is_known(tmp_path: Path, hook: Any, changed: list[str]) -> None:
+def test_what_a_save_changes_of_the_live_state_is_known(tmp_path: Path, hook: Any, changed: dict[str, str]) -> None:
     saved, _ = save(tmp_path, lambda training: training.accelerator.register_save_state_pre_hook(hook))
     assert saved.checkpointer.changed == changed
 

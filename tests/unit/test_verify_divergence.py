@@ -98,7 +98,7 @@ def test_the_parameters_order_is_the_scripts_before_any_fault_and_after(tmp_path
 def test_a_save_that_changes_live_state_explains_what_comes_after_it(tmp_path: Path) -> None:
     spoilt = write_run(tmp_path / "spoilt", bugs=Bugs(weights_off=1e-12), reference_bugs=Bugs())
     assert judge(copy_run(spoilt, tmp_path / "control")).code == "weights_not_restored"
-    saved = put(changed=["model embed.weight"], hooks=["rounding"])
+    saved = put(changed={"model": "embed.weight"}, hooks=["rounding"])
     edit_trace(spoilt, "chaos", 1, 1, only("checkpoint", saved, step=4))
     verdict = judge(spoilt)
     assert (verdict.status, verdict.code, verdict.blame.part) == ("FAIL", "save_changes_state", "script")
@@ -107,10 +107,13 @@ def test_a_save_that_changes_live_state_explains_what_comes_after_it(tmp_path: P
 
 def test_a_save_that_the_reference_made_too_explains_nothing_later(tmp_path: Path) -> None:
     run = write_run(tmp_path, bugs=Bugs(keep_rng=False), reference_bugs=Bugs())
-    edit_trace(run, "chaos", 1, 1, only("checkpoint", put(changed=["rng torch"]), step=4))
+    edit_trace(run, "chaos", 1, 1, only("checkpoint", put(changed={"rng": "torch"}), step=4))
     alike = judge(copy_run(run, tmp_path / "alike"))
     assert alike.code == "rng_not_restored"
     assert [warning for warning in alike.warnings if warning.startswith("the save of step 4 changed rng torch: how often")]
+    switched = copy_run(run, tmp_path / "switched")
+    edit_trace(switched, "chaos", 1, 1, only("checkpoint", put(changed={"mode": "0"}), step=4))
+    assert judge(switched).code == "save_changes_state"
     for rank in range(3):
         edit_trace(run, "reference", 1, rank, only("checkpoint", drop, step=4))
     assert judge(run).code == "save_changes_state"

@@ -12,6 +12,7 @@ import pytest
 from chaosrun.errors import UsageError
 from chaosrun.records.inspection import QUANTITIES
 from chaosrun.records.layout import LegLayout
+from chaosrun.verify.diagnosis import candidates_of
 from chaosrun.verify.inspection import Finding, compare_inspections
 
 Values = Mapping[tuple[str, int, str], Any]
@@ -35,6 +36,15 @@ BASE: Values = {
     ("parameters after", 0, "a"): [1.25, 2.25, 3.25],
 }
 ONE_MORE_ULP = struct.unpack("<f", struct.pack("<I", struct.unpack("<I", struct.pack("<f", 1.0))[0] + 1))[0]
+
+
+def script(legs: "Legs", name: str, **sides: dict[str, str]) -> None:
+    """What the script of each leg kept when this step began."""
+    for side, values in sides.items():
+        leg, attempt = (legs.reference, 1) if side == "reference" else (legs.chaos, 2)
+        for rank in (0, 1):
+            path = leg.attempt(attempt).inspection(rank) / name
+            path.write_text(json.dumps({**json.loads(path.read_text()), "script": values}))
 
 
 def write(leg: LegLayout, attempt: int, rank: int, name: str, step: int, values: Values) -> None:
@@ -188,3 +198,47 @@ def test_a_damaged_moment_is_an_error(legs: Legs, content: str) -> None:
     path.write_text(content)
     with pytest.raises(UsageError, match=r"rank-1\.inspection"):
         compare_inspections(legs.reference, legs.chaos, range(2))
+
+
+def compared(legs: Legs) -> list[str]:
+    legs.comparison = compare_inspections(legs.reference, legs.chaos, range(2))
+    return [candidate.words for candidate in candidates_of(legs.comparison)]
+
+
+LOST = {"scale": "8.0", "good": "0", "replay": "deque of 0: ", "model 0/calls": "1", "same": "1"}
+KEPT = {
+    "scale": "27.0",
+    "good": "10",
+    "replay/0": "float32[2] 1",
+    "replay/1": "float32[2] 2",
+    "model 0/calls": "9",
+    "same": "1",
+}
+
+
+def test_what_the_script_kept_otherwise_is_a_candidate(legs: Legs) -> None:
+    legs.find({(1, "step-00000005.json"): {("loss", 0, ""): [9.0]}})
+    # What is not set yet on one side will be set before it is read.
+    script(legs, "step-00000005.json", reference={**KEPT, "loss": "0.5", "x": "float32[4] 1"}, chaos=LOST)
+    assert compared(legs) == [
+        "scale (8.0, undisturbed 27.0)",
+        "good (0, undisturbed 10)",
+        "replay (absent, undisturbed float32[2] 1)",
+        "model 0/calls (1, undisturbed 9)",
+    ]
+
+
+def test_what_differed_from_the_restore_on_comes_before_what_has_come_to_differ(legs: Legs) -> None:
+    legs.find({(1, "step-00000006.json"): {("loss", 0, ""): [9.0]}})
+    script(legs, "step-00000005.json", reference={"scale": "27.0", "last": "1"}, chaos={"scale": "8.0", "last": "1"})
+    script(legs, "step-00000006.json", reference={"scale": "27.0", "last": "2"}, chaos={"scale": "12.0", "last": "3"})
+    assert compared(legs) == ["scale (12.0, undisturbed 27.0)"]
+
+
+def test_candidates_are_told_where_no_quantity_differs_and_not_where_saved_state_does(legs: Legs) -> None:
+    legs.find({})
+    script(legs, "step-00000005.json", reference={"bad": "15"}, chaos={"bad": "2"})
+    assert compared(legs) == ["bad (2, undisturbed 15)"]
+    legs.find({(1, "step-00000005.json"): {("parameters before", 0, "a"): [9.0]}})
+    script(legs, "step-00000005.json", reference={"bad": "15"}, chaos={"bad": "2"})
+    assert compared(legs) == []
