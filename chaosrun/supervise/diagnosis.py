@@ -97,7 +97,13 @@ class _Shown:
 
     @property
     def differs(self) -> bool:
-        return self.divergence is not None or self.comparison.finding is not None or self.stopped is not None
+        return self.divergence is not None or self.comparison.finding is not None or self.stopped is not None or self.ends_apart
+
+    @property
+    def ends_apart(self) -> bool:
+        """The replays ended by themselves, at different steps."""
+        legs = (self.replayed.reference, self.replayed.chaos) if self.replayed else ()
+        return len({end.step for leg in legs for end in leg.ends.values()}) > 1
 
 
 @dataclass(slots=True)
@@ -279,6 +285,8 @@ class _Replays:
             return f"the replay differs elsewhere: {seen.kind} at step {seen.step}, rank {seen.rank}{deaths}"
         if shown.stopped and not shown.comparison.finding:
             return f"the replay stopped where the run did: {shown.stopped}"
+        if shown.ends_apart and seen is None:
+            return "the replay ended at another step than the undisturbed one, too"
         if expected is None or seen is None:
             return "the replay differs from the undisturbed one, too"
         if expected.seen == seen.seen:

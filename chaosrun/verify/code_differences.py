@@ -160,18 +160,21 @@ _STEP: Mapping[str, Row] = {
     "forward_pass.drew_before": Row(
         "",
         hint="everything was restored as it was saved, another loss, and the random streams, equal before the step, differ "
-        f"after it: what is computed, or drawn, follows something else ({BESIDE}); or an evaluation or a log that this attempt "
-        "alone made drew before the forward pass, or the model is in another mode (model.train() was not called)",
+        "after it: an evaluation or a log that this attempt alone made drew before the forward pass, or the model is in "
+        f"another mode (model.train() was not called), or {BESIDE}",
+        hazard="O8",
     ),
     "forward_pass.restored_right": Row(
         "",
         hint=f"everything was restored as it was saved, same data and RNG, another loss: {BESIDE}; or the model is in another "
         "mode (model.train() was not called), or its weights or buffers were changed after the restore",
+        hazard="O8",
     ),
     "forward_pass.restored": Row(
         "",
         hint=f"same data, weights and RNG, another loss: {BESIDE} (BatchNorm statistics among it); or a kernel is not "
         "deterministic",
+        hazard="O8",
     ),
     "bucket_layout": Row(
         "gradient reduction (bucket layout)",

@@ -41,6 +41,8 @@ class Target:
     """Those that fired before the attempt, in order, each at the step where it did; and deaths that nobody had planned."""
     divergence: Divergence | None
     """None when every step agrees and only the end, or the restore itself, does not."""
+    ended: int
+    """Where the chaos leg ended, if it completed: perhaps at another step."""
     hint: str | None
     """What the verdict says about it."""
 
@@ -56,7 +58,8 @@ class Target:
 
     def last_step(self, plan: FaultPlan) -> int:
         """Where a replay under `plan` may stop: every fault has to be reached, and a step after the difference."""
-        return min(max([self.step + 1, *(fault.at_step or 0 for fault in plan.faults)]), self.final_step)
+        reached = max([self.step + 1, *(fault.at_step or 0 for fault in plan.faults)])
+        return min(reached, self.final_step + (self.ended > self.final_step))
 
 
 def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
@@ -91,6 +94,7 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
         final_step=final_step,
         faults=tuple(_faults_before(drill, number)),
         divergence=divergence,
+        ended=max((end.step for end in drill.chaos.ends.values()), default=final_step),
         hint=divergence.hint if divergence else verdict.hint,
     )
 
@@ -143,7 +147,10 @@ def hint_of(target: Target, comparison: Comparison) -> str | None:
     names = [candidate.words for candidate in candidates_of(comparison)]
     if not names:
         return target.hint
-    return f"no checkpoint holds {listed(names, SHOWN)}: pass what holds it to run.register. {target.hint or ''}".rstrip()
+    found = f"no checkpoint holds {listed(names, SHOWN)}: pass what holds it to run.register"
+    # What the verdict supposes is known now.
+    known = target.divergence is None or target.divergence.reason.hazard == "O8"
+    return found if known or target.hint is None else f"{target.hint}; {found}"
 
 
 def candidates_of(comparison: Comparison) -> tuple[Candidate, ...]:

@@ -14,7 +14,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Drill
 from chaosrun.verify.confirm import UNDISTURBED
-from chaosrun.verify.diagnosis import Target, repeats, target_of
+from chaosrun.verify.diagnosis import Target, hint_of, repeats, target_of
+from chaosrun.verify.inspection import Candidate, Comparison
 from chaosrun.verify.verdict import judge
 
 KILL = Fault(id="F1", rank=1, phase="step", at_step=6, source="faults.schedule[0]")
@@ -146,3 +147,24 @@ def test_the_same_difference_again(tmp_path: Path) -> None:
     assert repeats(found, replace(own, attempt=1, seen="other bits")) is True
     for other in (None, replace(own, step=6), replace(own, kind="loss"), replace(own, ranks=(1,))):
         assert repeats(found, other) is False
+
+
+def test_a_leg_that_went_on_beyond_the_end_is_replayed_a_step_beyond_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 4, rank, only("end", put(step=14)))
+    assert judge(run).code == "ended_at_another_step" and "no checkpoint holds" in (judge(run).hint or "")
+    found = target(run)
+    assert (found.divergence, found.ended, found.last_step(UNDISTURBED)) == (None, 14, 13)
+    assert target(write_run(tmp_path / "inexact", bugs=Bugs(keep_rng=False))).ended == 12
+
+
+def test_the_hint_names_what_no_checkpoint_holds(tmp_path: Path) -> None:
+    held = Comparison(moments=1, candidates=(Candidate(name="scale", values=1, expected="27.0", seen="8.0"),))
+    buffers = Bugs(keep_buffers=False, with_digests=False)
+    found = target(write_run(tmp_path / "loss", bugs=buffers, reference_bugs=Bugs(with_digests=False)))
+    told = "no checkpoint holds scale (8.0, undisturbed 27.0): pass what holds it to run.register"
+    assert hint_of(found, held) == told
+    assert hint_of(found, Comparison(moments=1)) == found.hint
+    other = target(write_run(tmp_path / "rng", bugs=Bugs(keep_rng=False)))
+    assert hint_of(other, held) == f"{other.hint}; {told}"

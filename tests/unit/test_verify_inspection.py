@@ -209,8 +209,8 @@ LOST = {"scale": "8.0", "good": "0", "replay": "deque of 0: ", "model 0/calls": 
 KEPT = {
     "scale": "27.0",
     "good": "10",
-    "replay/0": "float32[2] 1",
-    "replay/1": "float32[2] 2",
+    "replay/0": "float32 1",
+    "replay/1": "float32 2",
     "model 0/calls": "9",
     "same": "1",
 }
@@ -223,7 +223,7 @@ def test_what_the_script_kept_otherwise_is_a_candidate(legs: Legs) -> None:
     assert compared(legs) == [
         "scale (8.0, undisturbed 27.0)",
         "good (0, undisturbed 10)",
-        "replay (absent, undisturbed float32[2] 1)",
+        "replay (absent, undisturbed float32 1)",
         "model 0/calls (1, undisturbed 9)",
     ]
 
