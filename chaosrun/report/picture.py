@@ -53,7 +53,8 @@ class TraceLine(msgspec.Struct):
     step: int = 0
     time_s: float = 0.0
     loss: tuple[str, ...] = ()
-    items: int | None = None
+    items: int | str | None = None
+    """Of a step how many there were; of a probe, what they are."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -402,11 +402,12 @@ class TestFollower:
         assert leg is not None
         for rank in (0, 1):
             writer = TraceWriter(run.leg("chaos").attempt(1).trace(rank))
+            writer.write("probe", items="independent", detail="")
             for number in range(1, 4):
                 writer.write(**line(number, 1.0))
             writer.close()
         assert follower.poll() == []
-        assert (leg.step, leg.losses) == (3, {1: 1.0, 2: 1.0, 3: 1.0})
+        assert (leg.step, leg.losses, leg.damage) == (3, {1: 1.0, 2: 1.0, 3: 1.0}, {})
 
     def test_faults_fire_when_their_marker_is_there(self, run: RunLayout) -> None:
         append(run, STARTED, starting(1))
