@@ -1,21 +1,11 @@
 """Killing a worker with the real probe: where all is well, and under layers that keep something alive."""
 
-import os
 from pathlib import Path
 
-import pytest
-
 from chaosrun.preflight.checks.kill import CHECK
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status, ask
-from chaosrun.preflight.probes import kill
+from chaosrun.preflight.model import Facts, Finding, Status, ask
 from tests.local_pool import FAULTY, LocalPool
-from tests.preflight_answers import judged
-
-SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
-DRIVER = """#!/bin/sh
-[ "$1" = --query-gpu=uuid,memory.used ] || exit 6
-printf 'GPU-aa01, 10\\nGPU-ab02, 20\\nGPU-ac03, 30\\nGPU-ad04, 40\\n'
-"""
+from tests.preflight_answers import SETTING, judged
 
 
 def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
@@ -59,25 +49,3 @@ def test_a_port_that_stays_taken_is_named_with_its_holder() -> None:
     assert found["time until gone"].status is Status.PASS
     assert found["port"].status is Status.FAIL
     assert found["port"].device == f"port {facts['port']}" and "held by process" in found["port"].measured
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus", "used"),
-    [
-        # The node's GPUs are counted as a program there would, whatever the driver numbers them.
-        ("3,GPU-ab", 2, {"cuda:0": 40, "cuda:1": 20}),
-        (None, 2, {"cuda:0": 10, "cuda:1": 20}),
-        ("GPU-a,MIG-7", 2, {}),  # which one is meant cannot be told
-    ],
-)
-def test_device_memory_is_told_by_the_nodes_own_numbers(
-    visible: str | None, gpus: int, used: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text(DRIVER)
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert kill.device_memory(gpus) == used

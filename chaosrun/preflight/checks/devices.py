@@ -10,7 +10,7 @@ from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Ro
 from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus
 from chaosrun.preflight.probes.compute import FEWER_THREADS, ComputeFacts, Kind
 from chaosrun.preflight.probes.devices import Computed, DevicesFacts
-from chaosrun.preflight.probes.nvidia import Gpu
+from chaosrun.preflight.probes.nvidia import Gpu, matched
 from chaosrun.wording import MIB, listed, size
 
 PATIENCE_S = {Level.QUICK: 20.0, Level.STANDARD: 40.0, Level.DEEP: 60.0}
@@ -48,7 +48,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) 
     models: dict[str, str] = {}
     for node, facts in asked:
         used = gpus_for_work(setting, nodes, node)
-        if named := {gpu.model or "?" for name, gpu in _health_of(facts).items() if name in used}:
+        if named := {gpu.model or "?" for name, gpu in matched(facts.driver.gpus, facts.visible).items() if name in used}:
             models[node.name] = ", ".join(sorted(named))
     usual = majority(models).value if models else ""
     found: list[Finding] = []
@@ -68,7 +68,8 @@ def _of_node(
         return
     of_driver = list(_driver(row, node, facts, wanted=setting.job is not None and per_worker > 0))
     yield from of_driver if used or not node.gpus else of_unused(row, of_driver)
-    health, one_worker = _health_of(facts), setting.job is not None and setting.job.spec.workers == 1
+    health = matched(facts.driver.gpus, facts.visible)
+    one_worker = setting.job is not None and setting.job.spec.workers == 1
     for device in dict.fromkeys([*health, *facts.computed]):
         here = row.of(device=device)
         gpu, computed = health.get(device), facts.computed.get(device)
@@ -78,18 +79,6 @@ def _of_node(
         elif computed is not None:
             rows.append(unfinished(here, computed, "" if gpu is None else _computing(gpu)))
         yield from rows if device in used else of_unused(here, rows)
-
-
-def _health_of(facts: DevicesFacts) -> dict[str, Gpu]:
-    """What the driver says of each device that it can be matched with: by index, or by (the beginning of) its UUID."""
-    gpus = facts.driver.gpus
-    tokens = [str(index) for index in range(len(gpus))] if facts.visible is None else facts.visible
-    matched: dict[str, Gpu] = {}
-    for index, token in enumerate(tokens):
-        same = [gpu for at, gpu in enumerate(gpus) if token == str(at) or (gpu.uuid or "").startswith(token)]
-        if len(same) == 1:
-            matched[f"cuda:{index}"] = same[0]
-    return matched
 
 
 def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iterator[Finding]:
@@ -106,7 +95,7 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
         remedy = "run nvidia-smi on that node; reload the driver or reboot"
         yield row.fail(driver.error, "tells what it knows of its GPUs", remedy)
     else:
-        seen = len(_health_of(facts)) + sum(token.startswith("MIG-") for token in facts.visible or ())
+        seen = len(matched(driver.gpus, facts.visible)) + sum(token.startswith("MIG-") for token in facts.visible or ())
         number, counts = row.of(name="number"), f"{node.gpus}, as Ray counts"
         if not node.gpus and not wanted:
             yield number.skip(f"Ray counts no GPU on this node, its driver {seen}: no worker gets one")
@@ -174,13 +163,13 @@ def _ecc(row: Rows, gpu: Gpu, place: str) -> Finding:
 
 
 def _rows(row: Rows, gpu: Gpu, place: str) -> Finding:
-    if gpu.rows is None:
+    if gpu.remapping_pending is None:
         return row.skip("this GPU does not replace memory")
-    if gpu.rows.failure:
+    if gpu.remapping_failed:
         return row.fail(f"a replacement failed {place}", "none failed", REPLACE)
-    if gpu.rows.pending:
-        return row.fail(f"{gpu.rows.kind} pending {place}", "none pending", RESET)
-    return row.passed(f"{gpu.rows.count} {gpu.rows.kind}, none pending")
+    if gpu.remapping_pending:
+        return row.fail(f"pending {place}", "none pending", RESET)
+    return row.passed(f"{gpu.remapped}, none pending")
 
 
 def _throttling(row: Rows, gpu: Gpu) -> Finding:

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -71,61 +71,56 @@ class ComputeFacts(Struct, frozen=True, kw_only=True):
     cores: Cores | None = None
 
 
-class Work(Struct, frozen=True, kw_only=True):
-    """What is asked of a device."""
-
-    threads: int = 1
-    products: bool = False
-    """Whether memory and products are tried."""
-    repeats: int = 0
-    """Of the training."""
-    seconds: float = 0.0
-    """For which it goes on."""
-    cores: bool = False
-    """Whether it is made on each core of a CPU."""
-
-
-def probe(*, device: str, progress: int, visible: str = "", **work: Any) -> ComputeFacts:
-    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `visible`: CUDA_VISIBLE_DEVICES of this
-    process; else a Work."""
+def probe(
+    *,
+    device: str,
+    progress: int,
+    threads: int = 1,
+    products: bool = False,
+    repeats: int = 0,
+    seconds: float = 0.0,
+    cores: bool = False,
+    visible: str = "",
+) -> ComputeFacts:
+    """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `products`: whether memory and products are
+    tried; `repeats` of the training, for `seconds`; `cores`: whether on each core of a CPU."""
 
     def say(phase: str) -> None:
         os.write(progress, f"{phase}\n".encode())
 
-    asked = Work(**work)
     say("import of torch")
     import torch
 
     from chaosrun.preflight.probes import fingerprinted_training
-    from chaosrun.preflight.probes import products as tried
+    from chaosrun.preflight.probes.products import check_memory, check_products, product_gflops
 
     which = torch.device(device)
-    torch.set_num_threads(asked.threads)
+    torch.set_num_threads(threads)
     if device == "cuda":
         from chaosrun.protocol.determinism import pin
 
         # The CPU's kernels need none of it, and it loads the compiler.
-        pin(seed=0, deterministic="strict", threads=asked.threads)
+        pin(seed=0, deterministic="strict", threads=threads)
     say("first use")
     facts = ComputeFacts(kind=kind_of(which))
-    if asked.products:
+    if products:
         say("allocation")
         size = CPU_BYTES if device == "cpu" else int(torch.cuda.mem_get_info(which)[0] * GPU_SHARE)
-        memory = MemoryTried(bytes=size, wrong=tried.check_memory(which, size))
-        exact = tuple(tried.check_products(which, say))
+        memory = MemoryTried(bytes=size, wrong=check_memory(which, size))
+        exact = tuple(check_products(which, say))
         say("speed of a product")
-        facts = structs.replace(facts, memory=memory, products=exact, gflops=tried.product_gflops(which))
-    if asked.repeats:
-        counts = sorted({1, asked.threads}) if device == "cpu" else [asked.threads]
-        repeats, seconds = asked.repeats, asked.seconds / len(counts)
+        facts = structs.replace(facts, memory=memory, products=exact, gflops=product_gflops(which))
+    if repeats:
+        counts = sorted({1, threads}) if device == "cpu" else [threads]
+        each_s = seconds / len(counts)
         training = tuple(
-            fingerprinted_training.repeated(which, threads=count, repeats=repeats, seconds=seconds, say=say) for count in counts
+            fingerprinted_training.repeated(which, threads=count, repeats=repeats, seconds=each_s, say=say) for count in counts
         )
         facts = structs.replace(facts, training=training)
-        if device == "cpu" and asked.cores:
-            cores = sorted(os.sched_getaffinity(0))
-            differing = fingerprinted_training.other_cores(training[0].operations, cores, say)
-            facts = structs.replace(facts, cores=Cores(tried=len(cores), differing=differing))
+        if device == "cpu" and cores:
+            numbers = sorted(os.sched_getaffinity(0))
+            differing = fingerprinted_training.other_cores(training[0].operations, numbers, say)
+            facts = structs.replace(facts, cores=Cores(tried=len(numbers), differing=differing))
     return facts
 
 

@@ -10,7 +10,6 @@ import mmap
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -19,8 +18,9 @@ from typing import Any
 import psutil
 from msgspec import Struct
 
-from chaosrun.preflight.probes.devices import gpu_devices, visible_gpus
+from chaosrun.preflight.probes.devices import ask_driver, visible_gpus
 from chaosrun.preflight.probes.forked import Say, forked
+from chaosrun.preflight.probes.nvidia import matched
 from chaosrun.processes import (
     SHARED_MEMORY,
     ProcessIdentity,
@@ -80,7 +80,7 @@ class KillFacts(Struct, frozen=True, kw_only=True):
 def probe(*, within_s: float, gpus: int) -> KillFacts:
     """`within_s` for each thing to be gone."""
     become_subreaper()
-    memory_before = device_memory(gpus)
+    memory_before = _device_memory(gpus)
     worker, about = _start(gpus)
     port, shared_memory = about["port"], SHARED_MEMORY / about["shared_memory"]
     family = {name: identity for name in ("worker", "child", "grandchild") if (identity := identify(about[name])) is not None}
@@ -91,7 +91,7 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
             unreached = ""
         except OSError as error:
             unreached = error.strerror or str(error)
-        held = device_memory(gpus)
+        held = _device_memory(gpus)
         began = time.monotonic()
         alive = _kill(worker, family, within_s)
         killed_s = time.monotonic() - began
@@ -221,23 +221,14 @@ def _holder(port: int) -> str:
     return ""
 
 
-def device_memory(gpus: int) -> dict[str, int] | None:
+def _device_memory(gpus: int) -> dict[str, int] | None:
     """MiB in use by each GPU of this node that the driver knows of; None when it cannot be asked."""
     if not gpus:
         return {}
-    command = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
-    try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        used = {uuid.strip(): int(mib) for uuid, mib in (line.split(",") for line in said.splitlines() if line.strip())}
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    found: dict[str, int] = {}
-    for device, token in gpu_devices(gpus, visible_gpus(), list(used)).items():
-        # By its place among the driver's, or by (the beginning of) its UUID.
-        same = [mib for place, (uuid, mib) in enumerate(used.items()) if token == str(place) or uuid.startswith(token)]
-        if len(same) == 1:
-            found[device] = same[0]
-    return found
+    driver = ask_driver()
+    known = matched(driver.gpus, visible_gpus()).items()
+    used = {name: gpu.total_mib - gpu.free_mib for name, gpu in known if gpu.total_mib is not None and gpu.free_mib is not None}
+    return used if driver.told == "all" else None
 
 
 def _freed(before: Mapping[str, int], held: Mapping[str, int], gpus: int, limit_s: float) -> dict[str, DeviceMemory]:
@@ -245,7 +236,7 @@ def _freed(before: Mapping[str, int], held: Mapping[str, int], gpus: int, limit_
     taken = {device: used for device, used in held.items() if used - before.get(device, 0) >= DEVICE_MIB // 2}
     began, found = time.monotonic(), dict[str, DeviceMemory]()
     while len(found) < len(taken):
-        now, elapsed_s = device_memory(gpus) or {}, time.monotonic() - began
+        now, elapsed_s = _device_memory(gpus) or {}, time.monotonic() - began
         for device in taken.keys() - found.keys():
             had, after = before.get(device, 0), now.get(device, taken[device])
             free = after <= had + BACK_MIB

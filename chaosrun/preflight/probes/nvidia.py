@@ -5,6 +5,7 @@ is None.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -14,32 +15,6 @@ from msgspec import Struct
 _NOTHING = re.compile(r"n/?a|\[n/a\]|not supported|none|-|requested functionality has been deprecated", re.IGNORECASE)
 _LOST = re.compile(r"gpu is lost|gpu requires reset", re.IGNORECASE)
 _REASON = re.compile(r"clocks_(?:event|throttle)_reason_(.+)")
-
-REPLACED = (
-    (
-        "remapped rows",
-        ("remapped_rows/remapped_row_corr", "remapped_rows/remapped_row_unc"),
-        ("remapped_rows/remapped_row_pending",),
-    ),
-    (
-        "retired pages",
-        (
-            "retired_pages/multiple_single_bit_retirement/retired_count",
-            "retired_pages/double_bit_retirement/retired_count",
-        ),
-        ("retired_pages/pending_retirement", "retired_pages/pending_blacklist"),
-    ),
-)
-"""What is replaced, where it is counted, and where more of it is said to wait for a reset."""
-
-
-class Replacements(Struct, frozen=True, kw_only=True):
-    """Rows of memory that were replaced; before Ampere whole pages were taken out of use instead."""
-
-    kind: str
-    count: int
-    pending: bool
-    failure: bool
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
@@ -62,7 +37,11 @@ class Gpu(Struct, frozen=True, kw_only=True):
     """Errors that ECC could not correct since the driver was loaded."""
     threshold_exceeded: bool
     unrepairable: bool
-    rows: Replacements | None
+    remapped: int
+    """Rows of memory that were replaced."""
+    remapping_pending: bool | None
+    """Whether more of them wait for a reset; None: this GPU replaces none."""
+    remapping_failed: bool
     throttling: tuple[str, ...] | None
     """Reasons why its clocks are lower now than they could be, as the driver names them; None: it does not say."""
     mig: str | None
@@ -96,6 +75,17 @@ def parse(report: str) -> Driver:
     return Driver(told="all", version=_text(root, "driver_version"), cuda=_text(root, "cuda_version"), gpus=gpus)
 
 
+def matched(gpus: Sequence[Gpu], visible: Sequence[str] | None) -> dict[str, Gpu]:
+    """By the name that a program on Ray calls it, "cuda:0": those that CUDA_VISIBLE_DEVICES names for sure, by index or by (the
+    beginning of) their UUID. None: it is not set."""
+    found: dict[str, Gpu] = {}
+    for index, token in enumerate(map(str, range(len(gpus))) if visible is None else visible):
+        same = [gpu for at, gpu in enumerate(gpus) if token == str(at) or (gpu.uuid or "").startswith(token)]
+        if len(same) == 1:
+            found[f"cuda:{index}"] = same[0]
+    return found
+
+
 def _gpu(gpu: Element) -> Gpu:
     return Gpu(
         bus=gpu.get("id", ""),
@@ -107,7 +97,9 @@ def _gpu(gpu: Element) -> Gpu:
         uncorrectable=_uncorrectable(gpu),
         threshold_exceeded=_yes(gpu, "ecc_errors/aggregate/sram_threshold_exceeded"),
         unrepairable=_yes(gpu, "ecc_errors/unrepairable_memory"),
-        rows=_rows(gpu),
+        remapped=sum(_number(gpu, f"remapped_rows/remapped_row_{kind}") or 0 for kind in ("corr", "unc")),
+        remapping_pending={"Yes": True, "No": False}.get(_text(gpu, "remapped_rows/remapped_row_pending") or ""),
+        remapping_failed=_yes(gpu, "remapped_rows/remapped_row_failure"),
         throttling=_throttling(gpu),
         mig=_text(gpu, "mig_mode/current_mig"),
         instances=len(gpu.findall("mig_devices/mig_device")),
@@ -132,18 +124,6 @@ def _uncorrectable(gpu: Element) -> int | None:
     paths = ["double_bit/total"] + [each.tag for each in volatile or () if re.fullmatch(ampere, each.tag)]
     known = [count for path in paths if (count := _number(gpu, f"ecc_errors/volatile/{path}")) is not None]
     return sum(known) if known else None
-
-
-def _rows(gpu: Element) -> Replacements | None:
-    for kind, counts, pending in REPLACED:
-        if any(_text(gpu, path) for path in pending):
-            return Replacements(
-                kind=kind,
-                count=sum(_number(gpu, path) or 0 for path in counts),
-                pending=any(_yes(gpu, path) for path in pending),
-                failure=_yes(gpu, "remapped_rows/remapped_row_failure"),
-            )
-    return None
 
 
 def _throttling(gpu: Element) -> tuple[str, ...] | None:
