@@ -9,12 +9,13 @@ import pytest
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.checks.cluster import CHECK as CLUSTER
-from chaosrun.preflight.checks.cluster import gather
+from chaosrun.preflight.checks.cluster import ClusterFacts, gather
 from chaosrun.preflight.majority import majority
 from chaosrun.preflight.model import Finding, Level, Setting, Status
-from chaosrun.preflight.probes.software import _dotted
+from chaosrun.preflight.probes.software import SoftwareFacts, _dotted
 from chaosrun.spec.source import Job, load_job
 from tests.local_pool import LocalPool
+from tests.preflight_answers import told
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 GOOD: dict[str, Any] = {
@@ -39,6 +40,7 @@ GOOD: dict[str, Any] = {
         "own_path": False,
         "loader_workers": 0,
     },
+    "clock": {"began_s": 0.0, "now_s": 0.0},
 }
 
 
@@ -70,7 +72,8 @@ def judge(
                 facts = facts[group]
             facts[last] = value
     setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job)
-    facts = {"answered": answered, "unanswered": {}, "clocks": clocks or dict.fromkeys(names, (-0.01, 0.01))}
+    known = clocks or dict.fromkeys(names, (-0.01, 0.01))
+    facts = ClusterFacts(software=told(SoftwareFacts, answered), clocks=dict(known))
     return list(CLUSTER.judge(setting, nodes or [node(name) for name in names], facts))
 
 
@@ -314,5 +317,5 @@ def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
     assert failed - missing == {("accelerate version", "other"), ("clock", "skewed")}
     assert missing <= failed
     (version,) = (row for row in found if row.name == "accelerate version")
-    assert version.measured == "0.0.1" and version.remedy.startswith("install accelerate")
+    assert version.measured == "0.0.1" and version.remedy == "install the same accelerate there"
     assert not [row for row in found if row.status is Status.ERROR]

@@ -17,14 +17,18 @@ import pytest
 from chaosrun import processes
 from chaosrun.cluster.probing import Node
 from chaosrun.housekeeping.limits import memory_room, process_room
+from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host
+from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log, told_by
+from chaosrun.preflight.probes.script import ScriptFacts
+from chaosrun.preflight.probes.software import SoftwareFacts
 from chaosrun.spec.source import Job, load_job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
-from tests.preflight_answers import judged
+from tests.preflight_answers import judged, told
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 PLACE: dict[str, Any] = {
@@ -83,8 +87,18 @@ def judge(
             for group in groups:
                 facts = facts[group]
             facts[last] = value
-    script = {"answered": {each.name: {"script": {"loader_workers": loaders}} for each in nodes}}
-    earlier = {} if loaders is None else {"cluster": script}
+    software = SoftwareFacts(
+        versions={},
+        code="",
+        variables={},
+        auth=None,
+        cpus=1,
+        own_ray=False,
+        script=ScriptFacts(loader_workers=loaders),
+        clock=Clock(began_s=0.0, now_s=0.0),
+    )
+    cluster = ClusterFacts(software=told(SoftwareFacts, {each.name: software for each in nodes}), clocks={})
+    earlier = {} if loaders is None else {"cluster": cluster}
     setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job, earlier=earlier)
     return judged(HOST, setting, nodes, answered)
 

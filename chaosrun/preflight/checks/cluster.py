@@ -1,46 +1,61 @@
-"""The check "cluster": are there enough resources, and is every node the same where it matters? Pure."""
+"""The check "cluster": are there enough resources, do the clocks agree, and is every node the same where it matters? Pure.
+
+A clock is known between two bounds only: whoever asks knows no more than when he asked and when the answer came (Cristian,
+Probabilistic clock synchronization, 1989). What the uncertainty could explain is held against nobody, and what it could hide is
+no PASS.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from statistics import median
+
+from msgspec import Struct
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight import placement
-from chaosrun.preflight.checks.cluster_clocks import clocks
-from chaosrun.preflight.checks.cluster_script import script
-from chaosrun.preflight.checks.cluster_versions import variables, versions
-from chaosrun.preflight.model import Check, Facts, Finding, Level, Pool, Rows, Setting, Status, ask
+from chaosrun.preflight.checks.cluster_software import script, variables, versions
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
+from chaosrun.preflight.probes.clock import Clock
+from chaosrun.preflight.probes.software import SoftwareFacts
 from chaosrun.spec.model import JobSpec
 
 ROWS = Rows(check="cluster")
-
 LIMIT_S = 10.0
 UNCERTAIN_S = 0.2
-"""Clocks known less well than this are asked once more, on their own: starting a process costs less than that where nothing
-holds it up."""
+"""Clocks known less well than this are asked once more, on their own, and are then not judged: processes take a moment to
+start."""
+WARN_S = 0.1
+"""Events of different nodes can no longer be put in order."""
+FAIL_S = 1.0
+"""More than any clock that is set by the network is off: nothing sets this one."""
+
+Bounds = tuple[float, float]
+"""How far a node's clock is ahead of the one that asked, in seconds: at least and at most."""
 
 
-def gather(setting: Setting, pool: Pool) -> Facts:
+class ClusterFacts(Struct, frozen=True, kw_only=True):
+    software: Answers[SoftwareFacts]
+    clocks: dict[str, Bounds]
+
+
+def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     job = setting.job
-    asked = {
-        "script": None if job is None else str(job.script_path),
-        "path": [] if job is None else _own_path(job.spec),
-    }
-    told = pool.ask({node.name: ask("software", LIMIT_S, **asked) for node in pool.nodes}, dict)
-    clocks = {name: _offset(facts["clock"], told.asked_s) for name, facts in told.answered.items()}
+    call = ask("software", LIMIT_S, script=job and str(job.script_path), path=_own_path(job.spec) if job else [])
+    told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
+    clocks = {name: _bounds(facts.clock, told.asked_s) for name, facts in told.answered.items()}
     doubtful = [name for name, (low, high) in clocks.items() if high - low > UNCERTAIN_S]
     if doubtful and len(clocks) > 1:
-        again = pool.ask({name: ask("clock", LIMIT_S) for name in doubtful}, dict)
-        for name, facts in again.answered.items():
-            later = _offset(facts["clock"], again.asked_s)
+        again = pool.ask({name: ask("clock", LIMIT_S) for name in doubtful}, Clock)
+        for name, clock in again.answered.items():
+            later = _bounds(clock, again.asked_s)
             clocks[name] = min(clocks[name], later, key=lambda bounds: bounds[1] - bounds[0])
-    return {**told.raw(), "clocks": clocks}
+    return ClusterFacts(software=told, clocks=clocks)
 
 
-def _offset(clock: Facts, asked_s: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of how far a node's clock is ahead of this one: its process ran between the two readings here."""
+def _bounds(clock: Clock, asked_s: tuple[float, float]) -> Bounds:
+    """The node's process ran between the two readings here."""
     began_s, ended_s = asked_s
-    return clock["now_s"] - ended_s, clock["began_s"] - began_s
+    return clock.now_s - ended_s, clock.began_s - began_s
 
 
 def _own_path(spec: JobSpec) -> list[str]:
@@ -48,96 +63,119 @@ def _own_path(spec: JobSpec) -> list[str]:
     return [part for part in spec.env.get("PYTHONPATH", "").split(":") if part]
 
 
-def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> list[Finding]:
-    answered: Mapping[str, Facts] = facts["answered"]
+def judge(setting: Setting, nodes: Sequence[Node], facts: ClusterFacts) -> list[Finding]:
+    answered = facts.software.answered
     # Where there is room nowhere, they have to be right for the room that will be made.
     workers = [node for node in nodes if placement.workers_on(setting, node, nodes)] or nodes
     on_gpus = [node.name for node in workers if node.gpus and placement.gpus_per_worker(setting, nodes)]
     names = [node.name for node in workers]
     found = [
-        *_nodes(nodes, facts),
+        *_nodes(nodes, facts.software),
         _resources(setting, nodes, answered),
         *versions(answered, names, on_gpus),
-        *variables(answered, names, frozenset(setting.job.spec.env) if setting.job else frozenset()),
-        *clocks(facts["clocks"]),
-        *_token(nodes, answered),
+        *variables(answered, names, frozenset(setting.env)),
+        *_clocks(facts.clocks),
+        _token(nodes, answered),
     ]
-    if setting.job is not None:
-        found += script(answered, setting.job.script_path, names)
-    return found
+    return found if setting.job is None else [*found, *script(answered, setting.job.script_path, names)]
 
 
-def _nodes(nodes: Sequence[Node], facts: Facts) -> Iterator[Finding]:
-    answered = facts["answered"]
+def _nodes(nodes: Sequence[Node], told: Answers[SoftwareFacts]) -> Iterator[Finding]:
     for node in nodes:
-        if node.name not in answered:
-            why = facts["unanswered"].get(node.name, {}).get("error") or "chaosrun's process there gave no answer"
-            remedy = "look at what keeps the node busy, and at Ray's logs there"
-            yield ROWS.error(why, remedy, name="node answers", node=node.name)
-    if len(answered) == len(nodes):
-        yield ROWS.passed(f"{len(answered)} of {len(nodes)} answer", "every node that Ray has", name="nodes")
+        if node.name not in told.answered:
+            silence = told.unanswered.get(node.name)
+            why = (silence and silence.error) or "chaosrun's process there gave no answer"
+            yield ROWS.error(
+                why, "look at what keeps the node busy, and at Ray's logs there", name="node answers", node=node.name
+            )
+    if len(told.answered) == len(nodes):
+        yield ROWS.passed(f"{len(nodes)} of {len(nodes)} answer", "every node that Ray has", name="nodes")
 
 
-def _resources(setting: Setting, nodes: Sequence[Node], answered: Mapping[str, Facts]) -> Finding:
+def _resources(setting: Setting, nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Finding:
     # A Ray of chaosrun's own counts as many CPUs as the job asks for, whatever the machine has.
-    own = {name: of_node["cpus"] for name, of_node in answered.items() if of_node["own_ray"]}
+    own = {name: facts.cpus for name, facts in answered.items() if facts.own_ray}
     nodes = [replace(node, cpus=min(node.cpus, own.get(node.name, node.cpus))) for node in nodes]
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     has = f"{cpus:g} CPUs, {gpus} GPUs" if gpus else f"{cpus:g} CPUs"
-    row: dict[str, Any] = {"check": "cluster", "name": "resources", "measured": has}
+    rows = ROWS.of(name="resources")
     if not cpus:
-        return ROWS.row(
-            Status.FAIL,
-            threshold="at least one node with a CPU",
-            reason="no worker can be placed anywhere",
-            remedy="start Ray with CPUs; a cluster that grows by itself needs its workers before the preflight: set their "
-            "smallest number, or ask for them (ray.autoscaler.sdk.request_resources)",
-            **row,
+        remedy = (
+            "start Ray with CPUs; a cluster that grows by itself needs its workers before the preflight: set their "
+            "smallest number, or ask for them (ray.autoscaler.sdk.request_resources)"
         )
+        return rows.fail(has, "at least one node with a CPU", remedy, reason="no worker can be placed anywhere")
     if setting.job is None:
-        return ROWS.passed(threshold="at least one CPU", **row)
+        return rows.passed(has, "at least one CPU")
     spec = setting.job.spec
     cpu, gpu = spec.per_worker.cpu, placement.gpus_per_worker(setting, nodes)
     room = sum(placement.room_on(node, cpu=cpu, gpu=gpu) for node in nodes)
-    row |= {
-        "measured": f"{has}: room for {room}",
-        "threshold": f"room for at least {spec.workers}, each with {cpu:g} CPU" + (f", {gpu} GPU" if gpu else ""),
-    }
+    measured = f"{has}: room for {room}"
+    threshold = f"room for at least {spec.workers}, each with {cpu:g} CPU" + (f", {gpu} GPU" if gpu else "")
     if room >= spec.workers:
-        return ROWS.passed(**row)
+        return rows.passed(measured, threshold)
     if own and gpus >= spec.workers * gpu:
-        return ROWS.row(
-            Status.WARN,
-            reason="Ray would be told that there are more CPUs, and the workers would share these",
-            remedy="lower workers or per_worker.cpu, or join a larger cluster with --address",
-            **row,
-        )
-    return ROWS.row(
-        Status.FAIL,
-        reason="the job would wait for a place, and give up",
-        remedy="lower workers or per_worker, or add nodes",
-        **row,
-    )
+        why = "Ray would be told that there are more CPUs, and the workers would share these"
+        remedy = "lower workers or per_worker.cpu, or join a larger cluster with --address"
+        return rows.warn(measured, threshold, remedy, reason=why)
+    why = "the job would wait for a place, and give up"
+    return rows.fail(measured, threshold, "lower workers or per_worker, or add nodes", reason=why)
 
 
-def _token(nodes: Sequence[Node], answered: Mapping[str, Facts]) -> Iterator[Finding]:
-    name = "authentication"
+def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Finding:
+    rows = ROWS.of(name="authentication")
     if len(nodes) < 2:
-        why = "one node: nothing of this Ray crosses the network"
-        yield ROWS.skip(why, name=name)
-        return
-    open_ = sorted(node for node, facts in answered.items() if facts["auth"] != "token")
-    if not open_:
-        yield ROWS.passed("token", "Ray asks for a token", name=name)
-        return
-    yield ROWS.warn(
-        f"none on {len(open_)} of {len(answered)} nodes",
+        return rows.skip("one node: nothing of this Ray crosses the network")
+    without = sum(facts.auth != "token" for facts in answered.values())
+    if not without:
+        return rows.passed("token", "Ray asks for a token")
+    return rows.warn(
+        f"none on {without} of {len(answered)} nodes",
         "Ray asks for a token",
         "start Ray with RAY_AUTH_MODE=token on every node (from Ray 2.52 on; `ray get-auth-token --generate` makes the "
         "token), or see that nobody else reaches its network",
-        name=name,
         reason="whoever reaches Ray's ports can run programs on every node",
     )
+
+
+# Clocks
+
+
+def _clocks(bounds: Mapping[str, Bounds]) -> Iterator[Finding]:
+    rows = ROWS.of(name="clock")
+    if len(bounds) < 2:
+        yield from (rows.skip("one node: nothing to compare with", node=node) for node in bounds)
+    elif len(bounds) == 2:
+        (one, (low, high)), (other, (other_low, other_high)) = bounds.items()
+        found = _clock(rows, low - other_high, high - other_low, other)
+        if found.status in (Status.WARN, Status.FAIL):
+            # They are compared with each other.
+            why, remedy = (
+                "nothing says which of the two is right",
+                "have chrony or another NTP client set both clocks, then try again",
+            )
+            measured = f"{one}: {found.measured} of {other}"
+            yield replace(found, measured=measured, blames=(one, other), reason=why, remedy=remedy)
+        else:
+            yield replace(found, node=one)
+            yield replace(_clock(rows, other_low - high, other_high - low, one), node=other)
+    else:
+        # The true median lies between the medians of all lower and of all upper bounds.
+        least, most = (median(pair[index] for pair in bounds.values()) for index in (0, 1))
+        for node, (low, high) in bounds.items():
+            yield _clock(rows.of(node=node), low - most, high - least, "the median of all nodes")
+
+
+def _clock(rows: Rows, low_s: float, high_s: float, of: str) -> Finding:
+    offset_s, bound_s = (low_s + high_s) / 2, (high_s - low_s) / 2
+    surely_s = abs(offset_s) - bound_s
+    status = Status.FAIL if surely_s > FAIL_S else Status.WARN if surely_s > WARN_S else Status.PASS
+    if status is Status.PASS and abs(offset_s) + bound_s > UNCERTAIN_S:
+        known = f"its clock is known to ± {bound_s:.2g} s only ({abs(offset_s):.2g} s from {of})"
+        return rows.skip(f"{known}: the node was slow to answer")
+    measured = f"{abs(offset_s):.3g} s {'ahead' if offset_s > 0 else 'behind'} (± {bound_s:.2g} s)"
+    remedy = "have chrony or another NTP client set the clock there, then try again"
+    return rows.judged(status, measured, f"at most {WARN_S:g} s from {of}", remedy)
 
 
 CHECK = Check(

@@ -12,6 +12,7 @@ from shlex import join
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
+from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
 from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
@@ -210,9 +211,10 @@ def _loader_workers(setting: Setting, node: Node) -> int | None:
     None: unknown."""
     if setting.job is None:
         return None
-    script = setting.earlier.get("cluster", {}).get("answered", {}).get(node.name, {}).get("script") or {}
-    if (in_script := script.get("loader_workers")) is not None:
-        return in_script
+    cluster: ClusterFacts | None = setting.earlier.get("cluster")
+    software = cluster and cluster.software.answered.get(node.name)
+    if software and software.script and software.script.loader_workers is not None:
+        return software.script.loader_workers
     for word, following in pairwise([*setting.job.spec.args, ""]):
         if match := LOADER_ARGUMENT.fullmatch(str(word)):
             number = match[1] or str(following)

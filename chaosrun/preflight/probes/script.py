@@ -8,11 +8,11 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 from chaosrun.housekeeping.environment import installed_version
 
@@ -20,9 +20,27 @@ MOST_FILES = 500
 LOADER_WORKERS = {"num_workers", "dataloader_num_workers"}
 
 
-def script_facts(script: str, path: Sequence[str]) -> dict[str, Any]:
-    """{error} where it cannot be read, else {files: {path: digest}, imports: {name: {found, optional, version}}, own_path,
-    loader_workers}: `own_path` says that it changes sys.path itself."""
+class Package(Struct, frozen=True, kw_only=True):
+    """What the script imports, and does not lie beside it."""
+
+    found: bool
+    optional: bool
+    version: str | None = None
+
+
+class ScriptFacts(Struct, frozen=True, kw_only=True):
+    error: str = ""
+    """Why it cannot be read; then nothing else is known."""
+    files: dict[str, str] = {}
+    """Digests, by path."""
+    imports: dict[str, Package] = {}
+    own_path: bool = False
+    """It changes sys.path itself."""
+    loader_workers: int | None = None
+    """The most that a `num_workers=` asks for; 0 when none is there; None when a value is no number."""
+
+
+def script_facts(script: str, path: Sequence[str]) -> ScriptFacts:
     top = Path(script)
     sys.path[:0] = [str(top.parent), *path]
     importlib.invalidate_caches()
@@ -38,9 +56,9 @@ def script_facts(script: str, path: Sequence[str]) -> dict[str, Any]:
             source = file.read_bytes()
             tree = ast.parse(source, filename=str(file))
         except OSError as error:
-            return {"error": f"{file}: {error.strerror}"}
+            return ScriptFacts(error=f"{file}: {error.strerror}")
         except (SyntaxError, ValueError) as error:
-            return {"error": f"{file}: Python cannot read it: {error}"}
+            return ScriptFacts(error=f"{file}: Python cannot read it: {error}")
         files[file] = hashlib.sha256(source).hexdigest()[:16]
         trees.append(tree)
         for found in imports_of(tree):
@@ -53,21 +71,19 @@ def script_facts(script: str, path: Sequence[str]) -> dict[str, Any]:
             if not beside and name not in sys.stdlib_module_names:
                 optional[name] = found.optional and optional.get(name, True)
     distributions = packages_distributions()
-    return {
-        "files": {str(file.relative_to(top.parent)): digest for file, digest in sorted(files.items())},
-        "imports": {
-            name: {"found": _is_there(name), "optional": may_be_missing, "version": version}
-            for name, may_be_missing in sorted(optional.items())
-            for version in [installed_version(distributions[name][0]) if name in distributions else None]
+    versions = {name: installed_version(distributions[name][0]) if name in distributions else None for name in optional}
+    return ScriptFacts(
+        files={str(file.relative_to(top.parent)): digest for file, digest in sorted(files.items())},
+        imports={
+            name: Package(found=_is_there(name), optional=optional[name], version=versions[name]) for name in sorted(optional)
         },
-        "own_path": any(_changes_path(tree) for tree in trees),
-        "loader_workers": loader_workers(trees),
-    }
+        own_path=any(_changes_path(tree) for tree in trees),
+        loader_workers=loader_workers(trees),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
-    names: list[str] = field(default_factory=list)
+class Import(Struct, frozen=True, kw_only=True):
+    names: list[str]
     """Modules: of `from a import b` both a and a.b, which may be one."""
     level: int = 0
     """Dots of a relative import."""
@@ -113,7 +129,6 @@ def _type_checking(test: ast.expr) -> bool:
 
 
 def loader_workers(trees: Sequence[ast.Module]) -> int | None:
-    """The most that a `num_workers=` asks for; 0 when none is there; None when a value is no number."""
     asked = [
         keyword.value.value if isinstance(keyword.value, ast.Constant) else None
         for tree in trees

@@ -7,14 +7,15 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import Any
+
+from msgspec import Struct
 
 import chaosrun
 from chaosrun.housekeeping.environment import installed_version, listed_variables
-from chaosrun.preflight.model import Facts
-from chaosrun.preflight.probes.clock import clock_of_this_process
+from chaosrun.preflight.probes import clock
+from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.raylet_options import raylet_options
-from chaosrun.preflight.probes.script import script_facts
+from chaosrun.preflight.probes.script import ScriptFacts, script_facts
 
 PACKAGES = ("ray", "accelerate", "numpy")
 DRIVERS = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
@@ -22,11 +23,24 @@ PARAMETER = re.compile(r"^(__version__|cuda|hip)\b[^=]*= *'([^']*)'", re.MULTILI
 """Of torch/version.py."""
 
 
-def probe(**parameters: Any) -> Facts:
-    """Parameters: {script: path or null, path: [more directories that its imports are looked for in]}."""
+class SoftwareFacts(Struct, frozen=True, kw_only=True):
+    versions: dict[str, str | None]
+    code: str
+    """A digest of chaosrun's own files: a version number does not tell a changed copy from the published one."""
+    variables: dict[str, str]
+    auth: str | None
+    cpus: int
+    own_ray: bool
+    """Whether chaosrun has started this Ray."""
+    script: ScriptFacts | None
+    clock: Clock
+
+
+def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
+    """`path`: more directories that the script's imports are looked for in."""
     torch = _torch()
-    facts: dict[str, Any] = {
-        "versions": {
+    return SoftwareFacts(
+        versions={
             "python": platform.python_version(),
             "chaosrun": chaosrun.__version__,
             **{name: installed_version(name) for name in PACKAGES},
@@ -34,15 +48,16 @@ def probe(**parameters: Any) -> Facts:
             "driver": _driver(),
             "NCCL": _nccl() if "cuda" in torch else None,
         },
-        "code": _code(),
-        "variables": listed_variables(os.environ),
-        "auth": os.environ.get("RAY_AUTH_MODE"),
-        "cpus": os.cpu_count() or 1,
-        "own_ray": "chaosrun-ray-" in raylet_options().get("temp_dir", ""),
-        # Last of all: it puts the script's directory on the path.
-        "script": None if parameters.get("script") is None else script_facts(parameters["script"], parameters.get("path", ())),
-    }
-    return {**facts, "clock": clock_of_this_process()}
+        code=_code(),
+        variables=listed_variables(os.environ),
+        auth=os.environ.get("RAY_AUTH_MODE"),
+        cpus=os.cpu_count() or 1,
+        own_ray="chaosrun-ray-" in raylet_options().get("temp_dir", ""),
+        # It puts the script's directory on the path.
+        script=None if script is None else script_facts(script, path),
+        # Last of all.
+        clock=clock.probe(),
+    )
 
 
 def _torch() -> dict[str, str]:
@@ -87,7 +102,6 @@ def _dotted(number: int) -> str:
 
 
 def _code() -> str:
-    """A digest of chaosrun's own files: a version number does not tell a changed copy from the published one."""
     digest = hashlib.sha256()
     root = Path(chaosrun.__file__).parent
     for path in sorted(root.rglob("*.py")):
