@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError, Parameter
 
 from chaosrun import __version__
-from chaosrun.cli import campaigns, control, drills, export, housekeeping, preflight, reports, runs, start
+from chaosrun.cli import campaigns, drills, files, housekeeping, preflight, runs
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.report.output import has_colour, write_error, write_json
 
@@ -52,16 +52,16 @@ for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=WITH_CHANGES.format(command=command.__name__))
 for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
     app.command(command)
-app.command(control.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
-app.command(control.wait)
-app.command(control.cancel)
+app.command(drills.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
+app.command(drills.wait)
+app.command(drills.cancel)
 app.command(drills.compare, usage="Usage: chaosrun compare [OPTIONS] RUN RUN...")
 app.command(campaigns.suite, usage="Usage: chaosrun suite [OPTIONS] SUITE")
 app.command(runs.list_, name="list")
-app.command(reports.report, usage="Usage: chaosrun report [OPTIONS] RUN")
-app.command(start.init, usage="Usage: chaosrun init [OPTIONS] [DIR]")
-app.command(start.schema, usage="Usage: chaosrun schema [OPTIONS] job|suite|verdict|preflight")
-app.command(export.export, usage="Usage: chaosrun export [OPTIONS] github|ray|rayjob|slurm FILE [KEY=VALUE...]")
+app.command(runs.report, usage="Usage: chaosrun report [OPTIONS] RUN")
+app.command(files.init, usage="Usage: chaosrun init [OPTIONS] [DIR]")
+app.command(files.schema, usage="Usage: chaosrun schema [OPTIONS] job|suite|verdict|preflight")
+app.command(files.export, usage="Usage: chaosrun export [OPTIONS] github|ray|rayjob|slurm FILE [KEY=VALUE...]")
 app.command(preflight.preflight, usage="Usage: chaosrun preflight [OPTIONS] [JOB] [KEY=VALUE...]")
 app.command(housekeeping.env)
 app.command(housekeeping.clean)
@@ -81,13 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return app(tokens) or 0
     except CycloptsError as error:
         command = " ".join(["chaosrun", *(error.command_chain or ())])
-        return _report(UsageError(_without_far_guess(str(error).strip()), hint=f"see `{command} --help`"), tokens)
+        found: ChaosrunError = UsageError(_without_far_guess(str(error).strip()), hint=f"see `{command} --help`")
     except ChaosrunError as error:
-        return _report(error, tokens)
+        found = error
     except KeyboardInterrupt:
-        return _report(InterruptedRunError("interrupted"), tokens)
+        found = InterruptedRunError("interrupted")
     except Exception as error:
-        return _report_bug(error, tokens)
+        import traceback
+
+        traceback.print_exception(error)
+        message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
+        hint = "please report it with the traceback above; the run's files are kept"
+        return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
+    return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
 
 
 def _without_far_guess(message: str) -> str:
@@ -98,28 +104,11 @@ def _without_far_guess(message: str) -> str:
     return message[: guess.start(2)] + message[guess.end(2) :]
 
 
-def _stderr_colour() -> bool:
-    return has_colour(sys.stderr, os.environ)
-
-
-def _report(error: ChaosrunError, tokens: Sequence[str]) -> int:
-    write_error(error.message, error.hint, colour=_stderr_colour())
+def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:
+    write_error(message, hint, colour=has_colour(sys.stderr, os.environ))
     if _asks_for_json(tokens):
-        about = {"kind": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        write_json({"v": 1, "error": about})
-    return error.exit_code
-
-
-def _report_bug(error: Exception, tokens: Sequence[str]) -> int:
-    import traceback
-
-    traceback.print_exception(error)
-    message = f"this is a bug in chaosrun {__version__}: {type(error).__name__}: {error}"
-    write_error(message, "please report it with the traceback above; the run's files are kept", colour=_stderr_colour())
-    if _asks_for_json(tokens):
-        about = {"kind": type(error).__name__, "message": message, "hint": None, "exit_code": EXIT_BUG}
-        write_json({"v": 1, "error": about})
-    return EXIT_BUG
+        write_json({"v": 1, "error": {"kind": kind, "message": message, "hint": hint, "exit_code": exit_code}})
+    return exit_code
 
 
 def _asks_for_json(tokens: Sequence[str]) -> bool:

@@ -1,21 +1,33 @@
 """Commands about many drills: parse, call `chaosrun.api`, print, return the exit code."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run, numbers
-from chaosrun.cli.terminal import page, ticking
+from chaosrun.cli.options import (
+    Address,
+    AtOnce,
+    Format,
+    Job,
+    Overrides,
+    Quiet,
+    Root,
+    Run,
+    as_text,
+    numbers,
+    one_or_more,
+    show,
+    ticking,
+)
 from chaosrun.errors import ChaosrunError, UsageError
-from chaosrun.report.output import warn, write_json, write_out
+from chaosrun.report.output import warn, write_out
 
 if TYPE_CHECKING:
     from chaosrun.campaign.results import SuiteResult
-    from chaosrun.campaign.suite_plan import SuiteRequest
-
-MORE_THAN_NONE = "a number, 1 or more"
 
 
 def suite(
@@ -33,7 +45,7 @@ def suite(
     list_: Annotated[bool, Parameter(name="--list", help="Show what would run, and start nothing.")] = False,
     fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
     keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
-    at_once: Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")] = None,
+    at_once: AtOnce = None,
     resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
     history: Annotated[
         Path | None, Parameter(help="File that the nights are kept in (default: ROOT/suites/history/SUITE.jsonl).")
@@ -50,45 +62,41 @@ def suite(
     from chaosrun import api
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_plan, render_suite
+    from chaosrun.campaign.suite_plan import SuiteRequest, parse_seed, parse_shard
     from chaosrun.records.destination import expect_writable
 
     if fail_fast and keep_going:
         raise UsageError("--fail-fast and --keep-going exclude each other", hint="leave one of the two out")
-    if at_once is not None and at_once < 1:
-        raise UsageError(f"--at-once {at_once} is no number of drills", hint=f"give --at-once {MORE_THAN_NONE}")
+    one_or_more("--at-once", at_once)
     for option, file in (("--history", history), ("--junit", junit), ("--markdown", markdown)):
         if file is not None and not list_:
             expect_writable(option, file)  # told now, not after hours of drills
-    request = _request(path, only or (), except_ or (), shard, seed, fail_fast, history)
+    now_s = time.time()
+    request = SuiteRequest(
+        path=path,
+        only=tuple(only or ()),
+        without=tuple(except_ or ()),
+        shard=parse_shard(shard) if shard else None,
+        seed=parse_seed(seed, now_s) if seed else None,
+        fail_fast=fail_fast,
+        history=history,
+        asked_s=now_s,
+    )
     if list_:
         plan = api.suite_plan(request, root=root)
-        if output == "json":
-            write_json(plan.to_json())
-        else:
-            write_out(page(render_plan(plan)))
+        show(output, plan.to_json, lambda: render_plan(plan))
         return 0
-    result = _run_suite(request, resume, at_once, root, address, (junit, markdown), quiet=quiet, output=output)
-    if output == "json":
-        write_json(result.to_json())
-    else:
-        write_out(page(render_suite(result)))
+    run = partial(api.suite, request, resume=resume, at_once=at_once, root=root, address=address)
+    result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
+    show(output, result.to_json, lambda: render_suite(result))
     hand_out(result, junit, markdown)
     return result.exit_code
 
 
 def _run_suite(
-    request: "SuiteRequest",
-    resume: str | None,
-    at_once: int | None,
-    root: Path | None,
-    address: str | None,
-    files: tuple[Path | None, Path | None],
-    *,
-    quiet: bool,
-    output: str,
+    run: "Callable[..., SuiteResult]", junit: Path | None, markdown: Path | None, *, quiet: bool, output: str
 ) -> "SuiteResult":
-    """When it is cut short, what had ended is shown, and written to `files` (JUnit, Markdown), before the error is raised."""
-    from chaosrun import api
+    """When it is cut short, what had ended is shown, and handed out, before the error is raised."""
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_suite
 
@@ -97,51 +105,17 @@ def _run_suite(
     def on_cut_short(so_far: "SuiteResult") -> None:
         ended.append(so_far)
         try:
-            hand_out(so_far, *files)
+            hand_out(so_far, junit, markdown)
         except UsageError as error:
             warn([error.message])
 
     try:
-        with ticking(quiet=quiet) as ticker:
-            return api.suite(
-                request,
-                resume=resume,
-                at_once=at_once,
-                root=root,
-                address=address,
-                on_event=None if ticker is None else ticker.on_event,
-                on_cut_short=on_cut_short,
-            )
+        with ticking(quiet=quiet) as on_event:
+            return run(on_event=on_event, on_cut_short=on_cut_short)
     except ChaosrunError:
         if output == "text":  # else the error is the only value
-            write_out("".join(page(render_suite(so_far)) for so_far in ended))
+            write_out("".join(as_text(render_suite(so_far)) for so_far in ended))
         raise
-
-
-def _request(
-    path: Path,
-    only: Sequence[str],
-    without: Sequence[str],
-    shard: str,
-    seed: str,
-    fail_fast: bool,
-    history: Path | None,
-) -> "SuiteRequest":
-    import time
-
-    from chaosrun.campaign.suite_plan import SuiteRequest, parse_seed, parse_shard
-
-    now_s = time.time()
-    return SuiteRequest(
-        path=path,
-        only=tuple(only),
-        without=tuple(without),
-        shard=parse_shard(shard) if shard else None,
-        seed=parse_seed(seed, now_s) if seed else None,
-        fail_fast=fail_fast,
-        history=history,
-        asked_s=now_s,
-    )
 
 
 def sweep(
@@ -158,7 +132,7 @@ def sweep(
             help="Points to try, by phase or by name, such as 'checkpoint.*' or 'recovery/*'; may be given several times."
         ),
     ] = None,
-    at_once: Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")] = None,
+    at_once: AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
     resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
     address: Address = None,
@@ -169,10 +143,10 @@ def sweep(
     """Kill the job once at every point that it comes by, one drill each: exit code 0 when all PASS, 3 when one does not, 6 when
     none fails and one is inconclusive."""
     from chaosrun import api
+    from chaosrun.campaign.report.text import render_sweep
 
-    if at_once is not None and at_once < 1:
-        raise UsageError(f"--at-once {at_once} is no number of drills", hint=f"give --at-once {MORE_THAN_NONE}")
-    with ticking(quiet=quiet) as ticker:
+    one_or_more("--at-once", at_once)
+    with ticking(quiet=quiet) as on_event:
         swept = api.sweep(
             job,
             overrides=overrides,
@@ -183,14 +157,9 @@ def sweep(
             resume=resume,
             root=root,
             address=address,
-            on_event=None if ticker is None else ticker.on_event,
+            on_event=on_event,
         )
-    if output == "json":
-        write_json({**swept.to_json(), "exit_code": swept.exit_code})
-    else:
-        from chaosrun.campaign.report.text import render_sweep
-
-        write_out(page(render_sweep(swept, root=root)))
+    show(output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root))
     return swept.exit_code
 
 
@@ -207,17 +176,11 @@ def shrink(
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way. It prints that as part of a job
     file; exit code 0, or 6 when the run does not fail again."""
     from chaosrun import api
+    from chaosrun.campaign.report.text import render_shrunk
 
-    if max_drills is not None and max_drills < 1:
-        raise UsageError(f"--max-drills {max_drills} is no number of drills", hint=f"give --max-drills {MORE_THAN_NONE}")
+    one_or_more("--max-drills", max_drills)
     layout = api.find_run(run, root)
-    with ticking(quiet=quiet) as ticker:
-        on_event = None if ticker is None else ticker.on_event
+    with ticking(quiet=quiet) as on_event:
         shrunk = api.shrink(layout, max_drills=max_drills, address=address, on_event=on_event)
-    if output == "json":
-        write_json(shrunk.to_json())
-    else:
-        from chaosrun.campaign.report.text import render_shrunk
-
-        write_out(page(render_shrunk(shrunk)))
+    show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
     return shrunk.exit_code

@@ -1,17 +1,23 @@
-"""Commands about one drill: parse, call `chaosrun.api`, print, return the exit code."""
+"""Commands about one drill, wherever it is supervised: parse, call `chaosrun.api`, print, return the exit code."""
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.arguments import Address, Format, Job, Overrides, Quiet, Root, Run
-from chaosrun.cli.control import Detach, show_detached
-from chaosrun.cli.terminal import page, show_verdict, watch_drill
+from chaosrun.cli.options import Address, Format, Job, Overrides, Quiet, Root, Run, about, duration_s, show, show_verdict
+from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.escapes import harmless
 from chaosrun.report.output import warn, write_json, write_out
 from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
+    from chaosrun.campaign.drill import RunResult
     from chaosrun.supervise.guard import SupervisorProcess
+
+Detach = Annotated[bool, Parameter(help="Return once the drill runs; it goes on without a terminal. See `chaosrun wait`.")]
 
 
 def submit(
@@ -30,18 +36,14 @@ def submit(
 ) -> int:
     """Run one drill: the job undisturbed, the job under faults, and the verdict."""
     from chaosrun import api
+    from chaosrun.report.live import progress
 
     if detach or at_a_terminal():
         process = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
         return _tied(process, detach, quiet, output)
-    from chaosrun.report.live import progress
-
-    with progress(quiet=quiet) as live:
-        on_event = None if live is None else live.on_event
+    with progress(quiet=quiet) as on_event:
         result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
-    show_verdict(result.run, result.verdict, output)
-    warn(result.unwritten)
-    return result.verdict.exit_code
+    return _shown(result, output)
 
 
 def resume(
@@ -56,16 +58,19 @@ def resume(
 ) -> int:
     """Go on with a run whose supervisor died or was interrupted."""
     from chaosrun import api
+    from chaosrun.report.live import progress
     from chaosrun.supervise.drill import has_ended
 
     layout = api.find_run(run, root)
     if (detach or at_a_terminal()) and not has_ended(layout):
         process = api.go_on(layout, address=address)
         return _tied(process, detach, quiet, output)
-    from chaosrun.report.live import progress
+    with progress(quiet=quiet, run=layout) as on_event:
+        result = api.resume(layout, address=address, on_event=on_event)
+    return _shown(result, output)
 
-    with progress(quiet=quiet, run=layout) as live:
-        result = api.resume(layout, address=address, on_event=None if live is None else live.on_event)
+
+def _shown(result: "RunResult", output: str) -> int:
     show_verdict(result.run, result.verdict, output)
     warn(result.unwritten)
     return result.verdict.exit_code
@@ -73,9 +78,18 @@ def resume(
 
 def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) -> int:
     """Follow a drill in another process to its verdict, or leave it to itself."""
+
+    def watch() -> None:
+        if quiet:
+            process.wait()
+            return
+        from chaosrun.report.live import is_live_terminal, watch
+
+        watch(process.run, stream=sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), ended=process.ended)
+
     with process:
-        if process.detach() if detach else follow(process, lambda: watch_drill(process, quiet=quiet)):
-            show_detached(process.run, process.pid, quiet=quiet, output=output)
+        if process.detach() if detach else follow(process, watch):
+            _show_detached(process.run, process.pid, quiet=quiet, output=output)
             return 0
         verdict, warnings = process.result()
     show_verdict(process.run, verdict, output)
@@ -83,17 +97,30 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) 
     return verdict.exit_code
 
 
+def _show_detached(run: RunLayout, pid: int, *, quiet: bool, output: str) -> None:
+    """That a drill goes on by itself, and how to follow it."""
+    if output == "json":
+        write_json(about(run, detached=True, pid=pid))
+        return
+    write_out(f"run {run.run_id} goes on by itself (supervisor: process {pid})\n")
+    if not quiet:
+        write_out(_line("follow", "status -w", run) + _line("wait", "wait", run) + _line("cancel", "cancel", run))
+
+
+def _line(label: str, command: str, run: RunLayout) -> str:
+    from chaosrun.records.naming import run_argument
+
+    return f"  {label:<7} chaosrun {command} {run_argument(run)}\n"
+
+
 def plan(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: Format = "text") -> int:
     """Print which faults a drill would inject; start nothing."""
     from chaosrun import api
+    from chaosrun.report.text import render_plan
 
     loaded, faults = api.plan(job, overrides)
-    if output == "json":
-        write_json({"v": 1, "job": str(job), "name": loaded.spec.name, "plan": faults.to_json()})
-    else:
-        from chaosrun.report.text import render_plan
-
-        write_out(page(render_plan(loaded.spec, faults)))
+    told = {"v": 1, "job": str(job), "name": loaded.spec.name, "plan": faults.to_json()}
+    show(output, lambda: told, lambda: render_plan(loaded.spec, faults))
     return 0
 
 
@@ -103,9 +130,8 @@ def validate(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: F
 
     loaded, faults = api.plan(job, overrides)
     if output == "json":
-        write_json(
-            {"v": 1, "job": str(job), "valid": True, "spec": loaded.spec.model_dump(mode="json"), "faults": len(faults.faults)}
-        )
+        spec = loaded.spec.model_dump(mode="json")
+        write_json({"v": 1, "job": str(job), "valid": True, "spec": spec, "faults": len(faults.faults)})
     else:
         from chaosrun.report.text import job_sentence
 
@@ -135,14 +161,10 @@ def compare(
 ) -> int:
     """Compare the losses of runs, step by step: exit code 0 when all are within --atol of the first run's, else 3."""
     from chaosrun import api
+    from chaosrun.report.compare import render_comparison
 
     found = api.compare([api.find_run(name, root) for name in (run, *others)], atol=atol, leg=leg)
-    if output == "json":
-        write_json(found.to_json())
-    else:
-        from chaosrun.report.compare import render_comparison
-
-        write_out(page(render_comparison(found)))
+    show(output, found.to_json, lambda: render_comparison(found))
     return found.exit_code
 
 
@@ -150,16 +172,104 @@ def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: 
     """Run a FAIL again around its first difference and name the quantity, rank, tensor and ULP: exit code 0, or 6 when the
     difference does not show again."""
     from chaosrun import api
-
-    layout = api.find_run(run, root)
+    from chaosrun.report.diagnosis import render_diagnosis
     from chaosrun.report.live import progress
 
-    with progress(quiet=quiet, run=layout) as live:
-        diagnosis = api.diagnose(layout, address=address, on_event=None if live is None else live.on_event)
-    if output == "json":
-        write_json(diagnosis.to_json())
-    else:
-        from chaosrun.report.diagnosis import render_diagnosis
-
-        write_out(page(render_diagnosis(diagnosis, layout)))
+    layout = api.find_run(run, root)
+    with progress(quiet=quiet, run=layout) as on_event:
+        diagnosis = api.diagnose(layout, address=address, on_event=on_event)
+    show(output, diagnosis.to_json, lambda: render_diagnosis(diagnosis, layout))
     return diagnosis.exit_code
+
+
+def cancel(
+    run: Run,
+    /,
+    *,
+    timeout: Annotated[str, Parameter(help="How long to wait for its end, such as 90s.")] = "2m",
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """End a live run in order, wherever it runs; it can be gone on with."""
+    from chaosrun import api
+    from chaosrun.records.supervision import read_supervision
+    from chaosrun.supervise.drill import has_ended
+
+    layout, timeout_s = api.find_run(run, root), duration_s("--timeout", timeout)
+    api.cancel(layout, timeout_s=timeout_s)
+    try:
+        ended, seen = has_ended(layout), read_supervision(layout)
+    except UsageError:
+        if layout.run_json.is_file():
+            raise
+        ended, seen = False, None  # removed meanwhile, by the command that had begun it
+    error = None if seen is None or isinstance(seen.error, InterruptedRunError) else seen.error
+    name = f"run {layout.run_id}"
+    if error is not None:
+        said, then = f"{name} ended before it could be cancelled: {harmless(error.message)}", _line("look", "status", layout)
+    elif ended:
+        said, then = f"{name} came to its end before it could be cancelled", _line("look", "verify", layout)
+    else:
+        said = f"{name} is cancelled: none of its processes trains any more"
+        then = _line("go on", "resume", layout) if layout.run_json.is_file() else ""
+    if output == "json":
+        write_json(about(layout, cancelled=not ended and error is None))
+    else:
+        write_out(f"{said}\n" + ("" if quiet else then))
+    return 0
+
+
+def wait(
+    run: Run,
+    /,
+    *,
+    timeout: Annotated[str | None, Parameter(help="Such as 90s, 10m, 2h; exit code 124 when it passes.")] = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Wait until a run has ended; print its verdict and exit as `submit` would."""
+    from chaosrun import api
+
+    layout, timeout_s = api.find_run(run, root), None if timeout is None else duration_s("--timeout", timeout)
+    return _shown(api.wait(layout, timeout_s=timeout_s), output)
+
+
+def inject(
+    run: Run,
+    /,
+    *,
+    kind: Annotated[str, Parameter(help="What is done: kill, preempt, stop, pause, segfault, node, agent, …")] = "kill",
+    rank: Annotated[str, Parameter(help="The rank it is done to, 'all' at once, or 'random'.")],
+    set_: Annotated[
+        list[str] | None, Parameter(name="--set", help="An option of the kind, such as grace=5s; may be given several times.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="Of --rank random; default: drawn, and printed.")] = None,
+    timeout: Annotated[str, Parameter(help="How long to wait until it is seen to have landed.")] = "2m",
+    no_wait: Annotated[bool, Parameter(help="Return as soon as the fault is part of the run's plan.")] = False,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Strike a live drill now; the fault becomes part of its plan and of its verdict: exit code 0 once it has landed, 6 when it
+    cannot be shown to, 124 when nothing of it is seen in time."""
+    from chaosrun import api
+    from chaosrun.verify.verdict import EXIT_CODES
+
+    layout, timeout_s = api.find_run(run, root), duration_s("--timeout", timeout)
+    asked = api.inject(layout, kind=kind, rank=rank, settings=set_ or (), seed=seed)
+    if output == "text":
+        drawn = f"  (drawn with --seed {asked['seed']})" if rank == "random" else ""
+        write_out("".join(f"{fault['id']}  {fault['what']}{drawn}\n" for fault in asked["faults"]))
+    names = [fault["id"] for fault in asked["faults"]]
+    seen = () if no_wait else api.landings(layout, names, timeout_s=timeout_s)
+    if output == "json":
+        found = {each.fault: each.to_json() for each in seen}
+        faults = [{**found.get(fault["id"], {}), **fault} for fault in asked["faults"]]
+        write_json(about(layout, seed=asked["seed"], faults=faults))
+    else:
+        write_out("".join(f"{each.fault}  {harmless(each.sentence)}\n" for each in seen))
+    if any(each.problem for each in seen):
+        return EXIT_CODES["INCONCLUSIVE"]
+    return 0 if all(each.landed for each in seen) else RunTimeoutError.exit_code

@@ -1,20 +1,26 @@
 """Commands that look after an installation: parse, call `chaosrun.api`, print, return the exit code."""
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from chaosrun.cli.arguments import Format, Quiet, Root, duration_s
-from chaosrun.cli.terminal import page
+from chaosrun.cli.options import Format, Quiet, Root, as_text, duration_s
 from chaosrun.errors import UsageError
 from chaosrun.report.output import write_json, write_out
+from chaosrun.wording import count, size, span
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from chaosrun.housekeeping.cleaning import Cleaning
 
 DEFAULT_AGE = "14d"
+DAY_S = 86400.0
+UNLIMITED = -1
 
 
 def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
@@ -25,10 +31,63 @@ def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> 
     if output == "json":
         write_json(facts)
     else:
-        from chaosrun.cli.environment import environment_lines
-
         write_out("".join(f"{line}\n" for line in environment_lines(facts)))
     return 0
+
+
+def environment_lines(facts: Mapping[str, Any]) -> list[str]:
+    return [f"{label:<12} {text}".rstrip() for label, text in _labelled(facts)]
+
+
+def _labelled(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    python, system, cpu, memory, root = (facts[key] for key in ("python", "system", "cpu", "memory", "root"))
+    yield "chaosrun", f"{facts['chaosrun']['version']} ({facts['chaosrun']['path']})"
+    yield "python", f"{python['version']} {python['implementation']} ({python['path']})"
+    yield "torch", _torch(facts["torch"])
+    for name, version in facts["packages"].items():
+        yield name, version or "not installed"
+    yield "system", ", ".join(filter(None, (system["distribution"], system["kernel"], system["machine"], system["libc"])))
+    yield "container", "yes" if system["container"] else "no sign of one"
+    limit = f", limited to {cpu['cgroup_limit']:g}" if cpu["cgroup_limit"] is not None else ""
+    yield "cpu", f"{cpu['model'] or 'unknown'}, {cpu['usable']} of {cpu['count']} cores usable{limit}"
+    limit = f", limited to {size(memory['cgroup_limit_bytes'])}" if memory["cgroup_limit_bytes"] is not None else ""
+    yield "memory", f"{size(memory['total_bytes'])}, {size(memory['available_bytes'])} available{limit}"
+    yield "/dev/shm", _room(memory["shm"])
+    gpus = facts["gpus"]
+    for gpu in [gpus] if isinstance(gpus, str) else gpus or ["none"]:
+        yield "gpu", gpu
+    for name, (soft, hard) in facts["limits"].items():
+        yield name.replace("_", " "), f"at most {_number(soft)} (hard limit {_number(hard)})"
+    about = [] if root["exists"] else ["not there yet"]
+    about += [] if root["writable"] else ["not writable"]
+    yield "root", ", ".join([root["path"], *about, root["file_system"] or "unknown file system", _room(root)])
+    if not facts["environment"]:
+        yield "variables", "none that matter"
+    for name, value in facts["environment"].items():
+        yield "variable", f"{name}={value}"
+
+
+def _torch(torch: Mapping[str, Any]) -> str:
+    if error := torch.get("error"):
+        return f"{torch['version']}, BROKEN: {error}" if torch["version"] else error
+    built = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else "for CPUs"
+    parts = [torch["version"], built, f"CPU kernels {torch['cpu_capability']}"]
+    if torch["cuda_available"]:
+        devices = ", ".join(f"{device['name']} ({size(device['memory_bytes'])})" for device in torch["devices"])
+        parts += [f"cuDNN {torch['cudnn']}", f"NCCL {torch['nccl']}", f"{len(torch['devices'])} devices: {devices}"]
+    elif torch["cuda"]:
+        parts.append("CUDA NOT AVAILABLE")
+    return ", ".join(parts)
+
+
+def _room(room: Mapping[str, Any]) -> str:
+    if "error" in room:
+        return f"cannot be looked at: {room['error']}"
+    return f"{size(room['total_bytes'])}, {size(room['free_bytes'])} free"
+
+
+def _number(limit: int) -> str:
+    return "unlimited" if limit == UNLIMITED else str(limit)
 
 
 def clean(
@@ -47,28 +106,25 @@ def clean(
 ) -> int:
     """Remove old runs that passed, with their checkpoints, and old references, sweeps and suites."""
     from chaosrun import api
-    from chaosrun.cli.cleaning import cleaning_sentence
 
     if keep < 0:
         raise UsageError(f"--keep {keep} is no number of runs", hint="give --keep 0 or more")
     age = older_than or (None if keep else DEFAULT_AGE)
     may_ask = output == "text" and sys.stdin.isatty() and sys.stderr.isatty()
 
-    shown: list[Cleaning] = []
+    asked = False
 
     def agreed(intended: "Cleaning") -> bool:
-        if dry_run:
-            return False
-        if yes:
-            return True
+        nonlocal asked
+        if dry_run or yes:
+            return yes and not dry_run
         if not may_ask:
             raise UsageError(
-                f"{cleaning_sentence(intended)}, and nobody can be asked here",
+                f"{_cleaning_sentence(intended)}, and nobody can be asked here",
                 hint="add --yes to remove it, or --dry-run to see it",
             )
-        shown.append(intended)
-        _show(intended, sys.stderr.write)
-        sys.stderr.write("Remove it? [y/N] ")
+        asked = True
+        sys.stderr.write(as_text(_cleaning_page(intended)) + "Remove it? [y/N] ")
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -77,17 +133,46 @@ def clean(
     )
     if output == "json":
         write_json(cleaning.to_json())
-    elif shown and not cleaning.done:
+    elif asked and not cleaning.done:
         write_out("nothing was removed\n")
     else:
-        _show(cleaning, write_out, short=quiet or bool(shown))
+        write_out(as_text(_cleaning_page(cleaning, short=quiet or asked)))
     return 0
 
 
-def _show(cleaning: "Cleaning", write: Callable[[str], object], *, short: bool = False) -> None:
-    from chaosrun.cli.cleaning import render_cleaning
+def _cleaning_page(cleaning: "Cleaning", *, short: bool = False) -> "RenderableType":
+    """A line for each, what stays and why, and the room that it makes. `short`: the last line alone."""
+    from rich.console import Group
 
-    write(page(render_cleaning(cleaning, short=short)))
+    from chaosrun.report.page import columns, unwrapped
+
+    last = unwrapped(_cleaning_sentence(cleaning))
+    if short:
+        return last
+    choice, parts = cleaning.choice, []
+    if choice.removed:
+        table = columns("what", "name", "status", "age", "size", right=("age", "size"))
+        now_s = time.time()
+        for found, bytes_ in zip(choice.removed, cleaning.sizes, strict=True):
+            age_s = max(0.0, now_s - found.used_s)
+            age = span(age_s) if age_s < 2 * DAY_S else f"{age_s / DAY_S:.0f} days"
+            table.add_row(found.kind, found.name, found.status, age, size(bytes_))
+        parts += [table, ""]
+    reasons = Counter((kept.found.kind, kept.why) for kept in choice.kept)
+    kept = [f"{count(number, kind)}: {why}" for (kind, why), number in reasons.items()]
+    kept += [f"{place}: nothing shows that these checkpoints are no other run's" for place in cleaning.spared]
+    return Group(*parts, *(unwrapped(f"kept      {line}") for line in kept), last)
+
+
+def _cleaning_sentence(cleaning: "Cleaning") -> str:
+    """What was removed, or would be, and how much room that makes."""
+    counts = Counter(found.kind for found in cleaning.choice.removed)
+    what = [count(number, kind) for kind, number in counts.items()]
+    if cleaning.leftovers:
+        what.append("what an earlier cleaning left")
+    if not what:
+        return f"there is nothing to remove under {cleaning.root}"
+    return f"{'removed' if cleaning.done else 'to be removed'}: {', '.join(what)}, {size(cleaning.freed_bytes)}"
 
 
 def completion_of(app: App) -> Callable[..., int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.arguments import Address, Overrides, Quiet, Root, duration_s, names, numbers
+from chaosrun.cli.options import Address, Overrides, Quiet, Root, duration_s, names, numbers
 from chaosrun.errors import UsageError
 from chaosrun.report.output import WIDEST, has_colour, page_width, write_out
 

@@ -1,41 +1,36 @@
-"""Commands about runs that are there: parse, call `chaosrun.api`, print, return the exit code."""
+"""Commands about runs that are there, also while they go on: parse, call `chaosrun.api`, print, return the exit code."""
 
+import json
+import os
 import sys
 import time
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.arguments import Format, Quiet, Root, Run
-from chaosrun.cli.terminal import page
-from chaosrun.cli.watching import follow_logs, print_events, print_logs, watch_status
-from chaosrun.errors import InterruptedRunError
-from chaosrun.report.output import write_json, write_out
+from chaosrun.cli.options import Format, Quiet, Root, Run, show
+from chaosrun.errors import InterruptedRunError, UsageError
+from chaosrun.records.layout import RunLayout
+from chaosrun.report.output import write_json, write_out, write_product
+
+if TYPE_CHECKING:
+    from chaosrun.report.sentences import Told
+
+POLL_S = 0.2
 
 
 def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
     """List the runs, newest first."""
     from chaosrun import api
+    from chaosrun.report.text import render_runs
 
     runs = api.list_runs(root)
-    if output == "json":
-        fields = [
-            {
-                "run": s.run_id,
-                "name": s.name,
-                "status": s.status,
-                "outcome": s.outcome,
-                "exit_code": s.exit_code,
-                "created_s": s.created_s,
-                "path": str(s.path.absolute()),
-            }
-            for s in runs
-        ]
-        write_json({"v": 1, "runs": fields})
-    else:
-        from chaosrun.report.text import render_runs
-
-        write_out(page(render_runs(runs, now_s=time.time())))
+    same = ("name", "status", "outcome", "exit_code", "created_s")
+    fields = [
+        {"run": run.run_id, **{name: getattr(run, name) for name in same}, "path": str(run.path.absolute())} for run in runs
+    ]
+    show(output, lambda: {"v": 1, "runs": fields}, lambda: render_runs(runs, now_s=time.time()))
     return 0
 
 
@@ -59,7 +54,7 @@ def status(
     layout = api.find_run(run, root)
     if watch:
         try:
-            watch_status(layout, quiet=quiet, output=output)
+            _watch_status(layout, quiet=quiet, output=output)
         except KeyboardInterrupt:
             if output != "json":
                 print(f"run {layout.run_id} goes on", file=sys.stderr)
@@ -101,13 +96,178 @@ def logs(
     layout = api.find_run(run, root)
     try:
         if events:
-            print_events(layout, leg=leg, attempt=attempt, rank=rank, follow=follow, output=output)
+            _print_events(layout, leg=leg, attempt=attempt, rank=rank, follow=follow, output=output)
         elif follow:
-            follow_logs(layout, leg=leg, attempt=attempt, rank=rank, output=output)
+            _follow_logs(layout, leg=leg, attempt=attempt, rank=rank, output=output)
         else:
-            print_logs(layout, leg=leg, attempt=attempt, rank=rank, quiet=quiet, output=output)
+            _print_logs(layout, leg=leg, attempt=attempt, rank=rank, quiet=quiet, output=output)
     except KeyboardInterrupt:
         if not follow:
             raise
         return InterruptedRunError.exit_code
     return 0
+
+
+def report(
+    run: Run,
+    /,
+    *,
+    format: Annotated[
+        Literal["html", "junit", "markdown", "tensorboard", "text"],
+        Parameter(
+            help="html: one page that needs nothing else; junit: XML for CI systems; markdown: for a job summary; tensorboard: "
+            "event files (needs chaosrun[tensorboard]); text: what `verify` prints."
+        ),
+    ] = "html",
+    to: Annotated[
+        str | None,
+        Parameter(
+            help="A file, a directory for tensorboard, or - for stdout. Default: a file in the run's own directory.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Write a report of a run, judged again from its files, and print where it is.
+
+    Exit code 0 when it is written, whatever the verdict: `chaosrun verify` ends with the verdict's own.
+    """
+    from chaosrun import api
+
+    if to is not None and to.startswith("-") and to != "-":
+        raise UsageError(f"--to {to}: not a path", hint=f"a file of that name is ./{to}")
+    if to == "-" and output == "json":
+        raise UsageError("the report and JSON would both go to stdout", hint="leave out --to - or -o json")
+    made = api.report(api.find_run(run, root), format=format, to=to)
+    if made.text is not None:
+        return write_product(made.text)
+    if output == "json":
+        path = str(made.path and made.path.absolute())
+        write_json({"v": 1, "run": made.run_id, "format": format, "path": path, "verdict": made.verdict.status})
+    else:
+        write_out(f"{made.path}\n")
+    return 0
+
+
+def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
+    """Until the run ends: the live view on stderr, or JSON lines on stdout."""
+    from chaosrun.supervise.drill import is_supervised
+
+    if output != "json" and (quiet or not is_supervised(run)):
+        _until_ended(run, lambda: True)
+        return
+    if output != "json":
+        from chaosrun.report.live import is_live_terminal, watch
+
+        terminal = is_live_terminal(sys.stderr, os.environ)
+        watch(run, stream=sys.stderr, terminal=terminal, ended=lambda: not is_supervised(run))
+        return
+    from chaosrun.report.follow import RunFollower
+    from chaosrun.report.status import read_status
+
+    follower, last = RunFollower(run, whole=False), None
+
+    def tell() -> bool:
+        nonlocal last
+        now = read_status(run, supervised=is_supervised(run), follower=follower).to_json()
+        # What is left of the time changes by itself.
+        lasting = {key: value for key, value in now.items() if key != "eta_s"}
+        if lasting == last:
+            return True
+        last = lasting
+        return _write_lines([now])
+
+    _until_ended(run, tell)
+
+
+def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, quiet: bool, output: str) -> None:
+    from chaosrun.report.escapes import harmless
+    from chaosrun.report.logs import last_written, read_log, rest_sentence, select_logs
+    from chaosrun.supervise.drill import is_supervised
+
+    chosen = select_logs(run, leg=leg, attempt=attempt, rank=rank)
+    if output == "json":
+        about = [
+            {"leg": log.leg, "attempt": log.attempt, "rank": log.rank, "path": str(log.path.absolute()), "text": read_log(log)}
+            for log in chosen
+        ]
+        write_json({"v": 1, "run": run.run_id, "logs": about})
+        return
+    if not quiet and attempt is None and (rest := rest_sentence(run, chosen[0], ended=not is_supervised(run))):
+        print(rest, file=sys.stderr)
+    for log in chosen:
+        # As tail(1) has it: a single file needs no heading.
+        heading = f"==> {log.leg}, attempt {log.attempt}, rank {log.rank} <==\n" if len(chosen) > 1 else ""
+        text = read_log(log)
+        if sys.stdout.isatty():
+            text = "\n".join(harmless(last_written(line)) for line in text.split("\n"))
+        write_out(heading + text + ("" if text.endswith("\n") or not text else "\n"))
+
+
+def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, output: str) -> None:
+    """From the last attempt on; of a run that has ended, all of them. Raises UsageError when there never was such a log."""
+    from chaosrun.report.escapes import harmless
+    from chaosrun.report.logs import LogFollower, LogLine, select_logs
+    from chaosrun.supervise.drill import is_supervised
+
+    follower = LogFollower(run, leg=leg, attempt=attempt, rank=rank, whole=not is_supervised(run))
+    is_only_one = attempt is not None and rank is not None
+    shown = harmless if sys.stdout.isatty() else str
+
+    def write(lines: Iterable[LogLine]) -> bool:
+        if output == "json":
+            return _write_lines(
+                {"v": 1, "leg": line.log.leg, "attempt": line.log.attempt, "rank": line.log.rank, "line": line.text}
+                for line in lines
+            )
+        return _write("".join(f"{'' if is_only_one else f'{line.origin} | '}{shown(line.text)}\n" for line in lines))
+
+    _until_ended(run, lambda: write(follower.poll()), or_when=lambda: follower.is_complete)
+    write(follower.over())
+    if not follower.has_found:
+        select_logs(run, leg=leg, attempt=attempt, rank=rank)
+
+
+def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, follow: bool, output: str) -> None:
+    from chaosrun.report.follow import RunFollower
+
+    follower, about = RunFollower(run), {"attempt": attempt, "rank": rank}
+
+    def news() -> "list[Told]":
+        told = [entry for entry in follower.poll_events() if leg in (None, entry.leg)]
+        return [entry for entry in told if all(value in (None, entry.field(name)) for name, value in about.items())]
+
+    if output == "json" and not follow:
+        write_json({"v": 1, "run": run.run_id, "events": [told.to_json() for told in news()]})
+        return
+
+    def tell() -> bool:
+        fresh = news()
+        if output == "json":
+            return _write_lines({"v": 1, **told.to_json()} for told in fresh)
+        began_s = follower.picture.facts.created_s
+        return _write("".join(f"{told.dated_line(began_s)}\n" for told in fresh))
+
+    _until_ended(run, tell, or_when=lambda: not follow)
+
+
+def _until_ended(run: RunLayout, tell: Callable[[], bool], *, or_when: Callable[[], bool] = lambda: False) -> None:
+    """Call `tell` again and again, once more after the end; until it says that nobody reads any more."""
+    from chaosrun.supervise.drill import is_supervised
+
+    while True:
+        # Asked first: what was written before the end is then there to be read.
+        over = or_when() or not is_supervised(run)
+        if not tell() or over:
+            return
+        time.sleep(POLL_S)
+
+
+def _write_lines(values: Iterable[Mapping[str, object]]) -> bool:
+    return _write("".join(f"{json.dumps(value)}\n" for value in values))
+
+
+def _write(text: str) -> bool:
+    return write_out(text) if text else True

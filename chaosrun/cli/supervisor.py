@@ -13,12 +13,12 @@ from chaosrun.supervise import process
 
 
 def supervise(run: RunLayout, address: str | None, on_record: process.Listener) -> int:
-    with progress(quiet=False, run=run) as live:
-        assert live is not None
+    with progress(quiet=False, run=run) as show:
+        assert show is not None
 
         def on_event(record: dict[str, Any]) -> None:
             on_record(record)
-            live.on_event(record)
+            show(record)
 
         return api.resume(run, address=address, on_event=on_event).verdict.exit_code
 

@@ -169,7 +169,7 @@ class Chaos:
         config = self.request.config
         asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
         loaded, plan = plan_job(path, changes)
-        with warnings.catch_warnings(), progress(quiet=False) as live:
+        with warnings.catch_warnings(), progress(quiet=False) as on_event:
             # Of the libraries that a drill imports; a test run may make errors of them.
             warnings.simplefilter("ignore")
             self.ray.make_ready(loaded.spec, plan)
@@ -179,7 +179,7 @@ class Chaos:
                 root=Path(asked).absolute() if asked else config.rootpath / ".chaosrun",
                 address=config.getoption("chaos_address"),
                 reference=reference,
-                on_event=None if live is None else live.on_event,
+                on_event=on_event,
             )
         warn(result.unwritten)
         run, verdict, node = result.run, result.verdict, self.request.node

@@ -212,14 +212,14 @@ class LiveProgress:
 
 
 @contextmanager
-def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[LiveProgress | None]:
-    """For as long as something runs. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
+def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
     with redirect_stdout(sys.stderr):
         if quiet:
             yield None
             return
         with LiveProgress(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ), run=run) as live:
-            yield live
+            yield live.on_event
 
 
 def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[], bool]) -> None:

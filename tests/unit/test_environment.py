@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chaosrun import cli
-from chaosrun.cli.environment import environment_lines
+from chaosrun.cli.housekeeping import environment_lines
 from chaosrun.housekeeping import environment as env
 from chaosrun.housekeeping.environment import environment, listed_variables
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit

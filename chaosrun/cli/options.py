@@ -1,0 +1,120 @@
+"""What commands share: their arguments, and how they show what they found: pages on stdout, progress on stderr."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from chaosrun.errors import UsageError
+from chaosrun.report.output import has_colour, page_width, rendered, write_json, write_out
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from chaosrun.records.layout import RunLayout
+    from chaosrun.verify.verdict import Verdict
+
+Format = Annotated[
+    Literal["text", "json"], Parameter(name=["--output", "-o"], help="text for people, json for programs (on stdout).")
+]
+Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
+Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
+Quiet = Annotated[
+    bool, Parameter(name=["--quiet", "-q"], help="No progress, and nothing beyond what was asked for but errors.")
+]
+Job = Annotated[Path, Parameter(help="The job file (YAML).")]
+Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
+AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
+
+
+def _names_of_runs(context: Any) -> list[str]:
+    """What a shell may complete the name of a run to: nothing of a run is read."""
+    from chaosrun.records.runs import default_root
+
+    given = next((argument.value for name in ("root", "--root") if (argument := context.get(name)) is not None), None)
+    folder = (given if isinstance(given, Path) else default_root()) / "runs"
+    runs = [entry.name for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+    return ["latest", *sorted(run for run in runs if not run.startswith("."))]
+
+
+Run = Annotated[str, Parameter(help="A run id, its unique beginning, or 'latest'.", completer=_names_of_runs)]
+
+
+def duration_s(option: str, text: str) -> float:
+    """`90s`, `10m`, `2h` as seconds. Raises UsageError, naming the option."""
+    from chaosrun.spec.fields import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} must be {error}", hint=f"such as {option} 90s") from error
+
+
+def numbers(option: str, text: str, of: str) -> tuple[int, ...]:
+    """`1,27,66`, each 1 or more. Raises UsageError, naming the option and what they are numbers of."""
+    try:
+        found = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is no list of {of}", hint=f"write numbers, such as {option} 1,27,66") from error
+    if any(number < 1 for number in found):
+        raise UsageError(f"{option} {text!r}: {of} count from 1", hint=f"write numbers, such as {option} 1,27,66")
+    return found
+
+
+def names(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Of an option that may be given several times, with several names each, separated by commas."""
+    return tuple(name for each in given or () for part in each.split(",") if (name := part.strip()))
+
+
+def one_or_more(option: str, number: int | None) -> None:
+    """Raises UsageError for what is no number of drills."""
+    if number is not None and number < 1:
+        raise UsageError(f"{option} {number} is no number of drills", hint=f"give {option} a number, 1 or more")
+
+
+def about(run: "RunLayout", **more: object) -> dict[str, object]:
+    return {"v": 1, "run": run.run_id, "path": str(run.path.absolute()), **more}
+
+
+def show(output: str, value: Callable[[], Mapping[str, object]], page: "Callable[[], RenderableType]") -> None:
+    """As JSON for programs, or for people."""
+    if output == "json":
+        write_json(value())
+    else:
+        write_out(as_text(page()))
+
+
+def show_verdict(run: "RunLayout", verdict: "Verdict", output: str) -> None:
+    if output == "json":
+        write_json(about(run, verdict=verdict.to_json()))
+    else:
+        from chaosrun.report.text import render_text
+        from chaosrun.report.view import read_view
+
+        write_out(as_text(render_text(read_view(run, verdict))))
+
+
+def as_text(page: "RenderableType") -> str:
+    return rendered(page, width=page_width(), colour=has_colour(sys.stdout, os.environ))
+
+
+@contextmanager
+def ticking(*, quiet: bool) -> "Iterator[Callable[[dict[str, Any]], None] | None]":
+    """As `report.live.progress`, for many drills."""
+    if quiet:
+        with redirect_stdout(sys.stderr):
+            yield None
+        return
+    from chaosrun.report.live import is_live_terminal
+    from chaosrun.report.ticker import Ticker
+
+    ticker = Ticker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
+    try:
+        with redirect_stdout(sys.stderr):
+            yield ticker.on_event
+    finally:
+        ticker.close()
