@@ -213,7 +213,8 @@ class LiveProgress:
 
 @contextmanager
 def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile (Ray does, when an agent dies) is no data: to stderr."""
+    """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile (Ray does, when an
+    agent dies) is no data: to stderr."""
     with redirect_stdout(sys.stderr):
         if quiet:
             yield None
