@@ -24,6 +24,7 @@ from chaosrun.cli.options import (
     ticking,
 )
 from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.records.destination import expect_writable
 from chaosrun.report.output import warn, write_out
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def suite(
     from chaosrun.campaign.report.pages import hand_out
     from chaosrun.campaign.report.text import render_plan, render_suite
     from chaosrun.campaign.suite_plan import SuiteRequest, parse_seed, parse_shard
-    from chaosrun.records.destination import expect_writable
 
     if fail_fast and keep_going:
         raise UsageError("--fail-fast and --keep-going exclude each other", hint="leave one of the two out")
