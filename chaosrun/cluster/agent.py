@@ -204,12 +204,12 @@ class NodeAgent:
         match event:
             case Ready():
                 server.ready.set_result(event)
-            case Failed():
-                message = f"the fork server cannot start: {event.message}"
-                detail = f"\n{event.traceback}" if event.traceback else ""
-                server.ready.set_exception(
-                    UsageError(message + detail, hint="the modules named in the traceback must import here")
+            case Failed(message=why, traceback=trace):
+                hint = (
+                    "the modules named in the traceback must import here" if trace else "docs/job.md says what may be preloaded"
                 )
+                message = f"the fork server cannot start: {why}" + (f"\n{trace}" if trace else "")
+                server.ready.set_exception(UsageError(message, hint=hint))
             case StartFailed():
                 if server.started is not None:
                     server.started.set_exception(ResourcesError(f"{platform.node()}: {event.message}"))

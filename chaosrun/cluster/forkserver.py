@@ -42,7 +42,8 @@ from chaosrun.cluster.messages import (
     decode_command,
     line,
 )
-from chaosrun.cluster.standby import Standby, Target, fork_standby, import_all, why_unsafe_to_fork
+from chaosrun.cluster.preloads import import_all
+from chaosrun.cluster.standby import Standby, Target, fork_standby
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import AttemptLayout, LegLayout
@@ -354,8 +355,9 @@ def main(arguments: list[str]) -> int:
 def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     """Import everything and get ready to fork. None, which the agent is told, when that cannot be."""
     try:
-        target = import_all(configure.preload, configure.target)
-        unsafe, trace = why_unsafe_to_fork(), None
+        usual, own = ([name for name in configure.preload if (name in PRELOAD) is ours] for ours in (True, False))
+        target, unsafe = import_all(usual, own, configure.target)
+        trace = None
     except Exception as error:
         # Whatever a user's module raises while it is imported is an answer, not an accident.
         target, unsafe, trace = None, f"{type(error).__name__}: {error}", traceback.format_exc()

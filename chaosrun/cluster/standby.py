@@ -7,7 +7,6 @@ there. Knows nothing of attempts.
 
 import faulthandler
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -17,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from chaosrun.cluster.messages import decode_order, encode
@@ -29,25 +27,6 @@ Target = Callable[[WorkerOrder, int | None], int]
 """What a rank runs: (order, listening socket of rank 0 or None) → exit code."""
 
 HEADER_BYTES = 8
-
-
-def import_all(names: Iterable[str], target: str) -> Target:
-    module, _, function = target.partition(":")
-    for name in (*names, module):
-        importlib.import_module(name)
-    return getattr(sys.modules[module], function)
-
-
-def why_unsafe_to_fork() -> str | None:
-    """After the imports; None when a fork loses nothing."""
-    threads = os.listdir("/proc/self/task")
-    if len(threads) != 1:
-        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
-        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "the preloaded modules initialised CUDA; a forked process could not use it"
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,316 @@
+"""Whether the modules that a job preloads are the same whenever they are imported.
+
+All attempts of a drill share the one import of a preloaded module. One that draws from entropy, clock or process while it is
+imported would come back alike only here: no drill could see what a restart makes of it. So the job's own modules are imported
+again in child processes, and what they then hold is compared. Installed packages (torch, transformers) are taken as they are.
+
+The global random streams are seeded before: what is drawn from them is the same in every drill.
+"""
+
+import datetime
+import functools
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import types
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from chaosrun.cluster.standby import Target
+
+IMPORTS = 4
+"""Children: a value of one bit is the same in all of them once in eight times."""
+IMPORTS_IF_SLOW = 2
+SLOW_S = 1.0
+PATIENCE_S = 300
+LATER_S = 40_000_003.25
+"""How far the clock of every other child is put forward: a date must differ, too."""
+DEPTH = 8
+BYTES = 1 << 20
+"""So much of a large array is looked at, in pieces from all of it."""
+FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
+
+
+def import_all(usual: Sequence[str], own: Sequence[str], target: str) -> tuple[Target, str | None]:
+    """Import what every drill preloads, the job's own preloads, and the target; and say what keeps them from being forked."""
+    module, _, function = target.partition(":")
+    for name in (*usual, module):
+        importlib.import_module(name)
+    differing = _import_and_compare(own)
+    return getattr(sys.modules[module], function), _why_unsafe_to_fork() or _why_unfit_to_share(differing)
+
+
+def _why_unsafe_to_fork() -> str | None:
+    """After the imports; None when a fork loses nothing."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
+        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "the preloaded modules initialised CUDA; a forked process could not use it"
+    return None
+
+
+def _why_unfit_to_share(differing: Sequence[str]) -> str | None:
+    if not differing:
+        return None
+    more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    return (
+        f"recovery.preload: {differing[0]}{more} is another one after every import: it comes from entropy, clock or process. "
+        "All attempts would share one import, and no drill would see what a restart makes of it. Leave the module out of "
+        "recovery.preload, or derive the value from the job's seed after the import"
+    )
+
+
+def _import_and_compare(preload: Sequence[str]) -> list[str]:
+    """Names of what the job's own modules hold that another import has otherwise."""
+    before = frozenset(sys.modules)
+    _seed()
+    began = time.monotonic()
+    for name in preload:
+        importlib.import_module(name)
+    took_s = time.monotonic() - began
+    own = _own_since(before)
+    if not own or _why_unsafe_to_fork():
+        return []
+    children = [_fork(own, before, number) for number in range(IMPORTS_IF_SLOW if took_s > SLOW_S else IMPORTS)]
+    held = [json.loads(told) if (told := _read_all(child)) else None for child in children]
+    if None in held:
+        # Some modules cannot be imported twice by one process: they register operators, or types.
+        held = [_in_fresh_process(preload) for _ in range(IMPORTS_IF_SLOW)]
+    return sorted({name for other in held[1:] for name in _differing(held[0], other)})
+
+
+def tell_of_fresh(preload: Sequence[str]) -> None:
+    """In a process of its own: import, and print what is held."""
+    from chaosrun.cluster.forkserver import PRELOAD
+
+    for name in PRELOAD:
+        importlib.import_module(name)
+    before = frozenset(sys.modules)
+    _seed()
+    with open(os.devnull, "w") as nowhere:
+        output, sys.stdout = sys.stdout, nowhere
+        for name in preload:
+            importlib.import_module(name)
+        sys.stdout = output
+    # Of installed modules nothing: two processes may hold other addresses and times in them.
+    print(json.dumps(_held(_own_since(before), frozenset())))
+
+
+def _seed() -> None:
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    paths = [*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])]
+    return tuple({os.path.join(os.path.realpath(path), "") for path in paths})
+
+
+def _own_since(before: frozenset[str]) -> list[str]:
+    return [name for name, module in list(sys.modules.items()) if name not in before and _is_own(module)]
+
+
+def _is_own(module: object) -> bool:
+    file = getattr(module, "__dict__", {}).get("__file__")  # asking a lazy module for it would import more
+    return isinstance(file, str) and not os.path.realpath(file).startswith(_installed())
+
+
+def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None) -> Iterator[str]:
+    if first is not None and other is not None:
+        yield from (name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
+
+
+def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
+    """A child that imports these modules once more and writes into the pipe, whose end this returns, what they hold."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        return reading
+    with suppress(BaseException):  # whatever a module raises: it tells nothing then
+        signal.alarm(PATIENCE_S)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        # Other addresses, too: the children would make the same objects in the same places.
+        ballast = [(object(), bytearray(64 + size % 509)) for size in range(50_021 * number)]
+        if number % 2:
+            _put_clock_forward()
+        for name in own:
+            del sys.modules[name]
+        _seed()
+        for name in own:
+            importlib.import_module(name)
+        told = json.dumps(_held(own, before)).encode()
+        del ballast
+        while told:
+            told = told[os.write(writing, told) :]
+    os._exit(0)
+
+
+def _read_all(reading: int) -> bytes:
+    """And reap a child: nobody else has any yet."""
+    with open(reading, "rb") as file:
+        told = file.read()
+    os.wait()
+    return told
+
+
+def _in_fresh_process(preload: Sequence[str]) -> Mapping[str, str] | None:
+    command = [sys.executable, "-c", FRESH, *preload]
+    ended = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
+    return None if ended.returncode else json.loads(ended.stdout.splitlines()[-1])
+
+
+def _put_clock_forward() -> None:
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() + LATER_S
+    time.time_ns = lambda: now_ns() + int(LATER_S * 1e9)
+    later = datetime.timedelta(seconds=LATER_S)
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> "Later":
+            return super().now(tz) + later
+
+        @classmethod
+        def utcnow(cls) -> "Later":
+            return cls.now()
+
+        @classmethod
+        def today(cls) -> "Later":
+            return cls.now()
+
+    class LaterDate(datetime.date):
+        @classmethod
+        def today(cls) -> "LaterDate":
+            return super().today() + later
+
+    datetime.datetime, datetime.date = Later, LaterDate  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# What a module holds
+
+
+def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:
+    """A digest by name, of everything in the job's own modules and of plain values in the others and in the environment."""
+    seen: set[int] = set()
+    found = {f"environment variable {name}": _digest(value, seen) for name, value in os.environ.items()}
+    for name in own:
+        for attribute, value in vars(sys.modules[name]).items():
+            if not (attribute.startswith("__") and attribute.endswith("__")):
+                found[f"{name}.{attribute}"] = _digest(value, seen)
+    for name in before & sys.modules.keys():
+        values = list(getattr(sys.modules[name], "__dict__", {}).items())
+        plain = [entry for entry in values if type(entry[1]) in (int, float, str, bytes) and entry[0][:2] != "__"]
+        found[f"a value that was put into {name}"] = str(zlib.crc32(repr(plain).encode()))
+    return found
+
+
+def _digest(value: object, seen: set[int]) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(value, DEPTH, seen):
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
+    """What tells a value from another, wherever both lie in memory."""
+    kind = type(value)
+    yield f"{kind.__module__}.{kind.__qualname__}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | datetime.date | datetime.timedelta):
+        yield repr(value)
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, types.ModuleType):
+        return
+    seen.add(id(value))
+    for part in _inside(value):
+        if isinstance(part, bytes):
+            yield part
+        else:
+            yield from _parts(part, depth - 1, seen)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    match value:
+        case dict() | types.MappingProxyType():
+            for key, item in list(value.items()):
+                yield key
+                yield item
+        case list() | tuple():
+            yield from value
+        case set() | frozenset():
+            yield from sorted(value, key=repr)
+        case bytearray() | memoryview():
+            yield bytes(value)
+        case random.Random():
+            yield value.getstate()
+        case types.FunctionType():
+            yield from (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__code__.co_code)
+            yield [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        case types.MethodType() | functools.partial():
+            yield from (value.__func__, value.__self__) if isinstance(value, types.MethodType) else value.__reduce__()[2]
+        case type():
+            yield dict(vars(value)) if _is_own(sys.modules.get(value.__module__)) else value.__qualname__
+        case _ if torch and isinstance(value, torch.Tensor):
+            yield from _array(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()) if value.numel() else ()
+            yield list(value.shape)
+        case _ if torch and isinstance(value, torch.Generator):
+            yield bytes(value.get_state().numpy())
+        case _ if numpy and isinstance(value, numpy.ndarray) and value.dtype != object:
+            yield from _array(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)) if value.size else ()
+            yield list(value.shape)
+        case _ if numpy and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+            yield getattr(value, "bit_generator", value).state if hasattr(value, "bit_generator") else value.get_state()
+        case _:
+            yield from _of_object(value)
+
+
+def _array(raw: Any) -> Iterator[bytes]:
+    pieces = 16
+    whole = len(raw) <= BYTES
+    length = len(raw) if whole else BYTES // pieces
+    for start in (0,) if whole else range(0, len(raw) - length, max(1, (len(raw) - length) // pieces)):
+        yield bytes(raw[start : start + length])
+
+
+def _of_object(value: Any) -> Iterator[Any]:
+    """Its attributes; of one without any what it says of itself, unless that is an address."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with suppress(AttributeError):
+                attributes[name] = getattr(value, name)
+    if attributes:
+        yield attributes
+        return
+    with suppress(Exception):  # of any class of the script's
+        said = repr(value)
+        if " at 0x" not in said:
+            yield said
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    with suppress(ValueError):
+        return cell.cell_contents is not cell
+    return False

@@ -1,0 +1,105 @@
+"""The job's own preloads are imported again in children: what entropy, clock, process or address goes into is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaosrun.cluster.preloads import _why_unfit_to_share
+
+COMPARE = """
+import importlib, json, sys
+from chaosrun.cluster import preloads
+for name in ("torch", "numpy", "datetime", "uuid", "secrets"):
+    importlib.import_module(name)
+print(json.dumps({name: preloads._import_and_compare([name]) for name in sys.argv[1:]}))
+"""
+DRAWN = {
+    "salt": "import os; held = os.urandom(1)[0] / 1000; held2 = os.urandom(8)",
+    "clock": "import time; held = time.time()",
+    "date": "import datetime; held = datetime.date.today().isoformat()",
+    "run": "import uuid; held = str(uuid.uuid4())",
+    "process": "import os; held = os.getpid() % 1000",
+    "generator": "import numpy; held = numpy.random.default_rng()",
+    "stream": "import random; held = random.Random()",
+    "torchs": "import torch; held = torch.Generator(); held.seed()",
+    "default": "import os\ndef held(x, salt=os.urandom(8)): return x",
+    "attribute": "import os\nclass held: salt = os.urandom(8)",
+    "slot": "import os\nclass C: __slots__ = ('salt',)\nheld = C(); held.salt = os.urandom(8)",
+    "tensor": "import os, torch; held = torch.full((3,), float(int.from_bytes(os.urandom(6))))",
+    "closure": "import os\ndef make(salt): return lambda: salt\nheld = make(os.urandom(8))",
+    "below": "from drawn_in_another_module import held",
+}
+ELSEWHERE = {
+    "abroad": ("import os, torch; torch.salt = os.urandom(8)", "a value that was put into torch"),
+    "variable": ("import os; os.environ['SALT'] = os.urandom(8).hex()", "environment variable SALT"),
+}
+FINE = """
+import collections, dataclasses, enum, functools, itertools, logging, pathlib, random, re, threading
+import numpy, torch
+log, lock, mark, condition = logging.getLogger(__name__), threading.Lock(), object(), threading.Condition()
+# Of the global streams, which are seeded: the same in every drill.
+weights, noise, chance = torch.randn(3), numpy.random.rand(3), random.random()
+names, pattern, here, count = {"a", "b", "c"}, re.compile("a+"), pathlib.Path(__file__), itertools.count(3)
+@dataclasses.dataclass
+class Settings:
+    rate: float = 0.1
+    layers: list = dataclasses.field(default_factory=list)
+class Kind(enum.Enum):
+    A = 1
+    B = enum.auto()
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+net, point, rng = Net(), collections.namedtuple("Point", "x y")(1, 2), numpy.random.default_rng(3)
+registry = {}
+def register(function):
+    registry[function.__name__] = function
+    return functools.lru_cache(function)
+@register
+def one(): return 1
+registry["self"] = registry
+"""
+
+
+def compare(folder: Path, modules: dict[str, str]) -> dict[str, list[str]]:
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    path = os.pathsep.join([os.getcwd(), str(folder)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", COMPARE, *modules]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def test_what_is_drawn_while_a_module_is_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "drawn_in_another_module.py").write_text("import os; held = os.urandom(8)")
+    modules = DRAWN | {name: text for name, (text, _) in ELSEWHERE.items()}
+    found = compare(tmp_path, modules)
+    expected = {name: f"{name}.held" for name in DRAWN} | {name: told for name, (_, told) in ELSEWHERE.items()}
+    assert {name: expected[name] in found[name] for name in modules} == dict.fromkeys(modules, True), found
+
+
+def test_ordinary_modules_are_the_same_every_time(tmp_path: Path) -> None:
+    operator = (
+        "import torch\n@torch.library.custom_op('own::one', mutates_args=())\ndef one(x: torch.Tensor) -> torch.Tensor: ..."
+    )
+    once = "import sys\nassert not hasattr(sys, 'been_here'), 'once'\nsys.been_here = True"
+    modules = {"fine": FINE, "operator_of_ours": operator, "once": once}
+    found = compare(tmp_path, modules)
+    assert found == {name: [] for name in modules}
+
+
+def test_one_that_cannot_be_imported_twice_is_compared_all_the_same(tmp_path: Path) -> None:
+    once = "import os, sys\nassert not hasattr(sys, 'been_here'), 'once'\nsys.been_here = True\nheld = os.urandom(8)"
+    assert compare(tmp_path, {"once": once}) == {"once": ["once.held"]}
+
+
+@pytest.mark.parametrize(("differing", "words"), [(["a.b"], "a.b is another"), (["a.b", "c.d"], "a.b (and 1 more) is another")])
+def test_it_is_said_which(differing: list[str], words: str) -> None:
+    assert words in (_why_unfit_to_share(differing) or "")
