@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.cluster.agent import IMPORT_ENVIRONMENT
 from chaosrun.cluster.preloads import _why_unfit_to_share
 
 COMPARE = """
@@ -70,7 +71,7 @@ def compare(folder: Path, modules: dict[str, str]) -> dict[str, list[str]]:
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text)
     path = os.pathsep.join([os.getcwd(), str(folder)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    environment = {**os.environ, **IMPORT_ENVIRONMENT, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", COMPARE, *modules]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert ended.returncode == 0, ended.stderr
