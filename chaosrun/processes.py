@@ -70,6 +70,12 @@ def identify(pid: int) -> ProcessIdentity | None:
     return None if fields is None else ProcessIdentity(pid, int(fields[19]))
 
 
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when it is gone."""
+    identity = identify(pid)
+    return identity and identity.start_ticks
+
+
 def is_alive(identity: ProcessIdentity) -> bool:
     """Whether this very process still runs. A zombie does not: it holds nothing but its exit status."""
     fields = stat_fields(identity.pid)

@@ -24,7 +24,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import (
@@ -49,6 +48,7 @@ from chaosrun.cluster.messages import (
 from chaosrun.cluster.stacks import read_activities, write_stacks
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.faults.kinds import KINDS
+from chaosrun.faults.node_evidence import RankEnd
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
 from chaosrun.processes import (
     ProcessIdentity,
@@ -99,7 +99,7 @@ class Server:
     """rank → pid of ranks of the running attempt that have not exited."""
     ranks: dict[int, ProcessIdentity] = field(default_factory=dict)
     """All ranks of the running attempt; without those that had gone before they could be looked at."""
-    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
+    ends: dict[int, RankEnd] = field(default_factory=dict)
     """How ranks of the running attempt have ended."""
     attempt: int | None = None
     shared_memory: frozenset[str] = frozenset()
@@ -223,7 +223,7 @@ class NodeAgent:
                 self._events.put_nowait(event)
             case Exited():
                 server.live.pop(event.rank, None)
-                server.ends[event.rank] = {"exit_code": event.exit_code, "signal": event.signal, "killed": event.killed}
+                server.ends[event.rank] = RankEnd(exit_code=event.exit_code, signal=event.signal)
                 self._events.put_nowait(event)
             case Stopped():
                 server.attempt = None

@@ -25,8 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from chaosrun.cluster.messages import (
     Configure,
     Exited,
@@ -47,6 +45,7 @@ from chaosrun.cluster.standby import Standby, Target, fork_standby
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
 from chaosrun.records.layout import AttemptLayout, LegLayout
+from chaosrun.records.markers import read_end
 from chaosrun.records.order import WorkerOrder
 
 TARGET = "chaosrun.protocol.worker:main"
@@ -81,13 +80,6 @@ class RunningAttempt:
     killed: set[int] = field(default_factory=set)
     """Ranks that this server killed."""
     shared_memory: frozenset[str]
-
-
-class _End(msgspec.Struct):
-    """What counts of a rank's end record."""
-
-    status: str = ""
-    completed: bool = False
 
 
 class ForkServer:
@@ -237,11 +229,11 @@ class ForkServer:
         for seen in dead:
             attempt.live.remove(seen.si_pid)
             _kill_group(seen.si_pid)
-            end = _end_of(attempt.layout.end(attempt.ranks[seen.si_pid]))
+            end = read_end(attempt.layout, attempt.ranks[seen.si_pid])
             exit_code = seen.si_status if seen.si_code == os.CLD_EXITED else None
-            completed[seen.si_pid] = exit_code == 0 and end.completed
+            completed[seen.si_pid] = exit_code == 0 and end is not None and end.completed
             # On notice all ranks leave after the same step: the others are on their way.
-            on_notice = exit_code == PREEMPTED_EXIT_CODE and end.status == LEFT_ON_NOTICE
+            on_notice = exit_code == PREEMPTED_EXIT_CODE and end is not None and end.status == LEFT_ON_NOTICE
             in_order.append(completed[seen.si_pid] or on_notice)
         if not all(in_order):
             self._kill_ranks(attempt)
@@ -315,14 +307,6 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _end_of(path: Path) -> _End:
-    """Of a rank that left no end record, or only a part of one: that it did not end well."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_End)
-    except (FileNotFoundError, ValueError):
-        return _End()
 
 
 def main(arguments: list[str]) -> int:

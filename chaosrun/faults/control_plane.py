@@ -3,26 +3,38 @@
 import os
 import platform
 import signal
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from chaosrun.errors import RecoveryError
 from chaosrun.faults.kind import WITHIN_AN_ATTEMPT, Kind
-from chaosrun.faults.node_evidence import BELOW, by_successor, ended, on_its_node, tell_one, tell_successor
+from chaosrun.faults.node_evidence import (
+    BELOW,
+    EndNote,
+    NamedProcess,
+    by_successor,
+    ended,
+    named,
+    on_its_node,
+    tell_one,
+    tell_successor,
+)
 from chaosrun.faults.outside import LastAct, OutsideStrike
-from chaosrun.processes import ProcessIdentity, identify, is_alive, send_signal, wait_gone
+from chaosrun.processes import is_alive, send_signal, wait_gone
+from chaosrun.records.codec import changed
 from chaosrun.records.markers import write_note
 
 END_LIMIT_S = 10.0
 
 
 def end_agent(strike: OutsideStrike) -> bool:
-    return strike.end([seen for seen in strike.node.seen() if seen["what"] == "agent"])
+    return strike.end([each for each in strike.node.everybody() if each.what == "agent"])
 
 
 def end_supervisor(act: LastAct) -> NoReturn:
-    _end_oneself(act, [])
+    """What is struck is written down first, for the supervisor that takes over."""
+    _end(act, _this_process())
 
 
 def end_head(act: LastAct) -> NoReturn:
@@ -30,34 +42,34 @@ def end_head(act: LastAct) -> NoReturn:
     head = act.head()
     if head is None:
         raise RecoveryError("Ray's head is not to be found", hint="only the head of a private Ray can be struck")
-    _end_oneself(act, [("head", head)])
+    _end(act, NamedProcess(what="head", pid=head.pid, start_ticks=head.start_ticks), _this_process())
 
 
-def _end_oneself(act: LastAct, first: list[tuple[str, ProcessIdentity]]) -> NoReturn:
-    """What is struck is written down first, for the supervisor that takes over."""
-    own = identify(os.getpid())
+def _this_process() -> NamedProcess:
+    own = named("supervisor", os.getpid())
     assert own is not None
-    struck = [*first, ("supervisor", own)]
-    named = [{"what": what, "pid": each.pid, "start_ticks": each.start_ticks} for what, each in struck]
-    write_note(act.leg, act.fault, kind=act.kind, host=_this_boot(), struck=named)
-    for what, identity in struck:
-        send_signal(identity, signal.SIGKILL)
-        if wait_gone([identity], timeout_s=END_LIMIT_S):
-            raise RecoveryError(f"the {what} (process {identity.pid}) outlived a SIGKILL", hint="`chaosrun resume` goes on")
+    return own
+
+
+def _end(act: LastAct, *struck: NamedProcess) -> NoReturn:
+    write_note(act.leg, act.fault, EndNote(host=_this_boot(), struck=struck))
+    for each in struck:
+        send_signal(each.identity, signal.SIGKILL)
+        if wait_gone([each.identity], timeout_s=END_LIMIT_S):
+            raise RecoveryError(f"the {each.what} (process {each.pid}) outlived a SIGKILL", hint="`chaosrun resume` goes on")
     raise AssertionError("a process that was killed goes on")
 
 
-def seen_by_successor(note: Mapping[str, Any]) -> dict[str, Any]:
+def seen_by_successor(note: EndNote) -> EndNote:
     """What there is to see, from this process, of those whom the supervisor before it struck."""
-    identities = {ProcessIdentity(each["pid"], each["start_ticks"]): each for each in note["struck"]}
-    if note["host"] == _this_boot():
-        wait_gone(identities, timeout_s=END_LIMIT_S)
-        left = [each for identity, each in identities.items() if is_alive(identity)]
-        problem = f"still there: {', '.join(each['what'] for each in left)}" if left else None
+    if note.host == _this_boot():
+        wait_gone({each.identity: each for each in note.struck}, timeout_s=END_LIMIT_S)
+        left = tuple(each for each in note.struck if is_alive(each.identity))
+        problem = f"still there: {', '.join(each.what for each in left)}" if left else None
     else:
-        left, problem = list(identities.values()), f"it struck on {note['host']}, and cannot be seen from {_this_boot()}"
-    gone = [each for each in identities.values() if each not in left]
-    return {**note, "gone": gone, "left": left, "successor": os.getpid(), "problem": problem}
+        left, problem = note.struck, f"it struck on {note.host}, and cannot be seen from {_this_boot()}"
+    gone = tuple(each for each in note.struck if each not in left)
+    return changed(note, gone=gone, left=left, successor=os.getpid(), problem=problem)
 
 
 def _this_boot() -> str:
@@ -65,42 +77,33 @@ def _this_boot() -> str:
     return f"{platform.node()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
+_of_control = partial(Kind, family="control", phases=WITHIN_AN_ATTEMPT, note=EndNote)
+_of_supervisors = partial(_of_control, evidence="successor", aftermath=by_successor, tell=tell_successor)
+
 KINDS = (
-    Kind(
+    _of_supervisors(
         name="supervisor",
-        family="control",
         words="SIGKILL the supervisor, {rank} waiting",
         proof="the supervisor that took over found its predecessor gone",
-        phases=WITHIN_AN_ATTEMPT,
         last_act=end_supervisor,
-        evidence="successor",
-        aftermath=by_successor,
         shows=ended(struck=("supervisor",), gone=("supervisor",), alone=True),
-        tell=tell_successor,
     ),
-    Kind(
+    _of_control(
         name="agent",
-        family="control",
         words="SIGKILL the agent of the node of {rank}",
         proof="the agent's process was seen to be gone",
-        phases=WITHIN_AN_ATTEMPT,
         outside=end_agent,
         evidence="node",
         aftermath=on_its_node,
         shows=ended(struck=("agent",), gone=BELOW, alone=True),
         tell=tell_one,
     ),
-    Kind(
+    _of_supervisors(
         name="head",
-        family="control",
         words="SIGKILL Ray's head, {rank} waiting",
         proof="the supervisor that took over found Ray's head gone",
-        phases=WITHIN_AN_ATTEMPT,
         last_act=end_head,
         strikes_ray="head",
-        evidence="successor",
-        aftermath=by_successor,
         shows=ended(struck=("head", "supervisor"), gone=("head", "supervisor"), alone=True),
-        tell=tell_successor,
     ),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import LastAct, OutsideStrike
 from chaosrun.faults.strike import Strike
+from chaosrun.records.markers import Note
 
 if TYPE_CHECKING:
     from chaosrun.records.events import FaultRequested
@@ -98,8 +99,6 @@ class Kind:
     """By the supervisor, which does not outlive it."""
 
     # What comes of it
-    ends_attempt: bool = True
-    """The job goes on from a checkpoint afterwards."""
     notice: bool = False
     """The ranks are told to go, and leave some moments later with a checkpoint of their own."""
     damages: Literal["checkpoint", "staging"] | None = None
@@ -113,20 +112,23 @@ class Kind:
 
     # What shows it
     evidence: Evidence = "death"
-    signals: frozenset[int] = frozenset()
+    signals: tuple[int, ...] = ()
     """Of evidence "death": signals that the process may end by."""
-    exit_codes: Literal["none", "zero", "failure", "preempted"] = "none"
-    """Of evidence "death": exit codes that the process may end with. After zero there is no end record: it left silently."""
-    error: str | None = None
-    """Of evidence "death": how the error in the end record of a process that left reads, as "Type: message", a regular
-    expression. {fault} stands for the fault's id, other names for values of its note. None: whatever it says."""
-
+    exit_code: int | Literal["failure"] | None = None
+    """Of evidence "death": that the process may end with; failure: any but 0."""
+    note: type[Note] = Note
+    """What is written down of it."""
     shows: Callable[[Observation], Problem | None] | None = None
     """Why what was seen of it, beyond what its evidence asks of every kind, does not show it; None when it does."""
     aftermath: Callable[[Observation, FaultRequested, LegHistory], Problem | None] | None = None
     """Why the records of its leg before and after do not bear it out; None when they do."""
     tell: Callable[[Observation], str] | None = None
     """In a few words, what was seen. None: how its process ended is all there is to say."""
+
+    @property
+    def ends_attempt(self) -> bool:
+        """The job goes on from a checkpoint afterwards."""
+        return self.evidence != "note"
 
     @property
     def timed(self) -> bool:
@@ -136,7 +138,7 @@ class Kind:
     @property
     def outlives_its_attempt(self) -> bool:
         """It is seen to happen even where its process is killed with the attempt right after the fault was claimed."""
-        return not self.ends_attempt or int(signal.SIGKILL) in self.signals
+        return not self.ends_attempt or signal.SIGKILL in self.signals
 
     @property
     def takes_ray_along(self) -> bool:

@@ -1,24 +1,13 @@
 """Whether a fault happened as planned: the one place that says so, by the records of who struck and of who saw it. Pure.
 
-What is seen of a death (`found`), beside its exit code or signal:
-
-- end      what its end record says: {status, error ("Type: message" or null)}; null when it left none
-- note     what the fault wrote down before the harm, or null
-- after_s  from the marker to the death
-- killed   by chaosrun itself, because its attempt was over
-- alone    it was one of several that strike together, and the others had not come
-
-Of a hang it is what was found of the rank's process, of all else the note. What is particular to a kind, its `shows` and its
-`aftermath` say.
+What is seen of a death, a hang or by a note says `observed`; what is particular to a kind, its `shows` and its `aftermath`.
 """
 
-import re
-import string
 from collections.abc import Callable, Mapping
 
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, Evidence
-from chaosrun.faults.observed import NOTHING_SAID, Observation, Problem, alive
+from chaosrun.faults.kind import Evidence
+from chaosrun.faults.observed import Observation, Problem, alive
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
 from chaosrun.records.history import Attempt, LegHistory
 
@@ -26,7 +15,6 @@ NOT_YET = frozenset({"never_fired", "nobody_saw", "unread"})
 """Codes of problems that may still go away while the leg goes on."""
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 """Phases of a step that is not recorded yet."""
-_WANTED_EXIT_CODES = {"none": None, "zero": 0, "preempted": PREEMPTED_EXIT_CODE}
 
 
 def requests_of(fault: Fault, leg: LegHistory) -> list[FaultRequested]:
@@ -42,13 +30,6 @@ def requests_of(fault: Fault, leg: LegHistory) -> list[FaultRequested]:
 
 def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     """Why `fault` cannot be shown to have happened as planned; None when it can."""
-    try:
-        return _problem(fault, leg)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
-        return Problem("unreadable", f"what was written down of it cannot be read ({type(error).__name__}: {error})")
-
-
-def _problem(fault: Fault, leg: LegHistory) -> Problem | None:
     requested = requests_of(fault, leg)
     observed = [record for record in leg.events(FaultObserved) if record.fault == fault.id]
     if not requested:
@@ -60,13 +41,16 @@ def _problem(fault: Fault, leg: LegHistory) -> Problem | None:
     if len(requested) > 1 or len(observed) > 1:
         return Problem("several", f"requested {len(requested)} times, observed {len(observed)} times")
     asked, record = requested[0], observed[0]
-    seen = Observation.of(fault, record)
+    try:
+        seen = Observation.of(fault, record)
+    except ValueError as error:
+        return Problem("unreadable", f"what was written down of it cannot be read ({error})")
     if problem := _elsewhere(fault, asked, record):
         return problem
     if record.how != fault.facts.evidence:
         # Whoever was to strike may say why it could not.
         other = f"it was seen by its {record.how}, a fault of kind {fault.kind} shows by its {fault.facts.evidence}"
-        return Problem("other_evidence", seen.found.get("problem") or other)
+        return Problem("other_evidence", seen.problem or other)
     if attempt is None:
         return Problem("unknown_attempt", f"attempt {asked.attempt} is not in the journal")
     return (
@@ -115,7 +99,7 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
     if kind.notice:
         # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
-        in_order = seen.signal is None if kind.evidence == "death" else _left_in_order(seen)
+        in_order = seen.signal is None if kind.evidence == "death" else seen.note.left_in_order(fault.rank)
         wrong = reached not in (step, step + 1) if in_order else reached < before
     else:
         wrong = reached != before
@@ -123,11 +107,6 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
         return None
     words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
     return Problem("other_moment", f"{words}step {before}")
-
-
-def _left_in_order(seen: Observation) -> bool:
-    end = (seen.found.get("ends") or {}).get(str(seen.fault.rank)) or {}
-    return end.get("exit_code") is not None
 
 
 def _unrecorded(seen: Observation, attempt: Attempt) -> Problem | None:
@@ -143,65 +122,44 @@ def death_problem(seen: Observation) -> Problem | None:
     kind = seen.fault.facts
     if kind.evidence != "death":
         return Problem("shows_otherwise", f"a fault of kind {kind.name} does not show by a death")
+    otherwise = f"a fault of kind {kind.name} ends it otherwise"
     if seen.signal is not None:
         if seen.signal not in kind.signals:
-            told = f"the process ended with signal {seen.signal}, a fault of kind {kind.name} ends it otherwise"
-            return Problem("other_end", told)
-        if seen.found.get("killed") and seen.found.get("alone"):
+            return Problem("other_end", f"the process ended with signal {seen.signal}, {otherwise}")
+        if seen.death.killed and seen.death.alone:
             told = "the process was killed because its attempt was over, while it waited for the others of its group"
             return Problem("killed_with_its_attempt", told)
         return _grace_problem(seen) if kind.notice else None
-    if kind.exit_codes == "failure":
-        agrees = seen.exit_code not in (None, 0)
-    else:
-        agrees = seen.exit_code is not None and seen.exit_code == _WANTED_EXIT_CODES[kind.exit_codes]
-    if not agrees:
-        told = f"the process ended with exit code {seen.exit_code}, a fault of kind {kind.name} ends it otherwise"
-        return Problem("other_end", told)
-    if kind.exit_codes == "zero" and seen.found.get("end") is not None:
-        status = seen.found["end"]["status"]
-        return Problem("end_record", f"the process left an end record ({status}), a fault of kind {kind.name} leaves none")
-    return _error_problem(seen, kind.error) if kind.error is not None else None
+    code, wanted = seen.exit_code, kind.exit_code
+    if not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
+        return Problem("other_end", f"the process ended with exit code {code}, {otherwise}")
+    return kind.shows(seen) if kind.shows else None
 
 
 def _grace_problem(seen: Observation) -> Problem | None:
-    if seen.found.get("killed"):
+    if seen.death.killed:
         told = "the process was killed because its attempt was over, not because its grace had run out"
         return Problem("killed_with_its_attempt", told)
-    after_s, grace_s = seen.found.get("after_s"), seen.fault.option("grace_s")
+    after_s, grace_s = seen.death.after_s, seen.fault.option("grace_s")
     if after_s is not None and after_s >= grace_s:
         return None
     told = f"the process was killed {after_s} s after the notice, before its grace of {grace_s:g} s had run out"
     return Problem("grace_left", told)
 
 
-def _error_problem(seen: Observation, template: str) -> Problem | None:
-    """The error has to be the one that this very fault brings about."""
-    if not seen.error:
-        return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
-    known = {"fault": seen.fault.id, **seen.note}
-    names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
-    if not names <= known.keys():
-        return Problem("nothing_said", f"nothing was written down of {', '.join(sorted(names - known.keys()))}")
-    wanted = template.format_map({name: re.escape(str(known[name])) for name in names})
-    if re.search(wanted, seen.error):
-        return None
-    return Problem("other_error", f"the process left with another error: {seen.error}")
-
-
 def hang_problem(seen: Observation) -> Problem | None:
     """Why a rank that stopped first, as it was found then (`hang.declared`), did not stop by the fault; None when it did."""
-    if not seen.found:
+    if seen.hang is None:
         return Problem("nothing_said", "nothing was written down of what was found of it")
     return (seen.fault.facts.shows or alive)(seen)
 
 
 def note_problem(seen: Observation) -> Problem | None:
     """Why a note does not show the fault; None when it does."""
-    if not seen.found:
-        return NOTHING_SAID
-    if seen.found.get("problem") is not None:
-        return Problem("said", str(seen.found["problem"]))
+    if seen.note is None:
+        return Problem("nothing_said", "nothing was written down of what it did")
+    if seen.note.problem is not None:
+        return Problem("said", seen.note.problem)
     shows = seen.fault.facts.shows
     return shows(seen) if shows else None
 

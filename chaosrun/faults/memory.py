@@ -11,11 +11,13 @@ import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import AT_STEPS, Kind
-from chaosrun.faults.observed import Found, Observation, Problem, brief
+from chaosrun.faults.observed import Observation, Problem, brief
 from chaosrun.faults.strike import Strike, Training
+from chaosrun.records.markers import Note
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,27 @@ if TYPE_CHECKING:
 
 RELATIVE_SHIFT = 2.0**-6
 """By how much `diverge` moves a tensor, of its largest absolute value: far above rounding in every floating type."""
+
+
+class MemoryNote(Note, frozen=True, kw_only=True):
+    state: str | None = None
+    """parameter, gradient, or the name that the optimizer gives its moment."""
+    tensor: str | None = None
+    dtype: str | None = None
+    element: int | None = None
+    """None: all of them."""
+    bit: int | None = None
+    before: str | None = None
+    """Bits of the element, or the tensor's fingerprint."""
+    after: str | None = None
+    value_before: str | None = None
+    value_after: str | None = None
+
+    @property
+    def place(self) -> str:
+        """ "0.weight", "gradient of 0.weight", "exp_avg of 0.weight"."""
+        whose = {"parameter": "", "gradient": "gradient of "}.get(str(self.state), f"{self.state} of ")
+        return f"{whose}{self.tensor}"
 
 
 class _NothingToDamageError(Exception):
@@ -51,7 +74,7 @@ def diverge(strike: Strike) -> None:
     try:
         target = _draw(strike, "parameter", _stream(strike))[0]
     except _NothingToDamageError as problem:
-        strike.note(state="parameter", problem=str(problem))
+        strike.note(MemoryNote(state="parameter", problem=str(problem)))
         return
     values = target.values
     before = _fingerprint(values)
@@ -61,15 +84,10 @@ def diverge(strike: Strike) -> None:
     values.copy_(wide + (RELATIVE_SHIFT * largest or 1.0))
     after = _fingerprint(values)
     unchanged = "no element of it changed" if before == after else None
-    strike.note(
-        state="parameter",
-        tensor=target.name,
-        dtype=_dtype(values),
-        elements=values.numel(),
-        before=before,
-        after=after,
-        **_problem(unchanged),
+    note = MemoryNote(
+        state="parameter", tensor=target.name, dtype=_dtype(values), before=before, after=after, problem=unchanged
     )
+    strike.note(note)
 
 
 def _corrupt(strike: Strike, state: str, *, bit: bool) -> None:
@@ -82,7 +100,7 @@ def _corrupt(strike: Strike, state: str, *, bit: bool) -> None:
         element = _element(target.values, place)
         number = _bit(strike, target.values, stream) if bit else None
     except _NothingToDamageError as problem:
-        strike.note(state=state, problem=str(problem))
+        strike.note(MemoryNote(state=state, problem=str(problem)))
         return
     before, value_before = _hexadecimal(element), str(element.item())
     if number is None:
@@ -93,21 +111,19 @@ def _corrupt(strike: Strike, state: str, *, bit: bool) -> None:
     element = _element(target.values, place)
     after, value_after = _hexadecimal(element), str(element.item())
     strike.note(
-        state=target.state,
-        tensor=target.name,
-        dtype=_dtype(target.values),
-        element=place,
-        bit=number,
-        before=before,
-        after=after,
-        value_before=value_before,
-        value_after=value_after,
-        **_problem("its bits are the same as before" if before == after else None),
+        MemoryNote(
+            state=target.state,
+            tensor=target.name,
+            dtype=_dtype(target.values),
+            element=place,
+            bit=number,
+            before=before,
+            after=after,
+            value_before=value_before,
+            value_after=value_after,
+            problem="its bits are the same as before" if before == after else None,
+        )
     )
-
-
-def _problem(problem: str | None) -> dict[str, Any]:
-    return {} if problem is None else {"problem": problem}
 
 
 def _stream(strike: Strike) -> random.Random:
@@ -214,82 +230,64 @@ def _dtype(values: Tensor) -> str:
 
 
 def _damaged(seen: Observation) -> Problem | None:
-    note = seen.found
-    if not (note.get("tensor") and note.get("before") and note.get("after")):
+    note: MemoryNote = seen.note
+    if not (note.tensor and note.before and note.after):
         return Problem("damage_not_named", "the note does not say what was damaged")
-    if note["before"] == note["after"]:
+    if note.before == note.after:
         return Problem("bits_unchanged", "its bits are the same before and after")
     return None
 
 
-def place_of(found: Found) -> str:
-    """ "0.weight", "gradient of 0.weight", "exp_avg of 0.weight"."""
-    whose = {"parameter": "", "gradient": "gradient of "}.get(str(found.get("state")), f"{found.get('state')} of ")
-    return f"{whose}{found.get('tensor')}"
-
-
 def _tell(seen: Observation) -> str:
-    found, place = seen.found, place_of(seen.found)
-    if "element" not in found:
-        return f"{place}: {brief(found.get('before'))}, now {brief(found.get('after'))}"
-    bit = "" if found.get("bit") is None else f"bit {found['bit']} of "
-    before, after = (found.get(when) if (told := found.get(f"value_{when}")) is None else told for when in ("before", "after"))
-    return f"{bit}{place}[{found['element']}]: {_number(before)}, now {_number(after)}"
+    note: MemoryNote = seen.note
+    if note.element is None:
+        return f"{note.place}: {brief(note.before)}, now {brief(note.after)}"
+    bit = "" if note.bit is None else f"bit {note.bit} of "
+    return f"{bit}{note.place}[{note.element}]: {_number(note.value_before)}, now {_number(note.value_after)}"
 
 
-def _number(value: Any) -> str:
+def _number(value: str | None) -> str:
     try:
-        return f"{float(value):.6g}"
-    except (TypeError, ValueError, OverflowError):
+        return f"{float(value or 'nan'):.6g}"
+    except ValueError:
         return brief(value)
 
 
-_BEFORE_UPDATE = frozenset({"optimizer"})
+_corruption = partial(
+    Kind,
+    family="memory",
+    verdict="FAIL",
+    phases=frozenset({"optimizer"}) | AT_STEPS,
+    default_phase="optimizer",
+    evidence="note",
+    note=MemoryNote,
+    shows=_damaged,
+    tell=_tell,
+)
 
 KINDS = (
-    Kind(
+    _corruption(
         name="flip_bit",
-        family="memory",
         words="flip one bit of a {state} on {rank}",
         proof="the element's bits were read before and after",
-        verdict="FAIL",
-        phases=_BEFORE_UPDATE | AT_STEPS,
-        default_phase="optimizer",
         options={"state": "parameter", "tensor": None, "bit": None},
         inside=flip_bit,
-        ends_attempt=False,
-        evidence="note",
-        shows=_damaged,
-        tell=_tell,
     ),
-    Kind(
+    _corruption(
         name="nan",
-        family="memory",
         words="write NaN into a {state} on {rank}",
         proof="the element's bits were read before and after",
-        verdict="FAIL",
-        phases=_BEFORE_UPDATE | AT_STEPS,
-        default_phase="optimizer",
         options={"state": "gradient", "tensor": None},
         inside=nan,
-        ends_attempt=False,
-        evidence="note",
-        shows=_damaged,
-        tell=_tell,
     ),
-    Kind(
+    _corruption(
         name="diverge",
-        family="memory",
         words="make the replica of {rank} unequal",
         proof="the tensor's fingerprint was taken before and after",
-        verdict="FAIL",
         phases=AT_STEPS,
+        default_phase="step",
         options={"tensor": None},
         needs_peers="has no replicas",
         inside=diverge,
-        ends_attempt=False,
-        evidence="note",
-        shows=_damaged,
-        tell=_tell,
     ),
 )

@@ -3,12 +3,12 @@
 import os
 import signal
 import time
+from functools import partial
 
 from chaosrun.faults.kind import AT_STEPS, PREEMPTED_EXIT_CODE, WITHIN_AN_ATTEMPT, Kind
-from chaosrun.faults.node_evidence import BELOW, ended, on_its_node, tell_node, tell_one
+from chaosrun.faults.node_evidence import BELOW, EndNote, ended, named, on_its_node, tell_node, tell_one
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import POLL_S, OutsideStrike, gone_within
-from chaosrun.faults.witness import seen_as
 from chaosrun.processes import send_signal
 from chaosrun.wording import count
 
@@ -17,11 +17,11 @@ TELL_LIMIT_S = 5.0
 
 
 def end_node(strike: OutsideStrike) -> bool:
-    return strike.end(strike.node.seen())
+    return strike.end(strike.node.everybody())
 
 
 def end_raylet(strike: OutsideStrike) -> bool:
-    raylet = seen_as("raylet", os.getppid())
+    raylet = named("raylet", os.getppid())
     return strike.end([] if raylet is None else [raylet])
 
 
@@ -32,16 +32,16 @@ def drain(strike: OutsideStrike) -> bool:
 
 def _drain(strike: OutsideStrike) -> None:
     began, node, grace_s = time.monotonic(), strike.node, strike.option("grace_s")
-    victims = node.seen()
-    told = [rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM)]
+    victims = node.everybody()
+    told = tuple(rank for rank, identity in node.ranks.items() if send_signal(identity, signal.SIGTERM))
     # A rank that has come to the fault's point waits for this.
-    strike.note(final=False, told=told)
+    strike.note(EndNote(final=False, told=told))
     left = gone_within([node.ranks[rank] for rank in told], grace_s)
     waited_s = time.monotonic() - began
     while not left and not node.ends.keys() >= set(told) and time.monotonic() - began < waited_s + TELL_LIMIT_S:
         time.sleep(POLL_S)  # gone, and about to be told how
-    how = {str(rank): dict(node.ends[rank]) for rank in told if rank in node.ends}
-    strike.end(node.seen(), watch=victims, told=told, ends=how, waited_s=round(waited_s, 3), grace_s=grace_s)
+    ends = {rank: node.ends[rank] for rank in told if rank in node.ends}
+    strike.end(node.everybody(), watch=victims, told=told, ends=ends, waited_s=round(waited_s, 3))
 
 
 _gone = ended(struck=("agent", "fork server"), gone=BELOW)
@@ -51,62 +51,54 @@ def _drained(seen: Observation) -> Problem | None:
     """Told, and then gone in order, or killed when grace had run out."""
     if problem := _gone(seen):
         return problem
-    told, waited_s = seen.found.get("told", ()), seen.found.get("waited_s", 0.0)
-    if seen.fault.rank not in told:
+    note: EndNote = seen.note
+    if seen.fault.rank not in note.told:
         return Problem("not_told", f"rank {seen.fault.rank} was not told to leave")
-    out_of_time = waited_s >= seen.fault.option("grace_s")
-    for rank in told:
-        end = (seen.found.get("ends") or {}).get(str(rank))
+    out_of_time = note.waited_s >= seen.fault.option("grace_s")
+    for rank in note.told:
+        end = note.ends.get(rank)
         if end is None:
             if not out_of_time:
                 return Problem("end_unknown", f"it is not known how rank {rank} left")
-        elif end.get("exit_code") != PREEMPTED_EXIT_CODE and end.get("signal") != signal.SIGKILL:
-            number, code = end.get("signal"), end.get("exit_code")
-            how = f"left with exit code {code}" if number is None else f"was ended by signal {number}"
+        elif end.exit_code != PREEMPTED_EXIT_CODE and end.signal != signal.SIGKILL:
+            how = f"left with exit code {end.exit_code}" if end.signal is None else f"was ended by signal {end.signal}"
             return Problem("left_otherwise", f"rank {rank} did not leave on the notice: it {how}")
-        elif end.get("signal") == signal.SIGKILL and not out_of_time:
-            told = f"rank {rank} was killed {waited_s:g} s after the notice, before its grace ran out"
+        elif end.signal == signal.SIGKILL and not out_of_time:
+            told = f"rank {rank} was killed {note.waited_s:g} s after the notice, before its grace ran out"
             return Problem("killed_in_grace", told)
     return None
 
 
 def _tell_drain(seen: Observation) -> str:
-    ends = seen.found.get("ends") or {}
-    return f"{count(len(ends), 'rank')} left on the notice; {tell_node(seen)}" if ends else tell_node(seen)
+    ends = len(seen.note.ends)
+    return f"{count(ends, 'rank')} left on the notice; {tell_node(seen)}" if ends else tell_node(seen)
 
+
+_of_nodes = partial(Kind, family="node", loss=True, evidence="node", note=EndNote, aftermath=on_its_node)
 
 KINDS = (
-    Kind(
+    _of_nodes(
         name="node",
-        family="node",
         words="SIGKILL every process of the node of {rank}",
         proof="its agent and every process below were seen to be gone",
         phases=WITHIN_AN_ATTEMPT,
         outside=end_node,
-        loss=True,
-        evidence="node",
-        aftermath=on_its_node,
         shows=ended(struck=BELOW, gone=BELOW),
         tell=tell_node,
     ),
-    Kind(
+    _of_nodes(
         name="raylet",
-        family="node",
         words="SIGKILL the raylet of the node of {rank}",
         proof="the raylet, its agent and every process below were seen to be gone",
         phases=WITHIN_AN_ATTEMPT,
         outside=end_raylet,
         ends_node=True,
         strikes_ray="raylet",
-        loss=True,
-        evidence="node",
-        aftermath=on_its_node,
         shows=ended(struck=("raylet",), gone=("raylet", *BELOW), alone=True),
         tell=tell_one,
     ),
-    Kind(
+    _of_nodes(
         name="drain",
-        family="node",
         words="drain notice ({grace_s:g} s of grace) to the node of {rank}",
         proof="its ranks checkpointed and left, and its agent was seen to be gone",
         phases=AT_STEPS,
@@ -114,9 +106,6 @@ KINDS = (
         outside=drain,
         notice=True,
         ends_node=True,
-        loss=True,
-        evidence="node",
-        aftermath=on_its_node,
         shows=_drained,
         tell=_tell_drain,
     ),

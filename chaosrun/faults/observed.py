@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaosrun.records.codec import Record, convert
+from chaosrun.records.events import FaultObserved, SilentRank
 
 if TYPE_CHECKING:
     from chaosrun.faults.fault import Fault
-    from chaosrun.records.events import FaultObserved
 
-Found = Mapping[str, Any]
-"""What was written down of a fault when it was seen: its note, or what was found of a process (`faults.landed`)."""
 BRIEF = 60
 """Characters of a value or an error that are told."""
 
@@ -24,25 +24,75 @@ class Problem(NamedTuple):
     words: str
 
 
-NOTHING_SAID = Problem("nothing_said", "nothing was written down of what it did")
+class LastWords(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What is told of the end record of a rank that a fault ended."""
+
+    status: str
+    error: str | None = None
+    """ "Type: message"."""
+    fault: str | None = None
+    """The fault that raised it."""
+    errno: int | None = None
+    """Of a storage that failed."""
+    told: bool = False
+    """It left because it was told to itself."""
+
+
+class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What is seen of a death, beside its exit code or signal."""
+
+    end: LastWords | None = None
+    """None when it left no end record."""
+    note: Mapping[str, Any] | None = None
+    """What the fault wrote down before the harm."""
+    after_s: float | None = None
+    """From the marker to the death."""
+    killed: bool = False
+    """By chaosrun itself, because its attempt was over."""
+    alone: bool = False
+    """It was one of several that strike together, and the others had not come."""
+
+
+class HungRank(SilentRank, frozen=True, kw_only=True):
+    """What is seen of a rank that stopped first."""
+
+    problem: str | None = None
+    """Why it did not stop by the fault."""
+
+
+_UNSEEN = Death()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One `fault.observed`."""
+    """One `fault.observed`: a death, a standstill, or what a note says."""
 
     fault: Fault
     pid: int
     attempt: int = 0
     exit_code: int | None = None
     signal: int | None = None
-    found: Found = field(default_factory=dict)
+    death: Death = _UNSEEN
+    hang: HungRank | None = None
+    note: Any = None
+    """A note of the fault's kind; of a death, what it had written down before."""
 
     @classmethod
     def of(cls, fault: Fault, record: FaultObserved) -> Observation:
-        """From `fault.observed`."""
-        ended = {"exit_code": record.exit_code, "signal": record.signal}
-        return cls(fault=fault, pid=record.pid, attempt=record.attempt, found=record.found or {}, **ended)
+        """Raises ValueError when what was found is not what whoever observes such a fault writes down."""
+        about = {"pid": record.pid, "attempt": record.attempt, "exit_code": record.exit_code, "signal": record.signal}
+        found = record.found
+        if record.how == "death":
+            death = convert(found or {}, Death)
+            return cls(fault=fault, death=death, note=_note(fault, death.note), **about)  # type: ignore[arg-type]
+        if record.how == "hang":
+            return cls(fault=fault, hang=convert(found, HungRank) if found else None, **about)  # type: ignore[arg-type]
+        return cls(fault=fault, note=_note(fault, found), **about)  # type: ignore[arg-type]
+
+    @property
+    def problem(self) -> str | None:
+        """Said by whoever was to strike, or to see it."""
+        return self.hang.problem if self.hang else self.note.problem if self.note is not None else None
 
     @property
     def process(self) -> str:
@@ -58,35 +108,45 @@ class Observation:
     @property
     def error(self) -> str:
         """ "Type: message" of the end record, empty without one."""
-        return (self.found.get("end") or {}).get("error") or ""
+        return (self.death.end and self.death.end.error) or ""
 
     @property
-    def note(self) -> Found:
-        """Of a death: what the fault had written down before."""
-        return self.found.get("note") or {}
-
-    @property
-    def silence(self) -> str:
-        silent_s = self.found.get("silent_s")
-        return "" if silent_s is None else f", no progress for {silent_s:.0f} s"
+    def standstill(self) -> str:
+        """ "state S, no progress for 20 s"."""
+        assert self.hang is not None
+        silence = "" if self.hang.silent_s is None else f", no progress for {self.hang.silent_s:.0f} s"
+        return f"(state {self.hang.state}){silence}"
 
     @property
     def words(self) -> str:
         """In a few words: "pid 4211: SIGKILL"; "model.safetensors of step-00000008: 4096 bytes, now 2048; quarantined"."""
-        plain, tell = f"{self.process}: {self.end}", self.fault.facts.tell
-        if tell is None:
-            return plain
-        try:
-            return tell(self)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            return plain  # a note with values of other types than its writer's: it proves what it proves, and tells less
+        tell = self.fault.facts.tell
+        return tell(self) if tell else f"{self.process}: {self.end}"
+
+
+def _note(fault: Fault, found: Mapping[str, Any] | None) -> Any:
+    return convert(found, fault.facts.note) if found else None
 
 
 def alive(seen: Observation) -> Problem | None:
     """A rank that hangs is there, and not stopped by a signal."""
-    state = seen.found.get("state")
+    assert seen.hang is not None
+    state = seen.hang.state
     told = f"its process was in state {state}, a fault of kind {seen.fault.kind} leaves it alive"
     return Problem("other_state", told) if state in (None, "T", "Z") else None
+
+
+def other_error(seen: Observation, *, unless: bool) -> Problem | None:
+    """For a rank that left with an error: whether it is the one that this very fault brings about."""
+    if not seen.error:
+        return Problem("no_error", f"the process left no error behind, a fault of kind {seen.fault.kind} does")
+    return None if unless else Problem("other_error", f"the process left with another error: {seen.error}")
+
+
+def own_error(seen: Observation) -> Problem | None:
+    """Its error has to be the one that this very fault raised."""
+    end = seen.death.end
+    return other_error(seen, unless=end is not None and end.fault == seen.fault.id)
 
 
 def signal_name(number: int | None) -> str:
@@ -99,6 +159,6 @@ def signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"

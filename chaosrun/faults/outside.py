@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaosrun.faults.witness import Seen, call_witness, seen_as
+from chaosrun.faults.node_evidence import UNNAMED, EndNote, NamedProcess, RankEnd, named
+from chaosrun.faults.witness import WitnessOrder, call_witness
 from chaosrun.processes import ProcessIdentity, children, is_alive, send_signal
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import write_note
+from chaosrun.records.markers import Note, write_note
 
 POLL_S = 0.005
 
@@ -28,20 +29,19 @@ class NodeProcesses:
     server_pid: int
     mark: str
     ranks: Mapping[int, ProcessIdentity]
-    ends: Mapping[int, Mapping[str, Any]]
+    ends: Mapping[int, RankEnd]
     """How ranks have ended; filled in as they do."""
 
-    def seen(self) -> list[Seen]:
-        """Everybody, from the agent down, those first that would notice the loss of the others."""
-        below = list(_descendants(self.server_pid))
-        ranks = {identity.pid: rank for rank, identity in self.ranks.items()}
-        named = [("agent", os.getpid()), ("fork server", self.server_pid)]
-        named += [(f"rank {ranks[pid]}" if pid in ranks else "process below", pid) for pid in below]
-        found = [seen for what, pid in named if (seen := seen_as(what, pid)) is not None]
+    def everybody(self) -> tuple[NamedProcess, ...]:
+        """From the agent down, those first that would notice the loss of the others."""
+        ranks = {identity.pid: f"rank {rank}" for rank, identity in self.ranks.items()}
+        known = [("agent", os.getpid()), ("fork server", self.server_pid)]
+        known += [(ranks.get(pid, UNNAMED), pid) for pid in _descendants(self.server_pid)]
+        found = [each for what, pid in known if (each := named(what, pid)) is not None]
         # A rank that has just gone is told of too: it was meant to go.
-        listed = {seen["pid"] for seen in found}
-        gone = [(rank, identity) for rank, identity in self.ranks.items() if identity.pid not in listed]
-        return found + [{"what": f"rank {r}", "pid": i.pid, "start_ticks": i.start_ticks} for r, i in gone]
+        listed = {each.pid for each in found}
+        gone = [each for each in self.ranks.items() if each[1].pid not in listed]
+        return (*found, *(NamedProcess(what=f"rank {r}", pid=i.pid, start_ticks=i.start_ticks) for r, i in gone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +85,16 @@ class OutsideStrike:
         threading.Thread(target=act, name=f"fault {self.order.fault}", daemon=True).start()
         return True
 
-    def note(self, **found: Any) -> None:
-        """Write down what the fault did (`records.markers.write_note`)."""
-        order = self.order
-        about = {"rank": order.rank, "attempt": order.attempt, "pid": order.pid, "start_ticks": order.start_ticks}
-        write_note(LegLayout(Path(order.leg_path)), order.fault, **about, **found)
+    def note(self, note: Note) -> None:
+        """Write down what the fault did."""
+        write_note(LegLayout(Path(self.order.leg_path)), self.order.fault, note)
 
-    def end(self, strike: Collection[Seen], *, watch: Collection[Seen] = (), **more: Any) -> bool:
+    def end(self, strike: Collection[NamedProcess], *, watch: Collection[NamedProcess] = (), **more: Any) -> bool:
         """Have a witness kill these processes, and write down who of them, of `watch` and of the node is gone then."""
-        order, node = self.order, self.node
-        about = {"kind": order.kind, "node": node.node_id, "agent": os.getpid(), "rank": order.rank, "pid": order.pid, **more}
-        call_witness(order.leg_path, order.fault, about=about, strike=[*strike], watch=[*watch, *node.seen()], mark=node.mark)
+        node = self.node
+        about = EndNote(node=node.node_id, agent=os.getpid(), **more)
+        whom = {"strike": tuple(strike), "watch": (*watch, *node.everybody()), "mark": node.mark}
+        call_witness(WitnessOrder(leg_path=self.order.leg_path, fault=self.order.fault, about=about, **whom))
         return True
 
 
@@ -105,7 +104,6 @@ class LastAct:
 
     leg: LegLayout
     fault: str
-    kind: str
     head: Callable[[], ProcessIdentity | None]
     """Ray's head process, where it is this process's own."""
 

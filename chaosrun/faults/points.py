@@ -6,6 +6,7 @@ anything is armed there or not; with nothing armed they cost a dictionary lookup
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections import Counter
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Phase
-from chaosrun.faults.pace import Pace
-from chaosrun.faults.strike import Strike
-from chaosrun.faults.survey import Survey
+from chaosrun.faults.strike import Pace, Strike
+from chaosrun.records.codec import Record, encode
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import read_note, write_marker
 from chaosrun.records.order import WorkerOrder
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 NOTICE_LIMIT_S = 10.0
 LOOK_EVERY_S = 0.002
+
+
+class SurveyedPoint(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """A point that a surveyed rank came by."""
+
+    phase: str
+    step: int
+    target: str | None
 
 
 class FaultPoints:
@@ -46,7 +54,12 @@ class FaultPoints:
         """How often a phase was reached: for this target and at this step, None being any."""
         for phase, count in order.passed.items():
             self._seen[phase, None, None] = count
-        self._survey = Survey(leg.attempt(order.attempt).points(order.rank)) if order.survey else None
+        self._survey: int | None = None
+        """The file that says what a surveyed rank came by."""
+        if order.survey:
+            path = leg.attempt(order.attempt).points(order.rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._survey = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.training: Training | None = None
         """What there is to damage; None until the script has attached."""
         self.pace = Pace()
@@ -67,7 +80,8 @@ class FaultPoints:
     def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
         """Faults that are to strike now, that `phase` is reached at `step`. Counts: call it once each time."""
         if self._survey is not None:
-            self._survey.note(phase, step, target)
+            # Not fsynced: a rank that is killed at this very point leaves the line all the same.
+            os.write(self._survey, encode(SurveyedPoint(phase=phase, step=step, target=target)) + b"\n")
         armed = self._armed.get(phase)
         if not armed:
             return []
@@ -86,16 +100,8 @@ class FaultPoints:
         """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
         self._armed[fault.phase or ""].remove(fault)
         strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, pace=self.pace, at=at)
-        if not write_marker(
-            self._leg,
-            fault.id,
-            rank=self._order.rank,
-            attempt=self._order.attempt,
-            pid=strike.pid,
-            phase=fault.phase,
-            step=step,
-            group=fault.group,
-        ):
+        claim = {"rank": self._order.rank, "attempt": self._order.attempt, "step": step}
+        if not write_marker(self._leg, fault.id, pid=strike.pid, phase=fault.phase, group=fault.group, **claim):
             # Fired in an earlier attempt: a fault id strikes once.
             return
         if fault.group is not None:
@@ -139,5 +145,5 @@ def wait_for_the_supervisor(strike: Strike) -> None:
     while strike.fault.facts.waits:
         signal.pause()
     deadline = time.monotonic() + NOTICE_LIMIT_S
-    while read_note(strike.leg, strike.fault.id) is None and time.monotonic() < deadline:
+    while read_note(strike.leg, strike.fault.id, strike.fault.facts.note) is None and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)

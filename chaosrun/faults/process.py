@@ -5,20 +5,22 @@ Those that are signals, the rank sends to itself when it comes to its point; aft
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from chaosrun.faults.kind import PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
-from chaosrun.faults.observed import Observation
+from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE, TRAINING_PHASES, Kind
+from chaosrun.faults.observed import Observation, Problem, other_error, own_error
 from chaosrun.faults.outside import OutsideStrike, gone_within
 from chaosrun.faults.strike import Strike
-from chaosrun.processes import PACKAGE_ROOT
-from chaosrun.records.markers import start_ticks
+from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, children, identify, is_alive
+from chaosrun.records.markers import Note
 
 MIB = 1 << 20
 BALLAST_LIMIT = 2
@@ -29,6 +31,19 @@ TORCH_HEARS_WITHIN_S = 1.0
 
 class InjectedError(Exception):
     """What a fault of kind `exception` raises."""
+
+    chaosrun_fault = ""
+    """Its id."""
+
+
+class MemoryNote(Note, frozen=True, kw_only=True):
+    taken_mib: int | None = None
+    limit_mib: int | None = None
+
+
+class LoaderWorkerNote(Note, frozen=True, kw_only=True):
+    victim: int | None = None
+    start_ticks: int | None = None
 
 
 def kill(strike: Strike) -> None:
@@ -57,7 +72,9 @@ def segfault(strike: Strike) -> None:
 
 
 def exception(strike: Strike) -> None:
-    raise InjectedError(f"fault {strike.fault.id}: raised on purpose {strike.fault.moment()}")
+    error = InjectedError(f"fault {strike.fault.id}: raised on purpose {strike.fault.moment()}")
+    error.chaosrun_fault = strike.fault.id
+    raise error
 
 
 def exit_silently(strike: Strike) -> NoReturn:
@@ -77,26 +94,27 @@ def memory(strike: Strike) -> None:
     except MemoryError as error:
         taken = len(ballast)
         ballast.clear()  # or there would be no memory to say so
-        strike.note(taken_mib=taken, limit_mib=limit // MIB)
+        strike.note(MemoryNote(taken_mib=taken, limit_mib=limit // MIB))
+        error.chaosrun_fault = strike.fault.id  # type: ignore[attr-defined]
         error.args = (f"fault {strike.fault.id}: {taken} MiB taken, then the limit ({limit // MIB} MiB) of this process held",)
         raise
     taken = len(ballast)
     ballast.clear()
-    strike.note(problem=f"{taken} MiB could be taken under a limit that allows {allowance} MiB")
+    strike.note(MemoryNote(problem=f"{taken} MiB could be taken under a limit that allows {allowance} MiB"))
 
 
 def loader_worker(strike: Strike) -> None:
     """Kill one live loader worker of this rank; torch then raises here, or where it next wants a batch of it."""
     assert strike.training is not None
     for victim, started in strike.training.loader_workers():
-        if start_ticks(victim) != started or _parent_of(victim) != strike.pid:
+        if not is_alive(ProcessIdentity(victim, started)) or victim not in children(strike.pid):
             continue  # it has ended
-        strike.note(victim=victim, start_ticks=started)
+        strike.note(LoaderWorkerNote(victim=victim, start_ticks=started))
         # Our own child: its pid is not given out again before this process has reaped it, which nobody does meanwhile.
         os.kill(victim, signal.SIGKILL)
         time.sleep(TORCH_HEARS_WITHIN_S)
         return
-    strike.note(problem=f"rank {strike.rank} has no live loader worker at this point")
+    strike.note(LoaderWorkerNote(problem=f"rank {strike.rank} has no live loader worker at this point"))
 
 
 def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = None) -> "subprocess.Popen[bytes]":
@@ -104,8 +122,10 @@ def signal_later(strike: Strike, seconds: float, do: str, stdout: int | None = N
     command = [sys.executable, "-P", "-S", "-m", "chaosrun.faults.delayed_signal"]
     # The script's own directory, or its PYTHONPATH, must not stand in the way.
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}
+    own = identify(strike.pid)
+    assert own is not None
     return subprocess.Popen(
-        [*command, str(strike.pid), str(start_ticks(strike.pid)), str(seconds), do],
+        [*command, str(own.pid), str(own.start_ticks), str(seconds), do],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         env=environment,
@@ -117,48 +137,60 @@ def _address_space_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def _parent_of(pid: int) -> int | None:
-    try:
-        line = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+def _silent(seen: Observation) -> Problem | None:
+    if (end := seen.death.end) is None:
         return None
-    state, parent = line[line.rindex(b")") + 2 :].split()[:2]
-    return None if state in (b"Z", b"X") else int(parent)
+    return Problem("end_record", f"the process left an end record ({end.status}), a fault of kind exit leaves none")
+
+
+def _on_notice(seen: Observation) -> Problem | None:
+    end = seen.death.end
+    return other_error(seen, unless=end is not None and end.status == LEFT_ON_NOTICE and end.told)
+
+
+def _lost_worker(seen: Observation) -> Problem | None:
+    """In torch's words."""
+    note: LoaderWorkerNote | None = seen.note
+    if note is None or note.victim is None:
+        return Problem("nothing_said", "nothing was written down of victim")
+    return other_error(seen, unless=bool(re.search(rf"^RuntimeError: DataLoader worker \(pid.*\b{note.victim}\b", seen.error)))
 
 
 def _tell_preempt(seen: Observation) -> str:
     if seen.signal is None:
         return f"{seen.process}: left on the notice ({seen.end})"
-    after_s = seen.found.get("after_s")
+    after_s = seen.death.after_s
     when = "" if after_s is None else f" {after_s:.1f} s after the notice"
     return f"{seen.process}: {seen.end}{when}, out of grace"
 
 
 def _tell_memory(seen: Observation) -> str:
-    taken, limit = seen.note.get("taken_mib"), seen.note.get("limit_mib")
-    more = f" after {taken} MiB, at a limit of {limit / 1024:.1f} GiB" if taken and limit else ""
+    note: MemoryNote | None = seen.note
+    more = ""
+    if note and note.taken_mib and note.limit_mib:
+        more = f" after {note.taken_mib} MiB, at a limit of {note.limit_mib / 1024:.1f} GiB"
     return f"{seen.process}: MemoryError{more}"
 
 
 def _tell_loader_worker(seen: Observation) -> str:
-    victim = seen.note.get("victim")
+    victim = seen.note and seen.note.victim
     return f"{f'loader worker {victim}' if victim else 'a loader worker'} of {seen.process}: SIGKILL"
 
 
+_of_one = partial(Kind, family="process")
+
 KINDS = (
-    Kind(
+    _of_one(
         name="kill",
-        family="process",
         words="SIGKILL {rank}",
         proof="its process was seen to die of SIGKILL",
         inside=kill,
         outside=lambda strike: strike.signal(signal.SIGKILL),
         loss=True,
-        signals=frozenset({int(signal.SIGKILL)}),
+        signals=(signal.SIGKILL,),
     ),
-    Kind(
+    _of_one(
         name="preempt",
-        family="process",
         words="preemption notice (SIGTERM, {grace_s:g} s of grace) to {rank}",
         proof=f"its process left with exit code {PREEMPTED_EXIT_CODE}, saying so, or died of SIGKILL when grace had run out",
         phases=TRAINING_PHASES,
@@ -167,59 +199,57 @@ KINDS = (
         outside=preempt_from_outside,
         notice=True,
         loss=True,
-        signals=frozenset({int(signal.SIGKILL)}),
-        exit_codes="preempted",
+        signals=(signal.SIGKILL,),
+        exit_code=PREEMPTED_EXIT_CODE,
+        shows=_on_notice,
         tell=_tell_preempt,
-        error=r"^Preempted: rank \d+ was told to leave",
     ),
-    Kind(
+    _of_one(
         name="segfault",
-        family="process",
         words="segmentation fault in {rank}",
         proof="its process was seen to die of SIGSEGV",
         inside=segfault,
         outside=lambda strike: strike.signal(signal.SIGSEGV),
-        signals=frozenset({int(signal.SIGSEGV)}),
+        signals=(signal.SIGSEGV,),
     ),
-    Kind(
+    _of_one(
         name="exception",
-        family="process",
         words="an exception raised in {rank}",
         proof="its end record names that very exception",
         inside=exception,
-        exit_codes="failure",
+        exit_code="failure",
+        shows=own_error,
         tell=lambda seen: f"{seen.process}: {seen.error.partition(':')[0] or 'an exception'}",
-        error=r"^InjectedError: fault {fault}\b",
     ),
-    Kind(
+    _of_one(
         name="exit",
-        family="process",
         words="{rank} leaves silently with exit code 0",
         proof="its process was seen to leave with exit code 0 and without an end record",
         inside=exit_silently,
+        exit_code=0,
+        shows=_silent,
         tell=lambda seen: f"{seen.process}: {seen.end}, no end record",
-        exit_codes="zero",
     ),
-    Kind(
+    _of_one(
         name="memory",
-        family="process",
         words="{rank} runs out of memory within {mebibytes} MiB more",
         proof="its end record names the MemoryError at the limit that was set for it alone",
         options={"mebibytes": 256},
         inside=memory,
-        exit_codes="failure",
+        exit_code="failure",
+        note=MemoryNote,
+        shows=own_error,
         tell=_tell_memory,
-        error=r"^MemoryError: fault {fault}\b",
     ),
-    Kind(
+    _of_one(
         name="loader_worker",
-        family="process",
         words="SIGKILL a loader worker of {rank}",
         proof="its end record names torch's error about that very loader worker",
         phases=TRAINING_PHASES,
         inside=loader_worker,
-        exit_codes="failure",
+        exit_code="failure",
+        note=LoaderWorkerNote,
+        shows=_lost_worker,
         tell=_tell_loader_worker,
-        error=r"^RuntimeError: DataLoader worker \(pid.*\b{victim}\b",
     ),
 )

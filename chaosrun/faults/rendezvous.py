@@ -1,13 +1,16 @@
 """Faults of the rendezvous: its port is somebody else's, or a rank does not come."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.observed import Observation, Problem, alive
+from chaosrun.faults.observed import Observation, Problem, alive, other_error
 from chaosrun.faults.strike import Strike
+from chaosrun.records.markers import Note
 
 STRANGER = """\
 import signal, socket, sys
@@ -16,6 +19,12 @@ print("taken", flush=True)
 while True:
     signal.pause()
 """
+
+
+class PortNote(Note, frozen=True, kw_only=True):
+    port: int | None = None
+    stranger: int | None = None
+    """The process that has it."""
 
 
 def port_taken(strike: Strike) -> None:
@@ -35,11 +44,11 @@ def port_taken(strike: Strike) -> None:
     )
     assert stranger.stdout is not None
     if stranger.stdout.readline() != b"taken\n":
-        strike.note(problem=f"port {order.master_port} could not be taken: process {stranger.pid} left")
+        strike.note(PortNote(problem=f"port {order.master_port} could not be taken: process {stranger.pid} left"))
     else:
-        strike.note(port=order.master_port, stranger=stranger.pid)
+        strike.note(PortNote(port=order.master_port, stranger=stranger.pid))
     torch.distributed.TCPStore("127.0.0.1", order.master_port, None, is_master=True, wait_for_workers=False)
-    strike.note(problem=f"port {order.master_port} was taken, and yet the rendezvous could be hosted there")
+    strike.note(PortNote(problem=f"port {order.master_port} was taken, and yet the rendezvous could be hosted there"))
     raise RuntimeError(f"fault {strike.fault.id}: the rendezvous could be hosted at a port that was taken")
 
 
@@ -49,43 +58,48 @@ def no_arrival(strike: Strike) -> None:
         signal.pause()
 
 
+def _port_in_use(seen: Observation) -> Problem | None:
+    """In torch's words."""
+    note: PortNote | None = seen.note
+    if note is None or note.port is None:
+        return Problem("nothing_said", "nothing was written down of port")
+    wanted = rf"^DistNetworkError: .*\bport: {note.port}\b.*\bEADDRINUSE\b"
+    return other_error(seen, unless=bool(re.search(wanted, seen.error)))
+
+
 def _not_arrived(seen: Observation) -> Problem | None:
-    stage = seen.found.get("stage")
-    told = f"it was at the stage {stage}, beyond the rendezvous that it was not to come to"
-    return alive(seen) or (None if stage == "started" else Problem("beyond_the_rendezvous", told))
+    assert seen.hang is not None
+    told = f"it was at the stage {seen.hang.stage}, beyond the rendezvous that it was not to come to"
+    return alive(seen) or (None if seen.hang.stage == "started" else Problem("beyond_the_rendezvous", told))
 
 
 def _tell_port(seen: Observation) -> str:
-    return f"{seen.process}: EADDRINUSE at port {seen.note.get('port')}, held by pid {seen.note.get('stranger')}"
+    note: PortNote = seen.note
+    return f"{seen.process}: EADDRINUSE at port {note.port}, held by pid {note.stranger}"
 
 
-_AT_THE_RENDEZVOUS = frozenset({"rendezvous"})
+_of_rendezvous = partial(Kind, family="rendezvous", phases=frozenset({"rendezvous"}), default_phase="rendezvous")
 
 KINDS = (
-    Kind(
+    _of_rendezvous(
         name="port_taken",
-        family="rendezvous",
         words="a stranger takes the rendezvous port of {rank}",
         proof="the end record of rank 0 names EADDRINUSE, of the very port that it was to host the rendezvous at",
-        phases=_AT_THE_RENDEZVOUS,
-        default_phase="rendezvous",
         only_rank=0,
         needs_peers="needs no rendezvous port",
         inside=port_taken,
-        exit_codes="failure",
+        exit_code="failure",
+        note=PortNote,
+        shows=_port_in_use,
         tell=_tell_port,
-        error=r"^DistNetworkError: .*\bport: {port}\b.*\bEADDRINUSE\b",
     ),
-    Kind(
+    _of_rendezvous(
         name="no_arrival",
-        family="rendezvous",
         words="{rank} never arrives",
         proof="the hang was declared and this rank named as the one that never arrived",
-        phases=_AT_THE_RENDEZVOUS,
-        default_phase="rendezvous",
         inside=no_arrival,
         evidence="hang",
         shows=_not_arrived,
-        tell=lambda seen: f"{seen.process}: alive, never at the rendezvous{seen.silence}",
+        tell=lambda seen: f"{seen.process}: alive, never at the rendezvous {seen.standstill}",
     ),
 )

@@ -4,7 +4,10 @@ import ctypes
 import json
 import os
 import signal
+import statistics
 import subprocess
+import time
+from functools import partial
 
 from chaosrun.faults import delayed_signal
 from chaosrun.faults.kind import AT_STEPS, CHECKPOINT_PHASES, TRAINING_PHASES, Kind
@@ -12,6 +15,24 @@ from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.outside import OutsideStrike
 from chaosrun.faults.process import signal_later
 from chaosrun.faults.strike import Strike
+from chaosrun.records.codec import convert
+from chaosrun.records.markers import Note
+
+
+class PauseNote(Note, frozen=True, kw_only=True):
+    """States are letters of /proc/PID/stat: when it was seen stopped, before it was told to go on, and after that."""
+
+    signal: str = "SIGSTOP"
+    state_stopped: str | None = None
+    state_before: str | None = None
+    state_after: str | None = None
+    stopped_s: float = 0.0
+
+
+class SlowNote(Note, frozen=True, kw_only=True):
+    steps: int = 0
+    before_s: float | None = None
+    during_s: float | None = None
 
 
 def stop(strike: Strike) -> None:
@@ -25,15 +46,53 @@ def pause(strike: Strike) -> None:
         if report := watcher.stdout.readline():  # it is there, and watches
             os.kill(strike.pid, signal.SIGSTOP)
             report = watcher.stdout.readline()
-    strike.note(**(json.loads(report) if report else {"problem": "the process that watched the pause died"}))
+    died = PauseNote(problem="the process that watched the pause died")
+    strike.note(convert(json.loads(report), PauseNote) if report else died)
 
 
 def pause_from_outside(strike: OutsideStrike) -> bool:
-    return strike.later(lambda: strike.note(**delayed_signal.pause(strike.victim, strike.option("duration_s"))))
+    def act() -> None:
+        strike.note(convert(delayed_signal.pause(strike.victim, strike.option("duration_s")), PauseNote))
+
+    return strike.later(act)
 
 
 def slow(strike: Strike) -> None:
-    strike.pace.stretch(strike, factor=strike.option("factor"), steps=strike.option("steps"))
+    """Make each of the next `steps` steps take `factor` times as long as steps took so far."""
+    if not strike.pace.took:
+        strike.note(SlowNote(problem="no step was timed before it"))
+        return
+    strike.pace.stretches.append(Stretch(strike, statistics.median(strike.pace.took)))
+
+
+class Stretch:
+    """Steps that are being stretched. What became of them is noted at every step: the attempt may end before the last."""
+
+    def __init__(self, strike: Strike, before_s: float) -> None:
+        self._strike = strike
+        self._before_s = before_s
+        self._factor: float = strike.option("factor")
+        self._took: list[float] = []
+        self.left: int = strike.option("steps")
+        self._tell()
+
+    def delay(self, own_s: float) -> None:
+        time.sleep(max(0.0, self._factor * max(own_s, self._before_s) - own_s))
+
+    def took(self, took_s: float) -> None:
+        self._took.append(took_s)
+        self.left -= 1
+        self._tell()
+
+    def _tell(self) -> None:
+        done = len(self._took)
+        during_s = statistics.median(self._took) if self._took else None
+        problem = f"only {done} of {done + self.left} steps were stretched" if self.left else None
+        if during_s is not None and during_s < self._factor * self._before_s:
+            problem = f"steps took {during_s:.3g} s, not {self._factor:g} times the {self._before_s:.3g} s of before"
+        rounded = None if during_s is None else round(during_s, 6)
+        before_s = round(self._before_s, 6)
+        self._strike.note(SlowNote(final=not self.left, steps=done, before_s=before_s, during_s=rounded, problem=problem))
 
 
 def hang(strike: Strike) -> None:
@@ -45,91 +104,87 @@ def hang(strike: Strike) -> None:
 
 
 def _stopped(seen: Observation) -> Problem | None:
-    state = seen.found.get("state")
-    told = f"its process was in state {state}, a process that SIGSTOP stopped is in state T"
-    return None if state == "T" else Problem("other_state", told)
+    assert seen.hang is not None
+    told = f"its process was in state {seen.hang.state}, a process that SIGSTOP stopped is in state T"
+    return None if seen.hang.state == "T" else Problem("other_state", told)
 
 
 def _paused(seen: Observation) -> Problem | None:
-    stopped, before, after = (seen.found.get(f"state_{when}") for when in ("stopped", "before", "after"))
+    note: PauseNote = seen.note
+    stopped, before, after = note.state_stopped, note.state_before, note.state_after
     if (stopped, before) != ("T", "T") or after in ("T", "Z", None):
         told = f"the process was seen in the states {stopped}, {before} and {after}, not stopped and then running"
         return Problem("no_pause", told)
-    stopped_s, duration_s = seen.found.get("stopped_s", 0.0), seen.fault.option("duration_s")
-    told = f"the process was stopped for {stopped_s} s, not for {duration_s:g} s"
-    return Problem("short_pause", told) if stopped_s < duration_s else None
+    wanted_s = seen.fault.option("duration_s")
+    told = f"the process was stopped for {note.stopped_s} s, not for {wanted_s:g} s"
+    return Problem("short_pause", told) if note.stopped_s < wanted_s else None
 
 
 def _slowed(seen: Observation) -> Problem | None:
-    steps, before_s, during_s = (seen.found.get(key) for key in ("steps", "before_s", "during_s"))
+    note: SlowNote = seen.note
     wanted, factor = seen.fault.option("steps"), seen.fault.option("factor")
-    if steps != wanted:
-        return Problem("other_steps", f"{steps} steps were stretched, not {wanted}")
+    if note.steps != wanted:
+        return Problem("other_steps", f"{note.steps} steps were stretched, not {wanted}")
     # Both were rounded when they were written down.
-    if not before_s or not during_s or during_s < factor * before_s - 1e-4:
-        return Problem("not_slower", f"steps took {during_s} s, not {factor:g} times the {before_s} s of before")
+    if not note.before_s or not note.during_s or note.during_s < factor * note.before_s - 1e-4:
+        told = f"steps took {note.during_s} s, not {factor:g} times the {note.before_s} s of before"
+        return Problem("not_slower", told)
     return None
 
 
-def _tell_pause(seen: Observation) -> str:
-    return f"{seen.process}: stopped for {seen.found['stopped_s']:g} s (state {seen.found['state_before']}), then running"
-
-
 def _tell_slow(seen: Observation) -> str:
-    before_s, during_s = seen.found.get("before_s") or 0.0, seen.found.get("during_s") or 0.0
-    return f"{seen.process}: {seen.found.get('steps')} steps at {_time(during_s)}, {_time(before_s)} before"
+    took, before = (_time(seconds or 0.0) for seconds in (seen.note.during_s, seen.note.before_s))
+    return f"{seen.process}: {seen.note.steps} steps at {took}, {before} before"
 
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
+_of_one = partial(Kind, family="process")
+
 KINDS = (
-    Kind(
+    _of_one(
         name="stop",
-        family="process",
         words="SIGSTOP {rank}",
         proof="its process was seen stopped (state T) when the hang was declared",
         inside=stop,
         outside=lambda strike: strike.signal(signal.SIGSTOP),
         evidence="hang",
         shows=_stopped,
-        tell=lambda seen: f"{seen.process}: stopped (state {seen.found.get('state')}){seen.silence}",
+        tell=lambda seen: f"{seen.process}: stopped {seen.standstill}",
     ),
-    Kind(
+    _of_one(
         name="pause",
-        family="process",
         words="SIGSTOP {rank}, SIGCONT after {duration_s:g} s",
         proof="its process was seen stopped (state T), and running again after SIGCONT",
         options={"duration_s": 1.0},
         inside=pause,
         outside=pause_from_outside,
-        ends_attempt=False,
         evidence="note",
+        note=PauseNote,
         shows=_paused,
-        tell=_tell_pause,
+        tell=lambda seen: f"{seen.process}: stopped for {seen.note.stopped_s:g} s (state T), then running",
     ),
-    Kind(
+    _of_one(
         name="slow",
-        family="process",
         words="{rank} takes {factor:g} times as long for {steps} steps",
         proof="its steps were timed before and during",
         phases=AT_STEPS,
         options={"factor": 3.0, "steps": 10},
         inside=slow,
-        ends_attempt=False,
         evidence="note",
+        note=SlowNote,
         shows=_slowed,
         tell=_tell_slow,
     ),
-    Kind(
+    _of_one(
         name="hang",
-        family="process",
         words="{rank} hangs, holding Python's global lock",
         proof="the hang was declared and this rank named as the first to stop",
         phases=TRAINING_PHASES | CHECKPOINT_PHASES,
         inside=hang,
         evidence="hang",
-        tell=lambda seen: f"{seen.process}: alive (state {seen.found.get('state')}){seen.silence}",
+        tell=lambda seen: f"{seen.process}: alive {seen.standstill}",
     ),
 )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from chaosrun.errors import ResourcesError
 from chaosrun.faults.kind import Kind
-from chaosrun.faults.observed import Observation, Problem, brief
+from chaosrun.faults.observed import Observation, Problem, brief, other_error
 from chaosrun.faults.strike import Strike
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
+from chaosrun.records.markers import Note
 from chaosrun.wording import count
 
 if TYPE_CHECKING:
@@ -18,6 +22,11 @@ if TYPE_CHECKING:
     from chaosrun.records.history import LegHistory
 
 FULL_DEVICE = "/dev/full"
+
+
+class WaitNote(Note, frozen=True, kw_only=True):
+    waits: int = 0
+    waited_s: float = 0.0
 
 
 def no_space(strike: Strike) -> None:
@@ -35,10 +44,6 @@ def io_error(strike: Strike) -> None:
     raise _failure(strike, errno.EIO)
 
 
-def failed_rename(strike: Strike) -> None:
-    raise _failure(strike, errno.EIO)
-
-
 def slow_storage(strike: Strike) -> None:
     """Wait before each fsync that this rank makes for the checkpoint, until it is saved."""
     disk: Filesystem = strike.at["disk"]
@@ -52,7 +57,7 @@ def slow_storage(strike: Strike) -> None:
 
     def tell(*, final: bool) -> None:
         problem = None if waits else "nothing was synced meanwhile"
-        strike.note(final=final, waits=len(waits), waited_s=sum(waits), longest_s=max(waits, default=0.0), problem=problem)
+        strike.note(WaitNote(final=final, waits=len(waits), waited_s=sum(waits), problem=problem))
 
     def stop() -> None:
         disk.listeners.remove(wait)
@@ -69,13 +74,20 @@ def _failure(strike: Strike, code: int) -> OSError:
 
 
 _CALLS = {"checkpoint.file": "write", "checkpoint.fsync.before": "fsync", "checkpoint.rename.before": "rename"}
-_ERRNO_NAMES = {os.strerror(number): errno.errorcode[number] for number in (errno.ENOSPC, errno.EIO)}
+
+
+def _failed_by(number: int) -> Callable[[Observation], Problem | None]:
+    def shows(seen: Observation) -> Problem | None:
+        end = seen.death.end
+        return other_error(seen, unless=end is not None and end.errno == number)
+
+    return shows
 
 
 def _waited(seen: Observation) -> Problem | None:
-    waits, waited_s = seen.found.get("waits"), seen.found.get("waited_s")
-    short = not waits or not waited_s or waited_s < waits * seen.fault.option("duration_s") - 1e-3
-    return Problem("no_wait", f"the storage made it wait {waits} times, {waited_s} s in all") if short else None
+    note: WaitNote = seen.note
+    short = not note.waits or note.waited_s < note.waits * seen.fault.option("duration_s") - 1e-3
+    return Problem("no_wait", f"the storage made it wait {note.waits} times, {note.waited_s} s in all") if short else None
 
 
 def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
@@ -86,43 +98,40 @@ def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
 
 
 def _tell_error(seen: Observation) -> str:
-    name = next((name for words, name in _ERRNO_NAMES.items() if words in seen.error), None)
-    call = _CALLS.get(seen.fault.phase or "", "the storage")
-    return f"{seen.process}: {name} from {call}" if name else f"{seen.process}: {brief(seen.error or seen.end)}"
+    number = seen.death.end and seen.death.end.errno
+    if number is None:
+        return f"{seen.process}: {brief(seen.error or seen.end)}"
+    return f"{seen.process}: {errno.errorcode[number]} from {_CALLS.get(seen.fault.phase or '', 'the storage')}"
 
 
 def _tell_waits(seen: Observation) -> str:
-    waits = count(seen.found["waits"], "fsync")
-    return f"{seen.process}: {waits} took {seen.found.get('waited_s') or 0.0:.2g} s longer in all"
+    note: WaitNote = seen.note
+    return f"{seen.process}: {count(note.waits, 'fsync')} took {note.waited_s:.2g} s longer in all"
 
 
-_STORAGE_FAILED = r"^ResourcesError: checkpoint storage failed at .*: "
-_WHILE_IT_WRITES = frozenset({"checkpoint.file", "checkpoint.fsync.before"})
+_while_it_writes = partial(
+    Kind,
+    family="storage",
+    phases=frozenset({"checkpoint.file", "checkpoint.fsync.before"}),
+    default_phase="checkpoint.file",
+    exit_code=ResourcesError.exit_code,
+    tell=_tell_error,
+)
 
 KINDS = (
-    Kind(
+    _while_it_writes(
         name="no_space",
-        family="storage",
         words="ENOSPC while {rank} writes a checkpoint",
         proof="its end record names ENOSPC",
-        phases=_WHILE_IT_WRITES,
-        default_phase="checkpoint.file",
         inside=no_space,
-        exit_codes="failure",
-        tell=_tell_error,
-        error=f"{_STORAGE_FAILED}No space left on device",
+        shows=_failed_by(errno.ENOSPC),
     ),
-    Kind(
+    _while_it_writes(
         name="io_error",
-        family="storage",
         words="EIO while {rank} writes a checkpoint",
         proof="its end record names EIO",
-        phases=_WHILE_IT_WRITES,
-        default_phase="checkpoint.file",
         inside=io_error,
-        exit_codes="failure",
-        tell=_tell_error,
-        error=f"{_STORAGE_FAILED}Input/output error",
+        shows=_failed_by(errno.EIO),
     ),
     Kind(
         name="slow_storage",
@@ -133,23 +142,20 @@ KINDS = (
         default_phase="checkpoint.begin",
         options={"duration_s": 0.2},
         inside=slow_storage,
-        ends_attempt=False,
         evidence="note",
+        note=WaitNote,
         shows=_waited,
         tell=_tell_waits,
     ),
-    Kind(
+    _while_it_writes(
         name="failed_rename",
-        family="storage",
         words="the rename that commits a checkpoint fails (EIO)",
         proof="rank 0's end record names EIO, and nothing was committed",
         phases=frozenset({"checkpoint.rename.before"}),
         default_phase="checkpoint.rename.before",
         only_rank=0,
-        inside=failed_rename,
-        exit_codes="failure",
+        inside=io_error,
+        shows=_failed_by(errno.EIO),
         aftermath=_committed,
-        tell=_tell_error,
-        error=f"{_STORAGE_FAILED}Input/output error",
     ),
 )

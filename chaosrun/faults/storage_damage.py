@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import Kind, Option
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.strike import Strike
+from chaosrun.records.codec import Record
 from chaosrun.records.events import AttemptStarting, StagingCleared
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
+from chaosrun.records.markers import Note
 
 if TYPE_CHECKING:
     from chaosrun.records.events import FaultRequested
@@ -29,44 +32,25 @@ class RefusedError(Exception):
     """There is nothing here that may be damaged; the message says why."""
 
 
-def truncate(strike: Strike) -> None:
-    _damage(strike, _largest_file, lambda path: os.truncate(path, path.stat().st_size // 2))
+class Look(Record, frozen=True, kw_only=True):
+    """At a file."""
+
+    size: int
+    sha256: str
 
 
-def zero_tail(strike: Strike) -> None:
-    _damage(strike, _largest_file, _zero_tail)
+class DamageNote(Note, frozen=True, kw_only=True):
+    checkpoint: str | None = None
+    file: str | None = None
+    path: str | None = None
+    """Relative to the run's own folder."""
+    before: Look | None = None
+    after: Look | None = None
 
 
-def flip_file_bit(strike: Strike) -> None:
-    _damage(strike, _largest_file, _flip_bit)
-
-
-def missing_file(strike: Strike) -> None:
-    _damage(strike, _file_of_rank, Path.unlink)
-
-
-def missing_manifest(strike: Strike) -> None:
-    _damage(strike, _manifest, Path.unlink)
-
-
-def foreign_manifest(strike: Strike) -> None:
-    """The manifest of the checkpoint before; of the first one its own, made out for the step before."""
-
-    from chaosrun.records.manifest import Manifest
-
-    def replace(path: Path) -> None:
-        names = sorted(entry.name for entry in path.parents[1].iterdir() if checkpoint_step(entry.name) is not None)
-        older = [name for name in names if name < path.parent.name]
-        if older:
-            foreign = (path.parents[1] / older[-1] / MANIFEST_NAME).read_bytes()
-        else:
-            manifest = Manifest.from_bytes(path.read_bytes())
-            step = manifest.step - 1
-            position = manifest.position.model_copy(update={"step": step})
-            foreign = manifest.model_copy(update={"step": step, "position": position}).to_bytes()
-        path.write_bytes(foreign)
-
-    _damage(strike, _manifest, replace)
+class StagedNote(Note, frozen=True, kw_only=True):
+    staged: str | None = None
+    path: str | None = None
 
 
 def stale_staging(strike: Strike) -> None:
@@ -76,35 +60,40 @@ def stale_staging(strike: Strike) -> None:
         _expect_own(strike, folder.parent)
         folder.mkdir()
     except (RefusedError, OSError) as error:
-        strike.note(problem=f"no folder was left behind: {error}")
+        strike.note(StagedNote(problem=f"no folder was left behind: {error}"))
         return
-    files = {"model.safetensors": 4096, "chaosrun-rank-0.pt": 100}
-    for name, size in files.items():
-        (folder / name).write_bytes(bytes(size))
-    strike.note(staged=folder.name, path=_relative(strike, folder), files=files)
+    (folder / "model.safetensors").write_bytes(bytes(4096))
+    (folder / "chaosrun-rank-0.pt").write_bytes(bytes(100))
+    strike.note(StagedNote(staged=folder.name, path=_relative(strike, folder)))
 
 
-def _damage(strike: Strike, choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object]) -> None:
-    checkpoint: Path | None = strike.at.get("checkpoint") or strike.newest_checkpoint()
-    if checkpoint is None:
-        strike.note(problem="there was no checkpoint to damage yet")
-        return
-    try:
-        name = strike.fault.options.get("file") or choose(strike, checkpoint)
-        path = checkpoint / name
-        _expect_own(strike, checkpoint)
-        _expect_inside(checkpoint, path)
-        before = _look(path)
-        if before is None:
-            held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
-            raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
-        spoil(path)
-    except RefusedError as error:
-        strike.note(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}")
-        return
-    after = _look(path)
-    found = {"checkpoint": checkpoint.name, "file": name, "path": _relative(strike, path), "before": before, "after": after}
-    strike.note(**found, problem=f"{name} is what it was before" if before == after else None)
+def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
+    """Spoil a file of the newest checkpoint: the one that the plan names, else the chosen one."""
+
+    def inside(strike: Strike) -> None:
+        checkpoint: Path | None = strike.at.get("checkpoint") or strike.newest_checkpoint()
+        if checkpoint is None:
+            strike.note(DamageNote(problem="there was no checkpoint to damage yet"))
+            return
+        try:
+            name = strike.fault.options.get("file") or choose(strike, checkpoint)
+            path = checkpoint / name
+            _expect_own(strike, checkpoint)
+            _expect_inside(checkpoint, path)
+            before = _look(path)
+            if before is None:
+                held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
+                raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
+            spoil(path)
+        except RefusedError as error:
+            strike.note(DamageNote(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}"))
+            return
+        after = _look(path)
+        where = {"checkpoint": checkpoint.name, "file": name, "path": _relative(strike, path)}
+        problem = f"{name} is what it was before" if before == after else None
+        strike.note(DamageNote(**where, before=before, after=after, problem=problem))
+
+    return inside
 
 
 def _largest_file(strike: Strike, checkpoint: Path) -> str:
@@ -147,12 +136,28 @@ def _flip_bit(path: Path) -> None:
             file.write(bytes([byte[0] ^ 1]))
 
 
-def _look(path: Path) -> dict[str, Any] | None:
-    """Size and sha256 of a file, None when there is none."""
+def _replace_manifest(path: Path) -> None:
+    """By that of the checkpoint before; of the first one by its own, made out for the step before."""
+    from chaosrun.records.manifest import Manifest
+
+    names = sorted(entry.name for entry in path.parents[1].iterdir() if checkpoint_step(entry.name) is not None)
+    older = [name for name in names if name < path.parent.name]
+    if older:
+        foreign = (path.parents[1] / older[-1] / MANIFEST_NAME).read_bytes()
+    else:
+        manifest = Manifest.from_bytes(path.read_bytes())
+        step = manifest.step - 1
+        position = manifest.position.model_copy(update={"step": step})
+        foreign = manifest.model_copy(update={"step": step, "position": position}).to_bytes()
+    path.write_bytes(foreign)
+
+
+def _look(path: Path) -> Look | None:
+    """None when there is no file."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}
+            return Look(size=os.fstat(file.fileno()).st_size, sha256=digest)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
 
@@ -184,7 +189,7 @@ def _own_folders(strike: Strike) -> tuple[Path, ...]:
 
 def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
     """A damage shows when a later attempt comes upon it."""
-    name, later = str(seen.found.get("checkpoint")), [each for each in leg.attempts if each.number > seen.attempt]
+    name, later = seen.note.checkpoint, [each for each in leg.attempts if each.number > seen.attempt]
     if any(name in attempt.quarantined for attempt in later):
         return None
     if any(attempt.resume == name for attempt in later):
@@ -196,7 +201,7 @@ def _unmet(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem
 
 
 def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
-    name = seen.found.get("staged")
+    name = seen.note.staged
     started = next(event.seq for event in leg.events(AttemptStarting) if event.attempt == seen.attempt)
     if any(name in event.names for event in leg.events(StagingCleared) if event.seq > started):
         return None
@@ -206,59 +211,78 @@ def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
 
 
 def _tell_damage(seen: Observation) -> str:
-    before, after = seen.found.get("before") or {}, seen.found.get("after") or {}
-    match seen.fault.kind:
-        case "truncate":
-            change = f"{before.get('size')} bytes, now {after.get('size')}"
-        case "foreign_manifest":
-            change = "another step's"
-        case _ if not after:
-            change = "removed"
-        case _:
-            hashes = [str(look.get("sha256"))[:8] for look in (before, after)]
-            change = f"sha256 {hashes[0]}…, now {hashes[1]}…"
-    return f"{seen.found.get('file')} of {seen.found.get('checkpoint')}: {change}; quarantined"
+    note: DamageNote = seen.note
+    if note.after is None or note.before is None:
+        change = "removed"
+    elif seen.fault.kind == "truncate":
+        change = f"{note.before.size} bytes, now {note.after.size}"
+    elif seen.fault.kind == "foreign_manifest":
+        change = "another step's"
+    else:
+        change = f"sha256 {note.before.sha256[:8]}…, now {note.after.sha256[:8]}…"
+    return f"{note.file} of {note.checkpoint}: {change}; quarantined"
 
 
-def _damage_kind(name: str, words: str, inside: Callable[[Strike], None], **options: None) -> Kind:
-    return Kind(
-        name=name,
-        family="storage",
-        words=words,
-        proof="the file was looked at before and after, and the checkpoint went to quarantine",
-        phases=_COMMITTED,
-        default_phase="checkpoint.postcommit",
-        options=cast("dict[Option, None]", options),
-        inside=inside,
-        ends_attempt=False,
-        damages="checkpoint",
-        evidence="note",
-        aftermath=_unmet,
-        tell=_tell_damage,
-    )
-
-
-_COMMITTED = frozenset({"checkpoint.postcommit", "step"})
+_when_committed = partial(
+    Kind,
+    family="storage",
+    phases=frozenset({"checkpoint.postcommit", "step"}),
+    default_phase="checkpoint.postcommit",
+    evidence="note",
+)
+_damage = partial(
+    _when_committed,
+    proof="the file was looked at before and after, and the checkpoint went to quarantine",
+    damages="checkpoint",
+    note=DamageNote,
+    aftermath=_unmet,
+    tell=_tell_damage,
+)
+_FILE: dict[Option, None] = {"file": None}
 
 KINDS = (
-    _damage_kind("truncate", "truncate a file of the newest checkpoint", truncate, file=None),
-    _damage_kind("zero_tail", "zero the tail of a file of the newest checkpoint", zero_tail, file=None),
-    _damage_kind("flip_file_bit", "flip one bit in a file of the newest checkpoint", flip_file_bit, file=None),
-    _damage_kind("missing_file", "remove a file of {rank} from the newest checkpoint", missing_file, file=None),
-    _damage_kind("missing_manifest", "remove the manifest of the newest checkpoint", missing_manifest),
-    _damage_kind("foreign_manifest", "give the newest checkpoint the manifest of another step", foreign_manifest),
-    Kind(
+    _damage(
+        name="truncate",
+        words="truncate a file of the newest checkpoint",
+        inside=damage(_largest_file, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        options=_FILE,
+    ),
+    _damage(
+        name="zero_tail",
+        words="zero the tail of a file of the newest checkpoint",
+        inside=damage(_largest_file, _zero_tail),
+        options=_FILE,
+    ),
+    _damage(
+        name="flip_file_bit",
+        words="flip one bit in a file of the newest checkpoint",
+        inside=damage(_largest_file, _flip_bit),
+        options=_FILE,
+    ),
+    _damage(
+        name="missing_file",
+        words="remove a file of {rank} from the newest checkpoint",
+        inside=damage(_file_of_rank, Path.unlink),
+        options=_FILE,
+    ),
+    _damage(
+        name="missing_manifest",
+        words="remove the manifest of the newest checkpoint",
+        inside=damage(_manifest, Path.unlink),
+    ),
+    _damage(
+        name="foreign_manifest",
+        words="give the newest checkpoint the manifest of another step",
+        inside=damage(_manifest, _replace_manifest),
+    ),
+    _when_committed(
         name="stale_staging",
-        family="storage",
         words="leave a half-written staging folder behind",
         proof="the folder was there, and it was gone after the next start",
-        phases=_COMMITTED,
-        default_phase="checkpoint.postcommit",
         inside=stale_staging,
-        ends_attempt=False,
         damages="staging",
-        evidence="note",
+        note=StagedNote,
         aftermath=_uncleared,
-        tell=lambda seen: f"{seen.found.get('staged')}: left behind, cleared away at the next start",
+        tell=lambda seen: f"{seen.note.staged}: left behind, cleared away at the next start",
     ),
 )

@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chaosrun.errors import RecoveryError
-from chaosrun.faults.pace import Pace
 from chaosrun.records.layout import LegLayout, checkpoint_step
-from chaosrun.records.markers import read_marker, write_note
+from chaosrun.records.markers import Note, read_marker, write_note
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
     import torch
 
     from chaosrun.faults.fault import Fault
+    from chaosrun.faults.stalls import Stretch
 
 GROUP_LIMIT_S = 60.0
+MEASURED_STEPS = 20
+"""Steps before a fault that are compared with those during it."""
 LOOK_EVERY_S = 0.002
 
 
@@ -33,6 +36,36 @@ class Training(Protocol):
     def optimizers(self) -> list[torch.optim.Optimizer]: ...
 
     def loader_workers(self) -> list[tuple[int, int]]: ...
+
+
+class Pace:
+    """The clock of one rank's steps: from the end of one to the end of the next; the first of an attempt from its first batch.
+
+    The time of a step contains the waiting for other ranks, as it does in any training.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self.took: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self.stretches: list[Stretch] = []
+        """What makes a straggler of this rank."""
+
+    def begin(self) -> None:
+        """A batch is there: the first step of the attempt begins, if none has begun."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+
+    def step_done(self) -> None:
+        """A step is over, but for its faults. Waits here when it is to be stretched."""
+        if self._since_s is not None:
+            own_s = time.monotonic() - self._since_s
+            for stretch in self.stretches:
+                stretch.delay(own_s)
+            self.took.append(time.monotonic() - self._since_s)
+            for stretch in self.stretches:
+                stretch.took(self.took[-1])
+            self.stretches = [stretch for stretch in self.stretches if stretch.left]
+        self._since_s = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +94,9 @@ class Strike:
     def option(self, name: str) -> Any:
         return self.fault.option(name)
 
-    def note(self, **found: Any) -> None:
-        """Write down what the fault did (`records.markers.write_note`)."""
-        write_note(self.leg, self.fault.id, rank=self.rank, attempt=self.order.attempt, pid=self.pid, step=self.step, **found)
+    def note(self, note: Note) -> None:
+        """Write down what the fault did."""
+        write_note(self.leg, self.fault.id, note)
 
     def newest_checkpoint(self) -> Path | None:
         """Directory of the newest committed checkpoint of this leg."""
@@ -90,7 +123,7 @@ class Strike:
             for path in self.leg.faults.glob("*.json"):
                 if path.stem not in ours and (marker := read_marker(self.leg, path.stem)) is not None:
                     # Of an attempt before this one there may be one that nobody has withdrawn yet.
-                    ours[path.stem] = (marker.get("group"), marker.get("attempt")) == (group, self.order.attempt)
+                    ours[path.stem] = (marker.group, marker.attempt) == (group, self.order.attempt)
             if time.monotonic() > deadline_s:
                 message = f"fault {self.fault.id}: {sum(ours.values())} of the {size} ranks that it is to strike at once came"
                 raise RecoveryError(message, hint="something else keeps the others from their point")

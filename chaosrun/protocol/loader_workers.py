@@ -15,9 +15,9 @@ import numpy
 import torch
 
 from chaosrun.observe.rng import digest_rng
+from chaosrun.processes import start_ticks
 from chaosrun.protocol.determinism import seed_streams
 from chaosrun.protocol.randomness import SharedMemory, loader_generator, share_epoch, shared_epoch
-from chaosrun.records.markers import start_ticks
 
 STREAMS = ("python", "numpy", "torch")
 _SLOT = struct.Struct("<?5Q")

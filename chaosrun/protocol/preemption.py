@@ -16,12 +16,14 @@ import signal
 import threading
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from chaosrun.errors import LeftApartError
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.records.events import RaisedError
+from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 KEY = "chaosrun/preemption"
@@ -102,19 +104,14 @@ class Preemption:
                 store.set(f"{KEY}/all left", "1")
             store.wait([f"{KEY}/all left"], GATHER_LIMIT)
 
-    def end(self) -> dict[str, Any]:
-        """Status, exit code and error of the end record of a rank that has left."""
+    def end(self) -> WorkerEnd:
+        """Of a rank that has left."""
         assert self.left is not None and self._leaving is not None
         rank, first = self._order.rank, self._leaving["rank"]
         why = "was told to leave (SIGTERM) and left" if self._told else f"left with rank {first}, which was told to (SIGTERM),"
-        error = {
-            "type": Preempted.__name__,
-            "message": f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed",
-            "hint": None,
-            "exit_code": PREEMPTED_EXIT_CODE,
-            "traceback": "",
-        }
-        return {"status": LEFT_ON_NOTICE, "exit_code": PREEMPTED_EXIT_CODE, "error": error, "told": first}
+        message = f"rank {rank} {why} after step {self.left}, the checkpoint of that step committed"
+        error = RaisedError(type=Preempted.__name__, message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
+        return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=first)
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._told = True

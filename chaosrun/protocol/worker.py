@@ -30,7 +30,10 @@ from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.distributed_debug import speak_in_detail
 from chaosrun.protocol.randomness import own_epoch
+from chaosrun.records.codec import changed, encode
+from chaosrun.records.events import RaisedError
 from chaosrun.records.journal import write_durably
+from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -47,7 +50,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     enter(context)
     own_epoch()
     store: object = None
-    end: dict[str, Any] = {"status": "returned", "exit_code": 0, "error": None}
+    end = WorkerEnd(status="returned", exit_code=0)
     try:
         context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
         context.heart.beat("started", 0)
@@ -77,8 +80,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     except BaseException as error:  # the script's error, whatever it is, becomes this rank's end record
         with contextlib.suppress(OSError):  # a full disk takes no log
             traceback.print_exc()
-        described = _describe(error, order)
-        end = {"status": "raised", "exit_code": described["exit_code"], "error": described}
+        end = _raised("raised", error, order)
     if context.preemption.left is not None:
         # Whatever the script did after it.
         end = context.preemption.end()
@@ -89,24 +91,23 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             raise
         # All that can still be told; the supervisor looks at the disk.
         return ResourcesError.exit_code
-    if end["error"] is None or context.preemption.left is not None:
+    if end.error is None or context.preemption.left is not None:
         context.heart.beat("leaving", context.session.position.step if context.session else 0)
-        if end["error"] is None:
+        if end.error is None:
             _leave_process_group()
         atexit._run_exitfuncs()
     del store
-    return end["exit_code"]
+    return end.exit_code
 
 
-def _write_end(order: WorkerOrder, context: WorkerContext, end: dict[str, Any]) -> None:
-    completed = end["error"] is None
+def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> None:
+    completed = end.error is None
     step = context.session.position.step if context.session else 0
-    about = {"v": 1, "rank": order.rank, "attempt": order.attempt, "pid": os.getpid(), "completed": completed, "step": step}
     if completed and order.rank == 0:
         inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
-    record = json.dumps({**about, **end, "time_s": time.time()})
-    write_durably(context.leg.attempt(order.attempt).end(order.rank), record.encode())
+    end = changed(end, pid=os.getpid(), completed=completed, step=step, time_s=time.time())
+    write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 
 def _know_the_leg(context: WorkerContext) -> None:
@@ -180,39 +181,46 @@ def _run_script(order: WorkerOrder) -> None:
     exec(compile(script.read_bytes(), str(script), "exec"), main_module.__dict__)
 
 
-def _after_sys_exit(request: SystemExit, context: WorkerContext) -> dict[str, Any]:
+def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
     if code == 0 and context.session is not None and context.session.finished:
-        return {"status": "exited", "exit_code": 0, "error": None}
+        return WorkerEnd(status="exited", exit_code=0)
     step = context.session.position.step if context.session else 0
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
     error = UserScriptError(
         f"the script left with sys.exit({code}) at step {step}, before its training was done{said}",
         hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
     )
-    return {"status": "exited", "exit_code": code or error.exit_code, "error": _describe(error, context.order)}
+    return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
 
 
-def _describe(error: BaseException, order: WorkerOrder) -> dict[str, Any]:
+def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:
+    described = _describe(error, order)
+    return WorkerEnd(status=status, exit_code=described.exit_code or 0, error=described)
+
+
+def _describe(error: BaseException, order: WorkerOrder) -> RaisedError:
     if isinstance(error, OSError) and error.errno in FULL:
         place = order.leg_path if error.filename is None else os.fsdecode(error.filename)
-        return {
-            "type": type(error).__name__,
-            "message": f"rank {order.rank} could not write to {place}: {error.strerror}",
-            "hint": "free some space there, or put the run elsewhere with --root",
-            "exit_code": ResourcesError.exit_code,
-            "ours": False,
-            "traceback": _script_traceback(error),
-        }
+        return RaisedError(
+            type=type(error).__name__,
+            message=f"rank {order.rank} could not write to {place}: {error.strerror}",
+            hint="free some space there, or put the run elsewhere with --root",
+            exit_code=ResourcesError.exit_code,
+            traceback=_script_traceback(error),
+        )
     told = error if isinstance(error, ChaosrunError) else refused_operation(error, order.deterministic)
-    return {
-        "type": type(error).__name__,
-        "message": told.message if told else str(error),
-        "hint": told.hint if told else None,
-        "exit_code": told.exit_code if told else UserScriptError.exit_code,
-        "ours": told is None and _is_ours(error),
-        "traceback": _script_traceback(error),
-    }
+    storage = error.__cause__ if isinstance(error, ResourcesError) else None
+    return RaisedError(
+        type=type(error).__name__,
+        message=told.message if told else str(error),
+        hint=told.hint if told else None,
+        exit_code=told.exit_code if told else UserScriptError.exit_code,
+        traceback=_script_traceback(error),
+        ours=told is None and _is_ours(error),
+        errno=storage.errno if isinstance(storage, OSError) else None,
+        fault=getattr(error, "chaosrun_fault", None),
+    )
 
 
 def _is_ours(error: BaseException) -> bool:

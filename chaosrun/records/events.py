@@ -154,20 +154,12 @@ class FaultObserved(Event, frozen=True, kw_only=True, tag="fault.observed"):
     pid: int
     how: str
     """Its evidence, see `faults.kind.Evidence`."""
-    exit_code: int | None
-    signal: int | None
+    exit_code: int | None = None
+    signal: int | None = None
     died_s: float | None = None
     """Of a death."""
     found: dict[str, Any] | None = None
-    """What was seen of it. What its parts say is looked at by those who ask for them, see `faults.landed`."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.found, dict):
-            end, note = self.found.get("end"), self.found.get("note")
-            if end is not None and not (isinstance(end, dict) and "status" in end and isinstance(end.get("error"), str | None)):
-                raise ValueError(f"found.end is {end!r:.60}")
-            if not isinstance(note, dict | None):
-                raise ValueError(f"found.note is {note!r:.60}")
+    """What was seen of it: see `faults.observed`."""
 
 
 class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
@@ -207,6 +199,10 @@ class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
     traceback: str | None = None
     ours: bool = False
     """Raised inside chaosrun."""
+    errno: int | None = None
+    """Of a storage that failed."""
+    fault: str | None = None
+    """Id of the fault that raised it on purpose."""
 
 
 class DeathUnplanned(Event, frozen=True, kw_only=True, tag="death.unplanned"):

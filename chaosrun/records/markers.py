@@ -1,102 +1,126 @@
-"""The two durable files of a fault: the marker, written before it strikes, and the note, written by whoever saw what it did.
+"""What is left behind of a rank and of the faults that strike it: how the rank ended, and two durable files of each fault.
 
-Written by the rank that a fault strikes, or by the supervisor and the agents when it comes from outside. Exclusive creation of
-the marker is the lock, so no restart, supervisor death or second rank can fire the same fault id again (hazard P10). The
-supervisor copies both into the journal, as `fault.requested` and `fault.observed`.
+The marker is written before a fault strikes, the note by whoever saw what it did: the rank itself, or the supervisor and the
+agents when it comes from outside. Exclusive creation of the marker is the lock, so no restart, supervisor death or second rank
+can fire the same fault id again (hazard P10). The supervisor copies both into the journal, as `fault.requested` and
+`fault.observed`.
 """
 
-import json
 import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import msgspec
+
+from chaosrun.processes import start_ticks
+from chaosrun.records.codec import DamagedRecordError, Record, decode, encode
+from chaosrun.records.events import RaisedError
 from chaosrun.records.journal import fsync_directory, write_durably
-from chaosrun.records.layout import LegLayout
-from chaosrun.records.run_file import read_json
+from chaosrun.records.layout import AttemptLayout, LegLayout
 
-_NUMBER = (int, float)
-_MARKER = {
-    "attempt": int,
-    "rank": int,
-    "pid": int,
-    "phase": (str, type(None)),
-    "step": (int, type(None)),
-    "time_s": _NUMBER,
-}
-_NOTE = {"final": bool}
-"""What whoever reads them relies on."""
+_Note = TypeVar("_Note", bound="Note")
+_R = TypeVar("_R")
 
 
-def write_marker(
-    leg: LegLayout, fault: str, *, rank: int, attempt: int, pid: int, phase: str | None, step: int | None, **more: Any
-) -> bool:
-    """Claim a fault, durably. False when it has been claimed before: a fault id strikes once.
+class Marker(Record, frozen=True, kw_only=True):
+    rank: int
+    attempt: int
+    pid: int
+    start_ticks: int | None = None
+    """With its pid it names the process for good; None when it was gone."""
+    phase: str | None = None
+    step: int | None = None
+    time_s: float
+    group: str | None = None
 
-    `more` may give the `start_ticks` of a process on another machine.
+
+class Note(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """What a fault did; each kind has fields of its own."""
+
+    final: bool = True
+    """False: more is to come. It is left where it is until it is final, or until the leg ends."""
+    problem: str | None = None
+    """Why whoever was to strike did not, or saw that it came to nothing."""
+
+
+class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """How a rank ended, as it says itself: an exit code alone proves nothing (hazard P8)."""
+
+    status: str
+    """returned, raised, exited, preempted."""
+    exit_code: int
+    completed: bool = False
+    pid: int = 0
+    step: int = 0
+    time_s: float = 0.0
+    error: RaisedError | None = None
+    told: int | None = None
+    """Of status preempted: the rank that was told to leave, which all others left with."""
+
+
+_MARKER = msgspec.json.Decoder(Marker)
+_END = msgspec.json.Decoder(WorkerEnd)
+
+
+def write_marker(leg: LegLayout, fault: str, *, pid: int, ticks: int | None = None, **claim: object) -> Marker | None:
+    """Claim a fault, durably. None when it has been claimed before: a fault id strikes once.
+
+    Of a process on another machine its start time (`ticks`) has to be given.
     """
-    record = {
-        "v": 1,
-        "fault": fault,
-        "rank": rank,
-        "attempt": attempt,
-        "pid": pid,
-        "start_ticks": more.pop("start_ticks", None) or start_ticks(pid),
-        "phase": phase,
-        "step": step,
-        "time_s": time.time(),
-        **more,
-    }
+    marker = Marker(pid=pid, start_ticks=ticks or start_ticks(pid), time_s=time.time(), **claim)  # type: ignore[arg-type]
     leg.faults.mkdir(parents=True, exist_ok=True)
-    path = leg.faults / f"{fault}.json"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(leg.faults / f"{fault}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        return False
+        return None
     try:
-        os.write(descriptor, json.dumps(record).encode())
+        os.write(descriptor, encode(marker))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
     fsync_directory(leg.faults)
-    return True
+    return marker
 
 
-def write_note(leg: LegLayout, fault: str, **found: Any) -> None:
-    """What a fault did, as JSON values, durably; a later note of the same fault replaces it.
-
-    Of a fault whose evidence is a note, the supervisor takes it into the journal as soon as it looks. For a note that is not
-    final yet, give `final=False`: it is left where it is until it is, or until the leg ends.
-    """
-    path: Path = leg.notes / f"{fault}.json"
-    record = {"v": 1, "fault": fault, "time_s": time.time(), "final": True, **found}
-    write_durably(path, json.dumps(record).encode())
+def write_note(leg: LegLayout, fault: str, note: Note) -> None:
+    """Durably; a later note of the same fault replaces it."""
+    write_durably(leg.notes / f"{fault}.json", encode(note))
 
 
-def read_marker(leg: LegLayout, fault: str) -> dict[str, Any] | None:
+def read_marker(leg: LegLayout, fault: str) -> Marker | None:
     """None when there is none, or not all of it yet, or what lies there is none."""
     return _read(leg.faults / f"{fault}.json", _MARKER)
 
 
-def read_note(leg: LegLayout, fault: str) -> dict[str, Any] | None:
-    return _read(leg.notes / f"{fault}.json", _NOTE)
+def read_markers(leg: LegLayout) -> dict[str, Marker | None]:
+    """The faults that have fired, by id. None for a marker that a crash cut off: the id is spent, what it did is not known."""
+    if not leg.faults.is_dir():
+        return {}
+    return {path.stem: read_marker(leg, path.stem) for path in sorted(leg.faults.glob("*.json"))}
 
 
-def _read(path: Path, keys: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any] | None:
+def withdraw_marker(leg: LegLayout, fault: str) -> None:
+    """Let a fault fire again; the marker stays under another name."""
+    marker = leg.faults / f"{fault}.json"
+    number = 1
+    while (withdrawn := leg.faults / f"{fault}.json.unseen-{number}").exists():
+        number += 1
+    marker.rename(withdrawn)
+
+
+def read_note(leg: LegLayout, fault: str, of: type[_Note]) -> _Note | None:
+    """None when there is none, or what lies there is not one `of` the fault's kind."""
+    return _read(leg.notes / f"{fault}.json", msgspec.json.Decoder(of))
+
+
+def read_end(attempt: AttemptLayout, rank: int) -> WorkerEnd | None:
+    """A rank's end record, None when it left none (killed, os._exit), or none that can be read."""
+    return _read(attempt.end(rank), _END)
+
+
+def _read(path: "os.PathLike[str]", decoder: msgspec.json.Decoder[_R]) -> _R | None:
     try:
-        value = read_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        with open(path, "rb") as file:
+            return decode(file.read(), decoder)
+    except (FileNotFoundError, DamagedRecordError):
         return None
-    whole = isinstance(value, dict) and all(key in value and isinstance(value[key], kind) for key, kind in keys.items())
-    return value if whole else None
-
-
-def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot: with its pid it names the process for good. None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            line = file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(line[line.rindex(b")") + 2 :].split()[19])

@@ -241,8 +241,8 @@ class _LegFollower:
         for fault in sorted(found - self._marked):
             if marker := read_marker(self._layout, fault):
                 self._marked.add(fault)
-                about = {key: marker[key] for key in ("attempt", "rank", "step", "phase", "time_s")}
-                request = FaultRequested(fault=fault, requested_s=marker["time_s"], **about)
+                about = {"attempt": marker.attempt, "rank": marker.rank, "step": marker.step, "phase": marker.phase}
+                request = FaultRequested(fault=fault, requested_s=marker.time_s, time_s=marker.time_s, **about)
                 self.picture.take_request(request)
                 fired.append(request)
         return [request for request in fired if self._is_news(request)]

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import (
@@ -20,13 +20,11 @@ from chaosrun.errors import (
     UnsafeCheckpointError,
     UserScriptError,
 )
-from chaosrun.faults.kind import LEFT_ON_NOTICE
 from chaosrun.faults.observed import signal_name
-from chaosrun.records.events import EndCode, Outcome
+from chaosrun.records.events import EndCode, Outcome, RaisedError
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_marker
-from chaosrun.records.run_file import read_json
+from chaosrun.records.markers import WorkerEnd, read_end
 from chaosrun.records.traces import whole_lines
 from chaosrun.supervise.lifecycle import Failure
 
@@ -34,44 +32,6 @@ OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals that a process brings upon itself."""
-
-_END = {"completed": bool, "status": str, "step": int, "error": (dict, type(None)), "time_s": (int, float)}
-_ERROR = {"type": str, "message": str, "hint": (str, type(None)), "exit_code": int}
-"""What is relied on in an end record, and in its error."""
-
-
-def fault_markers(leg: LegLayout) -> dict[str, dict[str, Any]]:
-    """The faults that have fired, by id. A marker cut off by a crash still counts as fired; its content is then empty."""
-    if not leg.faults.is_dir():
-        return {}
-    markers = {}
-    for path in sorted(leg.faults.glob("*.json")):
-        # Created, then killed before the write: the fault id is spent, what it did is not known.
-        markers[path.stem] = read_marker(leg, path.stem) or {}
-    return markers
-
-
-def withdraw_marker(leg: LegLayout, fault: str) -> None:
-    """Let a fault fire again; the marker stays under another name."""
-    marker = leg.faults / f"{fault}.json"
-    number = 1
-    while (withdrawn := leg.faults / f"{fault}.json.unseen-{number}").exists():
-        number += 1
-    marker.rename(withdrawn)
-
-
-def read_end(leg: LegLayout, attempt: int, rank: int) -> dict[str, Any] | None:
-    """A rank's end record, None when it left none (killed, os._exit), or none that can be read."""
-    try:
-        end = read_json(leg.attempt(attempt).end(rank).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    whole = _has(end, _END) and (end["error"] is None or _has(end["error"], _ERROR))
-    return end if whole and (end["status"] != LEFT_ON_NOTICE or _has(end, {"told": int})) else None
-
-
-def _has(value: Any, keys: Mapping[str, Any]) -> bool:
-    return isinstance(value, dict) and all(key in value and isinstance(value[key], kind) for key, kind in keys.items())
 
 
 def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
@@ -103,14 +63,14 @@ def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None
 
 
 def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
-    end = read_end(leg, attempt, rank)
+    end = read_end(leg.attempt(attempt), rank)
     log = leg.attempt(attempt).log(rank)
-    if end is not None and end["completed"]:
+    if end is not None and end.completed:
         return None
-    if end is not None and end["status"] == LEFT_ON_NOTICE:
-        return _of_notice(end)
-    if end is not None and end["error"] is not None:
-        return _of_error(end, rank, log)
+    if end is not None and end.told is not None:
+        return _of_notice(end, end.told)
+    if end is not None and end.error is not None:
+        return _of_error(end, end.error, rank, log)
     step = last_step(leg, attempt, rank)
     if killed_by is not None:
         name = signal_name(killed_by)
@@ -148,31 +108,31 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
     )
 
 
-def _of_notice(end: dict[str, Any]) -> Failure:
+def _of_notice(end: WorkerEnd, told: int) -> Failure:
     """The same for every rank: they leave together."""
     return Failure(
         code="told_to_leave",
-        message=f"rank {end['told']} was told to leave (SIGTERM), and no fault was planned for it: "
-        f"all ranks took a checkpoint after step {end['step']} and left",
+        message=f"rank {told} was told to leave (SIGTERM), and no fault was planned for it: "
+        f"all ranks took a checkpoint after step {end.step} and left",
         hint="the cluster or a person took its place away",
-        rank=end["told"],
-        step=end["step"],
+        rank=told,
+        step=end.step,
         leaving=True,
     )
 
 
-def _code_of(error: Mapping[str, Any], outcome: Outcome) -> EndCode | None:
+def _code_of(error: RaisedError, outcome: Outcome) -> EndCode | None:
     """What is known beside the outcome: by the type of the error; of the script's own, by what torch and the system say."""
     match outcome:
         case "inexact_restore":
-            return _OF_TYPES.get(error["type"])
-        case "user_error" if error.get("ours") is True:
+            return _OF_TYPES.get(error.type)
+        case "user_error" if error.ours:
             return "failed_inside_chaosrun"
         case "user_error":
-            memory = error["type"] in ("OutOfMemoryError", "MemoryError") or _SHORT_OF.search(error["message"])
+            memory = error.type in ("OutOfMemoryError", "MemoryError") or _SHORT_OF.search(error.message)
             return "out_of_memory" if memory else None
         case _:
-            return _OF_TYPES.get(error["type"])
+            return _OF_TYPES.get(error.type)
 
 
 _OF_TYPES: Mapping[str, EndCode] = {
@@ -186,30 +146,30 @@ _OF_TYPES: Mapping[str, EndCode] = {
 _SHORT_OF = re.compile(r"out of memory|\[Errno 5\]")
 
 
-def _of_error(end: dict[str, Any], rank: int, log: Path) -> Failure:
-    error, step = end["error"], end["step"]
-    of_reducer = reducer_error(error["message"])
+def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failure:
+    step = end.step
+    of_reducer = reducer_error(error.message)
     outcome: Outcome
-    if error["exit_code"] == RestoreMismatchError.exit_code:
-        outcome, message = "inexact_restore", error["message"]
-    elif error["exit_code"] == ResourcesError.exit_code:
-        outcome, message = "resources", error["message"]
+    if error.exit_code == RestoreMismatchError.exit_code:
+        outcome, message = "inexact_restore", error.message
+    elif error.exit_code == ResourcesError.exit_code:
+        outcome, message = "resources", error.message
     else:
-        outcome = "user_error" if error["exit_code"] == UserScriptError.exit_code else "recovery_failed"
-        inside = " inside chaosrun" if error.get("ours") is True else ""
-        raised = f" raised {error['type']}{inside} at step {step}" if error["type"] not in OWN_TYPES else ""
-        message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error['message']}"
+        outcome = "user_error" if error.exit_code == UserScriptError.exit_code else "recovery_failed"
+        inside = " inside chaosrun" if error.ours else ""
+        raised = f" raised {error.type}{inside} at step {step}" if error.type not in OWN_TYPES else ""
+        message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error.message}"
     return Failure(
         code=_code_of(error, outcome),
         message=message,
-        hint=of_reducer.hint if of_reducer else error["hint"] or f"the traceback is in {log}",
+        hint=of_reducer.hint if of_reducer else error.hint or f"the traceback is in {log}",
         outcome=outcome,
         rank=rank,
         step=step,
-        error=(error["type"], error["message"]),
+        error=(error.type, error.message),
         reducer=of_reducer is not None,
-        refused=error["type"] == MisuseError.__name__,
-        raised_s=end["time_s"],
+        refused=error.type == MisuseError.__name__,
+        raised_s=end.time_s,
     )
 
 

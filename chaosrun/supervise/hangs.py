@@ -26,7 +26,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from chaosrun.cluster.messages import RankStack
-from chaosrun.records.codec import to_plain
 from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import STAGES, Activity, Heartbeat
 from chaosrun.records.layout import LegLayout
@@ -323,9 +322,9 @@ class HangDetector:
         message = found.message(self._script)
         self._record(found.declared(message))
         first = found.first
-        fault = self._observations.of_hang(self._attempt, first.rank, to_plain(first.recorded()))
+        fault = self._observations.of_hang(self._attempt, first.rank, first.recorded())
         if fault is not None:
             for other in found.also_stopped():
-                self._observations.of_hang(self._attempt, other.rank, to_plain(other.recorded()))
+                self._observations.of_hang(self._attempt, other.rank, other.recorded())
         step = None if first.beat is None else first.beat.step
         return Hang(message=message, rank=first.rank, step=step, reach=reach_of(first.beat), fault=fault)

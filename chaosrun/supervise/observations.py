@@ -7,16 +7,18 @@ A fault counts as observed when something outside its own intention agrees with 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import death_problem, hang_problem
-from chaosrun.faults.observed import Observation
+from chaosrun.faults.observed import Death, HungRank, LastWords, Observation
 from chaosrun.plan.missed import Missed, Outlook, first_missed
-from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
+from chaosrun.records.codec import changed, to_plain
+from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn, SilentRank
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_note
+from chaosrun.records.markers import Marker, Note, read_end, read_markers, read_note, withdraw_marker
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.deaths import fault_markers, read_end, withdraw_marker
 from chaosrun.supervise.lifecycle import Failure
 
 Record = Callable[..., None]
@@ -43,19 +45,21 @@ class Observations:
         """The fault that this death is the proof of, None when it is of none."""
         who = (exited.attempt, exited.rank, exited.pid)
         for fault, marker in self._unseen():
-            if (marker.get("attempt"), marker.get("rank"), marker.get("pid")) != who:
+            if (marker.attempt, marker.rank, marker.pid) != who:
                 continue
-            found = {
-                "end": self._end_of(exited.attempt, exited.rank),
-                "note": read_note(self._leg, fault.id),
-                "after_s": round(exited.died_s - marker["time_s"], 6),
-                "killed": exited.killed,
-                "alone": not self._is_complete(fault, exited.attempt),
-            }
-            seen = Observation(fault=fault, pid=exited.pid, exit_code=exited.exit_code, signal=exited.signal, found=found)
+            note = read_note(self._leg, fault.id, fault.facts.note)
+            death = Death(
+                end=self._end_of(exited.attempt, exited.rank),
+                note=note and to_plain(note),
+                after_s=round(exited.died_s - marker.time_s, 6),
+                killed=exited.killed,
+                alone=not self._is_complete(fault, exited.attempt),
+            )
+            code, number = exited.exit_code, exited.signal
+            seen = Observation(fault=fault, pid=exited.pid, exit_code=code, signal=number, death=death, note=note)
             if death_problem(seen) is None:
-                ended = {"exit_code": exited.exit_code, "signal": exited.signal, "died_s": exited.died_s}
-                self.see(fault.id, marker, how="death", found=found, **ended)
+                ended = {"exit_code": code, "signal": number, "died_s": exited.died_s}
+                self.see(fault.id, marker, how="death", found=death, **ended)
                 return fault.id
         return None
 
@@ -64,21 +68,22 @@ class Observations:
         if fault.group is None:
             return True
         members = [each.id for each in self._faults.values() if each.group == fault.group]
-        markers = fault_markers(self._leg)
-        return all(markers.get(member, {}).get("attempt") == attempt for member in members)
+        markers = read_markers(self._leg)
+        return all((marker := markers.get(member)) and marker.attempt == attempt for member in members)
 
     def of_broken_groups(self, attempt: int) -> None:
         """After an attempt: what waited there for others of its group, who never came, may strike again with them."""
         for fault, marker in self._unseen():
-            if fault.group is not None and marker.get("attempt") == attempt and not self._is_complete(fault, attempt):
+            if fault.group is not None and marker.attempt == attempt and not self._is_complete(fault, attempt):
                 self.withdraw(fault.id, "its attempt ended before all that strike together had come")
 
-    def _end_of(self, attempt: int, rank: int) -> dict[str, Any] | None:
-        end = read_end(self._leg, attempt, rank)
-        if end is None:
+    def _end_of(self, attempt: int, rank: int) -> LastWords | None:
+        if (end := read_end(self._leg.attempt(attempt), rank)) is None:
             return None
-        error = end["error"]
-        return {"status": end["status"], "error": None if error is None else f"{error['type']}: {error['message']}"}
+        if (error := end.error) is None:
+            return LastWords(status=end.status)
+        words = f"{error.type}: {error.message}"
+        return LastWords(status=end.status, error=words, fault=error.fault, errno=error.errno, told=end.told == rank)
 
     def attempt_ended(self, attempt: int, planned: str | None, failure: Failure | None) -> None:
         fault = self._faults.get(planned or "")
@@ -99,18 +104,19 @@ class Observations:
             restores=passed.get("restore.begin", 0),
             every=order.every_steps,
             last=order.max_steps,
-            struck={fault: marker.get("attempt") for fault, marker in fault_markers(self._leg).items()},
+            struck={fault: marker and marker.attempt for fault, marker in read_markers(self._leg).items()},
             observed=self.observed,
             ended_by=self._ended_by,
         )
         return first_missed(list(self._faults.values()), outlook)
 
-    def of_hang(self, attempt: int, rank: int, found: Mapping[str, Any]) -> str | None:
+    def of_hang(self, attempt: int, rank: int, found: SilentRank) -> str | None:
         """The fault that explains why this rank stopped making progress; `found` is what was seen of its process."""
         for fault, marker in self._unseen():
-            if fault.facts.evidence == "hang" and (marker.get("attempt"), marker.get("rank")) == (attempt, rank):
-                problem = hang_problem(Observation(fault=fault, pid=marker["pid"], found=found))
-                self.see(fault.id, marker, how="hang", found={**found, "problem": problem.words} if problem else dict(found))
+            if fault.facts.evidence == "hang" and (marker.attempt, marker.rank) == (attempt, rank):
+                hang = HungRank(**structs.asdict(found))
+                problem = hang_problem(Observation(fault=fault, pid=marker.pid, hang=hang))
+                self.see(fault.id, marker, how="hang", found=changed(hang, problem=problem.words) if problem else hang)
                 return None if problem else fault.id
         return None
 
@@ -122,10 +128,8 @@ class Observations:
         if not self._leg.notes.is_dir():
             return
         for fault, marker in self._unseen():
-            note = read_note(self._leg, fault.id)
-            if note is None:
-                continue
-            if (note["final"] or at_last) and (fault.facts.evidence == "note" or note.get("problem")):
+            note = read_note(self._leg, fault.id, fault.facts.note)
+            if note and (note.final or at_last) and (fault.facts.evidence == "note" or note.problem):
                 self.see(fault.id, marker, how="note", found=note)
 
     def conclude(self) -> None:
@@ -134,13 +138,12 @@ class Observations:
         for fault, marker in self._unseen():
             self.request(fault.id, marker)
 
-    def see(self, fault: str, marker: Mapping[str, Any], *, how: str, found: Any = None, **seen: Any) -> None:
+    def see(self, fault: str, marker: Marker, *, how: str, found: Death | HungRank | Note, **ended: Any) -> None:
         """Journal that a fault was requested, if that is not there yet, and observed."""
         self.request(fault, marker)
         self.observed.add(fault)
-        about = {key: marker[key] for key in ("attempt", "rank", "pid")}
-        ended = {"exit_code": None, "signal": None, "died_s": None, **seen}
-        self._record(FaultObserved(fault=fault, how=how, found=found, **about, **ended))
+        who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid}
+        self._record(FaultObserved(fault=fault, how=how, found=to_plain(found), **who, **ended))
 
     def withdraw(self, fault: str, reason: str) -> None:
         """Let a fault strike again that was claimed and cannot be shown to have struck."""
@@ -149,18 +152,18 @@ class Observations:
             self.requested.discard(fault)
             self._record(FaultWithdrawn(fault=fault, reason=reason))
 
-    def request(self, fault: str, marker: Mapping[str, Any], *, durable: bool = False) -> None:
+    def request(self, fault: str, marker: Marker, *, durable: bool = False) -> None:
         """Journal that a fault is about to strike, or has struck: what its marker says."""
         if fault in self.requested:
             return
         self.requested.add(fault)
-        said = {key: marker[key] for key in ("attempt", "rank", "step", "phase")}
-        self._record(FaultRequested(fault=fault, requested_s=marker["time_s"], **said), durable=durable)
+        where = {"attempt": marker.attempt, "rank": marker.rank, "step": marker.step, "phase": marker.phase}
+        self._record(FaultRequested(fault=fault, requested_s=marker.time_s, **where), durable=durable)
 
-    def _unseen(self) -> list[tuple[Fault, dict[str, Any]]]:
+    def _unseen(self) -> list[tuple[Fault, Marker]]:
         """Faults of the plan that have a readable marker and have not been observed."""
         return [
             (self._faults[fault], marker)
-            for fault, marker in fault_markers(self._leg).items()
-            if fault not in self.observed and fault in self._faults and marker
+            for fault, marker in read_markers(self._leg).items()
+            if marker and fault not in self.observed and fault in self._faults
         ]

@@ -138,11 +138,11 @@ def _ending_the_supervisor(run: RunLayout) -> "list[Fault]":
 
 def _struck(run: RunLayout) -> set[str]:
     """The faults of which a supervisor has written down that it dies of them."""
-    from chaosrun.records.markers import read_marker, read_note
+    from chaosrun.records.markers import Note, read_marker, read_note
     from chaosrun.supervise.drill import leg_of
 
     leg = leg_of(run, "chaos")
-    return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id)}
+    return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
 
 
 def expected_ray(address: str | None) -> str | None:

@@ -5,18 +5,18 @@ seen of it afterwards: the end of a node from the note of a witness there, its o
 is struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.control_plane import seen_by_successor
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
+from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import LastAct, StrikeOrder
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_marker, read_note, write_marker
+from chaosrun.records.markers import Marker, read_marker, read_note, write_marker
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.workers import Workers
 
@@ -32,7 +32,7 @@ class NodeTermination:
     fault: Fault
     limit_s: float
     """When its witness should have spoken."""
-    struck: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    struck: dict[str, Marker] = field(default_factory=dict)
     """Marker by fault: more than one may end a node at once."""
 
 
@@ -62,7 +62,7 @@ class OutsideFaults:
         """Timed faults that have not been claimed."""
         self._parking: list[Fault] = []
         """Faults that a rank may come to in this attempt."""
-        self._arrived: dict[str, Mapping[str, Any]] = {}
+        self._arrived: dict[str, Marker] = {}
         """Markers of those whose rank has come to its point, and whose group is not complete."""
         self._claimed: dict[str, Fault] = {}
         """Of this attempt: everything that was claimed."""
@@ -79,18 +79,20 @@ class OutsideFaults:
             if isinstance(record, AttemptStarted) and self._first_start_s is None:
                 self._first_start_s = record.time_s
             elif isinstance(record, FaultObserved) and record.fault in planned:
-                self._avoid(planned[record.fault], record.found)
+                self._avoid(planned[record.fault], (record.found or {}).get("node"))
         for fault in planned.values():
             if fault.id in self._observations.observed or not (marker := read_marker(self._leg, fault.id)):
                 continue
-            note = read_note(self._leg, fault.id)
-            if note is None or not note["final"]:
+            note = read_note(self._leg, fault.id, fault.facts.note)
+            if note is None or not note.final:
+                continue
+            if not isinstance(note, EndNote):
                 continue
             if fault.facts.evidence == "successor":
                 self._observations.see(fault.id, marker, how="successor", found=seen_by_successor(note))
             elif fault.facts.evidence == "node":
                 self._observations.see(fault.id, marker, how="node", found=note)
-                self._avoid(fault, note)
+                self._avoid(fault, note.node)
 
     def attempt_started(self, attempt: int, started_s: float) -> None:
         if self._first_start_s is None:
@@ -110,7 +112,7 @@ class OutsideFaults:
         """What was claimed in an attempt that ended of something else may strike again."""
         for fault in (*self._claimed.values(), *self._parking):
             marker = read_marker(self._leg, fault.id)
-            if fault.id in self._observations.observed or marker is None or marker["attempt"] != self._attempt:
+            if fault.id in self._observations.observed or marker is None or marker.attempt != self._attempt:
                 continue
             if fault.facts.evidence != "note":
                 self._observations.withdraw(fault.id, "its attempt ended before it could be seen to strike")
@@ -169,11 +171,11 @@ class OutsideFaults:
             return None
         return self._first_start_s + (self._ready[0].after_s or 0.0)
 
-    def _arrivals(self) -> Iterator[tuple[Fault, Mapping[str, Any]]]:
+    def _arrivals(self) -> Iterator[tuple[Fault, Marker]]:
         """Faults to whose point a rank has come, with their markers; those of a group when all of them have."""
         for fault in list(self._parking):
             marker = read_marker(self._leg, fault.id)
-            if marker is not None and marker["attempt"] == self._attempt and fault.id not in self._arrived:
+            if marker is not None and marker.attempt == self._attempt and fault.id not in self._arrived:
                 self._arrived[fault.id] = marker
         for fault in list(self._parking):
             if fault.id in self._arrived and self._is_complete(fault.group):
@@ -185,7 +187,7 @@ class OutsideFaults:
             return True
         return sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for) >= self._group_sizes[group]
 
-    def _claims(self) -> Iterator[tuple[Fault, Mapping[str, Any]]]:
+    def _claims(self) -> Iterator[tuple[Fault, Marker]]:
         """Faults whose time has come and whose rank runs, claimed, with their markers."""
         now = self._clock()
         due = [f for f in self._ready if self._first_start_s is not None and self._first_start_s + (f.after_s or 0.0) <= now]
@@ -202,10 +204,8 @@ class OutsideFaults:
             for fault in members:
                 self._ready.remove(fault)
                 pid, ticks = who[fault.id] or (0, 0)
-                about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "start_ticks": ticks}
-                if write_marker(self._leg, fault.id, **about, phase=None, step=None, group=fault.group):
-                    marker = read_marker(self._leg, fault.id)
-                    assert marker is not None
+                about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "ticks": ticks}
+                if marker := write_marker(self._leg, fault.id, **about, group=fault.group):
                     yield fault, marker
 
     def _identify(self, fault: Fault) -> tuple[int, int] | None:
@@ -216,17 +216,17 @@ class OutsideFaults:
 
     # Strikes
 
-    def _strike(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
+    def _strike(self, due: Sequence[tuple[Fault, Marker]]) -> None:
         for fault, marker in due:
             self._claimed[fault.id] = fault
             # Durable: should this process die of it, it is known what it died of.
             self._observations.request(fault.id, marker, durable=True)
         for fault, _ in due:
             if fault.facts.last_act is not None:
-                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, kind=fault.kind, head=self._workers.head))
+                fault.facts.last_act(LastAct(leg=self._leg, fault=fault.id, head=self._workers.head))
         self._strike_ranks_and_nodes(due)
 
-    def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Mapping[str, Any]]]) -> None:
+    def _strike_ranks_and_nodes(self, due: Sequence[tuple[Fault, Marker]]) -> None:
         orders: list[StrikeOrder] = []
         for fault, marker in due:
             if fault.facts.evidence == "node":
@@ -250,8 +250,9 @@ class OutsideFaults:
             self._claimed.pop(order.fault)
             self._observations.withdraw(order.fault, f"rank {order.rank} was gone before it was struck")
 
-    def _order(self, fault: Fault, marker: Mapping[str, Any]) -> StrikeOrder:
-        who = {key: marker[key] for key in ("attempt", "rank", "pid", "start_ticks")}
+    def _order(self, fault: Fault, marker: Marker) -> StrikeOrder:
+        assert marker.start_ticks is not None
+        who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid, "start_ticks": marker.start_ticks}
         options = {name: fault.option(name) for name in fault.facts.options}
         return StrikeOrder(fault=fault.id, kind=fault.kind, leg_path=str(self._leg.path), **who, options=options)
 
@@ -262,28 +263,28 @@ class OutsideFaults:
         for fault in self._claimed.values():
             if fault.facts.evidence != "note" or fault.id in self._observations.observed:
                 continue
-            note, marker = read_note(self._leg, fault.id), read_marker(self._leg, fault.id)
-            if note is not None and marker is not None and note["final"]:
+            note, marker = read_note(self._leg, fault.id, fault.facts.note), read_marker(self._leg, fault.id)
+            if note is not None and marker is not None and note.final:
                 self._observations.see(fault.id, marker, how="note", found=note)
 
     def _end_of_a_node(self) -> tuple[str, AgentLost] | None:
         for node, termination in self._terminating.items():
-            note = read_note(self._leg, termination.fault.id)
-            if note is None or not note["final"]:
+            note = read_note(self._leg, termination.fault.id, EndNote)
+            if note is None or not note.final:
                 if self._clock() < termination.limit_s:
                     continue
-                note = {"problem": "its witness did not speak"}
+                note = EndNote(problem="its witness did not speak")
             del self._terminating[node]
             for fault, marker in termination.struck.items():
                 self._observations.see(fault, marker, how="node", found=note)
-            self._avoid(termination.fault, note)
+            self._avoid(termination.fault, note.node)
             self._workers.lose(node)
             message = f"planned fault {termination.fault.id}"
             return node, AgentLost(message=message, fault=termination.fault.id)
         return None
 
-    def _avoid(self, fault: Fault, found: Any) -> None:
-        if fault.facts.ends_node and found and (node := found.get("node")):
+    def _avoid(self, fault: Fault, node: str | None) -> None:
+        if fault.facts.ends_node and node:
             self._workers.avoid(node, f"{fault.id}: {fault.describe()}")
 
 

@@ -13,14 +13,15 @@ from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.records import events as recorded
-from chaosrun.records.codec import convert, to_plain
+from chaosrun.records.codec import to_plain
 from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
+from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import lifecycle
-from chaosrun.supervise.deaths import failure_of, fault_markers, read_end
+from chaosrun.supervise.deaths import failure_of
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
@@ -212,8 +213,8 @@ class Supervisor:
         """Only when the attempt is over is it certain that no planned fault stood behind a death."""
         error = None
         if failure.rank is not None:
-            end = read_end(self._leg, self._attempt, failure.rank)
-            error = convert(end["error"], recorded.RaisedError) if end and end["error"] else None
+            end = read_end(self._leg.attempt(self._attempt), failure.rank)
+            error = end and end.error
         told = {"code": failure.code, "reason": failure.message, "step": failure.step, "error": error}
         self._record(recorded.DeathUnplanned(attempt=self._attempt, rank=failure.rank, **told))
 
@@ -254,15 +255,15 @@ class Supervisor:
                 self._pass_by(record.resume)
         self._observations.of_notes()
         self.outside_faults.take_over(past)
-        for fault, marker in fault_markers(self._leg).items():
+        for fault, marker in read_markers(self._leg).items():
             if fault in self._observations.observed:
                 continue
-            exited = exits.get((marker.get("attempt"), marker.get("rank"), marker.get("pid")))
+            exited = exits.get((marker.attempt, marker.rank, marker.pid)) if marker else None
             if exited is None:
                 self._observations.withdraw(fault, "nobody saw it strike")
                 # The checkpoint of that very step, from which the fault could not be reached again.
-                beyond = marker.get("phase") in COMMITTED
-                if beyond and (aside := self._store.set_aside(marker["step"], f"{fault} fired after it, and nobody saw it")):
+                step = marker.step if marker and marker.phase in COMMITTED else None
+                if step and (aside := self._store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
                     self._record_quarantined(aside)
             else:
                 # The journal ends between the death and what it meant.
@@ -329,7 +330,7 @@ class Supervisor:
         self._record(recorded.CheckpointQuarantined(name=bad.name, step=bad.step, reason=bad.reason, moved_to=bad.moved_to))
 
     def _start(self, action: lifecycle.Start) -> None:
-        fired = fault_markers(self._leg)
+        fired = read_markers(self._leg)
         armed = [fault for fault in self._plan.faults if fault.id not in fired]
         self._attempt = action.attempt
         self._stopped_nodes.clear()

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.landed import note_problem
+from chaosrun.faults.landed import fault_problem
+from chaosrun.faults.memory import MemoryNote
 from chaosrun.faults.observed import Observation
+from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
@@ -36,8 +38,6 @@ _KINDS: Mapping[str, tuple[Field | None, str, str]] = {
     "registered": (None, "registered state", "checkpointed_state"),
 }
 """By kind of a divergence: the field of a step that differs (None: no step's, of the state after it), its name, its check."""
-_SHOWN = ("state", "tensor", "dtype", "element", "bit", "before", "after", "value_before", "value_after")
-"""What is taken over from a note."""
 
 
 NEVER_CORRUPTED: frozenset[Field] = frozenset({"ids", "batch", "position", "rng"})
@@ -56,7 +56,7 @@ class Injection:
     """The last step whose checkpoint, if there was one, was saved before it struck."""
     healed: int | None
     """The first attempt that went on from a checkpoint of before it; None when there is none."""
-    found: Mapping[str, Any]
+    note: MemoryNote
 
     @property
     def clean_step(self) -> int:
@@ -66,12 +66,11 @@ class Injection:
     @property
     def what(self) -> str:
         """In words: "F1 flipped bit 30 of 0.weight[17] on rank 1 at step 12"."""
-        state = str(self.found.get("state"))
-        whose = {"parameter": "", "gradient": "the gradient of "}.get(state, f"{state} of ")
-        place = f"{whose}{self.found.get('tensor')}"
-        element = f"{place}[{self.found.get('element')}]"
+        article = "the " if self.note.state == "gradient" else ""
+        place = f"{article}{self.note.place}"
+        element = f"{place}[{self.note.element}]"
         did = {
-            "flip_bit": f"flipped bit {self.found.get('bit')} of {element}",
+            "flip_bit": f"flipped bit {self.note.bit} of {element}",
             "nan": f"wrote NaN into {element}",
             "diverge": f"shifted {place}",
         }[self.fault.kind]
@@ -91,7 +90,8 @@ class Injection:
 
     def to_json(self) -> dict[str, Any]:
         about = {"fault": self.fault.id, "attempt": self.attempt, "step": self.step, "rank": self.fault.rank}
-        return {**about, **self.found}
+        seen = {key: value for key, value in to_plain(self.note).items() if key not in ("final", "problem")}
+        return {**about, **seen}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +132,13 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
     found: list[Injection] = []
     for record in drill.chaos.events(FaultObserved):
         fault, asked = faults.get(record.fault), requested.get(record.fault)
-        note = record.found or {}
-        if fault is None or asked is None or asked.step is None or note_problem(Observation.of(fault, record)):
+        if fault is None or asked is None or asked.step is None or fault_problem(fault, drill.chaos):
             continue
         step, number = asked.step, record.attempt
         clean = step - 1 if fault.phase == "optimizer" else step
         # A checkpoint that is due is saved before a fault after that step; one that ends the training comes after it.
         due = clean < step or step % drill.spec.checkpoint.every_steps == 0
         later = (attempt.number for attempt in drill.chaos.attempts if attempt.number > number and attempt.resume_step <= clean)
-        about = {key: note[key] for key in _SHOWN if key in note}
         found.append(
             Injection(
                 fault=fault,
@@ -148,7 +146,7 @@ def injections(drill: Drill) -> tuple[Injection, ...]:
                 step=step,
                 clean_save=clean if due else clean - 1,
                 healed=next(later, None),
-                found=about,
+                note=Observation.of(fault, record).note,
             )
         )
     return tuple(sorted(found, key=lambda injection: (injection.attempt, injection.clean_step)))

@@ -192,7 +192,7 @@ def test_a_journal_that_names_no_code(tmp_path: Path, outcome: str, expected: st
 
 def ended_as(leg: LegLayout, *, exit_code: int | None = 1, killed_by: int | None = None, **end: Any) -> Cause:
     """An unplanned death, as the supervisor writes it down."""
-    about = {"completed": False, "status": "failed", "step": 3, "time_s": 1.0, "error": None, **end}
+    about = {"completed": False, "status": "failed", "exit_code": 4, "step": 3, "time_s": 1.0, "error": None, **end}
     leg.attempt(1).path.mkdir(parents=True, exist_ok=True)
     leg.attempt(1).end(1).write_text(json.dumps(about) if end else "")
     failure = failure_of(leg, attempt=1, rank=1, exit_code=exit_code, killed_by=killed_by)

@@ -8,17 +8,19 @@ import pytest
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.landed import death_problem, note_problem
 from chaosrun.faults.observed import Observation
+from tests.unit.events import event
 
-LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave (SIGTERM) and left after step 5, …"}
-RAISED = {"status": "raised", "error": "InjectedError: fault F1: raised on purpose after step 4"}
+LEFT = {"status": "preempted", "error": "Preempted: rank 1 was told to leave", "told": True}
+RAISED = {"status": "raised", "error": "InjectedError: raised on purpose after step 4", "fault": "F1"}
 WORKER = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "}
 UNEXPECTED = {"status": "raised", "error": "RuntimeError: DataLoader worker (pid(s) 12, 4711) exited unexpectedly"}
-MEMORY = {"status": "raised", "error": "MemoryError: fault F1: 256 MiB taken, then …"}
+MEMORY = {"status": "raised", "error": "MemoryError: 256 MiB taken, then …", "fault": "F1"}
 
 
 def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = None, **found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=found.pop("options", {}))
-    told = death_problem(Observation(fault=fault, pid=7, exit_code=exit_code, signal=by_signal, found=found))
+    seen = event("fault.observed", rank=1, pid=7, how="death", exit_code=exit_code, signal=by_signal, found=found)
+    told = death_problem(Observation.of(fault, seen))
     return told and told.words
 
 
@@ -49,7 +51,7 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("preempt", None, signal.SIGTERM, {}, "ended with signal 15"),
         ("preempt", 85, None, {}, "left no error behind"),
         ("preempt", 85, None, {"end": {"status": "exited", "error": "UserScriptError: sys.exit(85)"}}, "another error"),
-        ("preempt", 85, None, {"end": {**LEFT, "error": "Preempted: rank 0 left with rank 1, which …"}}, "another error"),
+        ("preempt", 85, None, {"end": {**LEFT, "told": False}}, "another error"),
         ("preempt", 0, None, {"end": LEFT}, "ended with exit code 0"),
         ("preempt", None, signal.SIGKILL, {"after_s": 1.9, "options": {"grace_s": 2.0}}, "before its grace of 2 s"),
         (
@@ -59,14 +61,14 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
             {"after_s": 2.1, "killed": True, "options": {"grace_s": 2.0}},
             "its attempt was over",
         ),
-        ("exception", 4, None, {"end": {**RAISED, "error": "RuntimeError: connection closed by peer"}}, "another error"),
-        ("exception", 4, None, {"end": {**RAISED, "error": "InjectedError: fault F12: raised"}}, "another error"),
+        ("exception", 4, None, {"end": {"status": "raised", "error": "RuntimeError: closed by peer"}}, "another error"),
+        ("exception", 4, None, {"end": {**RAISED, "fault": "F12"}}, "another error"),
         ("exception", 4, None, {"end": None}, "left no error behind"),
         ("exception", 0, None, {"end": {"status": "returned", "error": None}}, "ended with exit code 0"),
         ("exception", None, signal.SIGKILL, {"end": RAISED}, "ended with signal 9"),
         ("exit", 0, None, {"end": {"status": "returned", "error": None}}, "left an end record (returned)"),
         ("exit", 1, None, {"end": None}, "ended with exit code 1"),
-        ("memory", 4, None, {"end": {**MEMORY, "error": "MemoryError: "}}, "another error"),
+        ("memory", 4, None, {"end": {"status": "raised", "error": "MemoryError: "}}, "another error"),
         ("memory", None, signal.SIGKILL, {}, "ended with signal 9"),
         ("loader_worker", 4, None, {"end": WORKER, "note": {"victim": 471}}, "another error"),
         ("loader_worker", 4, None, {"end": WORKER, "note": None}, "nothing was written down of victim"),
@@ -97,5 +99,5 @@ SLOWED = {"steps": 4, "before_s": 0.02, "during_s": 0.061}
 )
 def test_a_note_has_to_show_what_it_tells_of(kind: Any, options: Any, note: Any, words: str | None) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=4, source="faults.schedule[0]", options=options)
-    found = note_problem(Observation(fault=fault, pid=7, found=note))
+    found = note_problem(Observation.of(fault, event("fault.observed", rank=1, pid=7, how="note", found=note)))
     assert (found is None) if words is None else (found is not None and words in found.words)

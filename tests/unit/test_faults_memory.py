@@ -1,6 +1,5 @@
 """Damage to a tensor's memory: the bit that was asked for and no other, whatever the type, and a note that tells it."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,35 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.faults import memory as corruption
 from chaosrun.faults.fault import Fault
-from chaosrun.faults.pace import Pace
-from chaosrun.faults.strike import Strike
+from chaosrun.faults.memory import MemoryNote
+from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.markers import read_note
+from tests.integration.ranks import make_orders
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
-ORDER = WorkerOrder(
-    leg="chaos",
-    leg_path="/nowhere",
-    storage_path=None,
-    attempt=1,
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    local_world_size=2,
-    node_rank=0,
-    master_addr="127.0.0.1",
-    master_port=1,
-    script="/nowhere/train.py",
-    cwd="/nowhere",
-    seed=3,
-    deterministic="strict",
-    threads=1,
-    every_steps=10,
-    keep=3,
-)
 
 
 @dataclass
@@ -73,19 +52,20 @@ class Training:
         return []
 
 
-def strike(tmp_path: Path, training: Training | None, kind: str, *, fault: str = "F1", **options: Any) -> dict[str, Any]:
+def strike(tmp_path: Path, training: Training | None, kind: str, *, fault: str = "F1", **options: Any) -> Any:
     """Let the arm strike, and return its note."""
     struck = Strike(
         fault=Fault(id=fault, kind=kind, rank=1, phase="step", at_step=4, options=options, source="test"),  # type: ignore[arg-type]
         step=4,
-        order=ORDER,
+        order=make_orders(tmp_path, "")[1],
         leg=LegLayout(tmp_path),
         training=training,
         pace=Pace(),
         at={},
     )
-    getattr(corruption, kind)(struck)
-    return json.loads((tmp_path / "faults" / "notes" / f"{fault}.json").read_text())
+    assert struck.fault.facts.inside is not None
+    struck.fault.facts.inside(struck)
+    return read_note(struck.leg, fault, MemoryNote)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,11 +91,11 @@ def test_one_bit_of_everything_there_is(tmp_path: Path, device: str, dtype: torc
     where = int(flipped.nonzero())
     size = dtype.itemsize
     assert int(flipped[where]).bit_count() == 1
-    assert where // size == note["element"]
-    assert int(flipped[where]) == 1 << note["bit"] % 8 and where % size == note["bit"] // 8
-    assert int(note["before"], 16) ^ int(note["after"], 16) == 1 << note["bit"]
-    assert (note["rank"], note["step"], note["dtype"]) == (1, 4, str(dtype).removeprefix("torch."))
-    assert len(note["before"]) == 2 * size and "problem" not in note
+    assert where // size == note.element
+    assert int(flipped[where]) == 1 << note.bit % 8 and where % size == note.bit // 8
+    assert int(note.before, 16) ^ int(note.after, 16) == 1 << note.bit
+    assert note.dtype == str(dtype).removeprefix("torch.")
+    assert len(note.before) == 2 * size and note.problem is None
 
 
 def test_what_is_given_is_what_is_struck(tmp_path: Path) -> None:
@@ -123,11 +103,11 @@ def test_what_is_given_is_what_is_struck(tmp_path: Path) -> None:
     bias = dict(training.parameters())["bias"]
     before = bias.detach().clone()
     note = strike(tmp_path, training, "flip_bit", state="parameter", tensor="bias", bit=31)
-    assert (note["tensor"], note["bit"]) == ("bias", 31)
-    assert float(bias[note["element"]]) == -float(before[note["element"]])
-    assert (float(note["value_before"]), float(note["value_after"])) == (
-        float(before[note["element"]]),
-        float(bias[note["element"]]),
+    assert (note.tensor, note.bit) == ("bias", 31)
+    assert float(bias[note.element]) == -float(before[note.element])
+    assert (float(note.value_before), float(note.value_after)) == (
+        float(before[note.element]),
+        float(bias[note.element]),
     )
 
 
@@ -135,7 +115,7 @@ def test_the_draw_follows_the_fault_and_leaves_other_streams_alone(tmp_path: Pat
     training = Training()
     before = torch.get_rng_state()
     drawn = [strike(tmp_path, training, "flip_bit", fault=name) for name in ("F1", "F2", "F3", "F1")]
-    places = [(note["tensor"], note["element"], note["bit"]) for note in drawn]
+    places = [(note.tensor, note.element, note.bit) for note in drawn]
     assert places[0] == places[3]
     assert len(set(places)) == 3
     assert torch.equal(torch.get_rng_state(), before)
@@ -150,9 +130,9 @@ def test_a_column_of_a_larger_tensor_is_damaged_in_place(tmp_path: Path) -> None
     old = wide.clone()
     note = strike(tmp_path, training, "flip_bit", tensor="weight", bit=31)
     assert int((old != wide).sum()) <= 1
-    row, at = divmod(note["element"], 3)
-    assert float(note["value_before"]) == float(old[at, row + 1])
-    assert str(float(wide[at, row + 1])) == note["value_after"]
+    row, at = divmod(note.element, 3)
+    assert float(note.value_before) == float(old[at, row + 1])
+    assert str(float(wide[at, row + 1])) == note.value_after
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -160,7 +140,7 @@ def test_a_column_of_a_larger_tensor_is_damaged_in_place(tmp_path: Path) -> None
 def test_nan_in_one_element(tmp_path: Path, device: str, dtype: torch.dtype) -> None:
     training = Training(device=device, dtype=dtype).backward()
     note = strike(tmp_path, training, "nan")
-    assert note["state"] == "gradient" and note["value_after"] == "nan" and note["before"] != note["after"]
+    assert note.state == "gradient" and note.value_after == "nan" and note.before != note.after
     gradients = [parameter.grad for _, parameter in training.parameters()]
     assert sum(int(gradient.isnan().sum()) for gradient in gradients if gradient is not None) == 1
 
@@ -172,10 +152,10 @@ def test_a_replica_is_moved_away(tmp_path: Path, device: str, dtype: torch.dtype
     training.model.weight = torch.nn.Parameter(torch.randn(40, device=device).to(dtype), requires_grad=False)  # type: ignore[assignment]
     old = bits(training.model.weight)  # type: ignore[arg-type]
     note = strike(tmp_path, training, "diverge", tensor="weight")
-    assert "problem" not in note and note["before"] != note["after"]
+    assert note.problem is None and note.before != note.after
     assert not torch.equal(old, bits(training.model.weight))  # type: ignore[arg-type]
     training.model.weight = torch.nn.Parameter(torch.zeros(4, device=device))  # type: ignore[assignment]
-    assert "problem" not in strike(tmp_path, training, "diverge", tensor="weight")
+    assert strike(tmp_path, training, "diverge", tensor="weight").problem is None
 
 
 @pytest.mark.parametrize(
@@ -193,16 +173,16 @@ def test_what_cannot_be_struck_is_left_alone_and_told(
     training = Training().step() if trained else Training()
     before = [bits(value) for value in values(training)]
     note = strike(tmp_path, training, "flip_bit", **options)
-    assert words in note["problem"]
+    assert words in note.problem
     assert all(torch.equal(old, bits(new)) for old, new in zip(before, values(training), strict=True))
 
 
 def test_before_the_script_has_attached(tmp_path: Path) -> None:
     for kind in ("flip_bit", "nan", "diverge"):
-        assert "had not attached" in strike(tmp_path / kind, None, kind)["problem"]
+        assert "had not attached" in (strike(tmp_path / kind, None, kind).problem or "")
 
 
 def test_a_nan_over_the_same_nan_is_no_damage(tmp_path: Path) -> None:
     training = Training()
     training.model.weight = torch.nn.Parameter(torch.tensor([float("nan")]))  # type: ignore[assignment]
-    assert "same as before" in strike(tmp_path, training, "nan", state="parameter", tensor="weight")["problem"]
+    assert "same as before" in (strike(tmp_path, training, "nan", state="parameter", tensor="weight").problem or "")

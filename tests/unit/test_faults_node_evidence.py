@@ -58,7 +58,7 @@ def shown(kind: Any) -> Found:
 def problem(kind: Any, found: Any) -> str | None:
     fault = Fault(id="F1", kind=kind, rank=1, at_step=5, source="test")
     chaos = LegHistory(name="chaos", layout=LegLayout(Path("chaos")), journal=JOURNAL)
-    seen = Observation(fault=fault, pid=101, found=found or {})
+    seen = Observation.of(fault, event("fault.observed", rank=1, pid=101, how=fault.facts.evidence, found=found))
     assert fault.facts.aftermath is not None
     told = note_problem(seen) or fault.facts.aftermath(seen, event("fault.requested", seq=5), chaos)
     return told and told.words

@@ -1,9 +1,9 @@
 """Damage to stored checkpoints: of the right file, noticed by the audit, written down, and never outside the run's folder."""
 
 import errno
-import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,23 @@ import pytest
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
-from chaosrun.faults import storage, storage_damage
+from chaosrun.faults import storage
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.observed import Observation, Problem
-from chaosrun.faults.pace import Pace
 from chaosrun.faults.points import FaultPoints
-from chaosrun.faults.strike import Strike
+from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
 from chaosrun.records.manifest import Manifest, Position
+from chaosrun.records.markers import read_note
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.trace import read_lines
+from tests.integration.ranks import make_orders
 from tests.unit.events import event
 
-DAMAGES = {kind.name for kind in KINDS.values() if kind.damages == "checkpoint"}
 FILES = {
     "model.safetensors": bytes(range(1, 251)) * 80,
     "chaosrun-rank-0.pt": b"rank 0" * 20,
@@ -36,27 +36,7 @@ FILES = {
 
 
 def order(leg: LegLayout, **changes: Any) -> WorkerOrder:
-    values: dict[str, Any] = {
-        "leg": "chaos",
-        "leg_path": str(leg.path),
-        "storage_path": None,
-        "attempt": 3,
-        "rank": 1,
-        "world_size": 2,
-        "local_rank": 1,
-        "local_world_size": 2,
-        "node_rank": 0,
-        "master_addr": "127.0.0.1",
-        "master_port": 1,
-        "script": "/train.py",
-        "cwd": "/",
-        "seed": 0,
-        "deterministic": "strict",
-        "threads": 1,
-        "every_steps": 10,
-        "keep": 3,
-    }
-    return WorkerOrder(**{**values, **changes})
+    return replace(make_orders(leg.path, "", attempt=3, workers=2)[1], **changes)
 
 
 class Leg:
@@ -88,8 +68,10 @@ class Leg:
         own = order(self.layout)
         return Strike(fault=fault, step=20, order=own, leg=self.layout, training=None, pace=Pace(), at=at or {})
 
-    def note(self) -> dict[str, Any]:
-        return json.loads((self.layout.notes / "F1.json").read_text())
+    def note(self, kind: str = "truncate") -> Any:
+        note = read_note(self.layout, "F1", KINDS[kind].note)
+        assert note is not None
+        return note
 
 
 @pytest.fixture
@@ -113,7 +95,6 @@ def strike(strike: Strike) -> None:
 
 
 def test_every_damage_is_here() -> None:
-    assert REASONS.keys() == DAMAGES
     assert REASONS.keys() == {name for name, kind in KINDS.items() if kind.damages == "checkpoint"}
 
 
@@ -124,63 +105,62 @@ def test_damage_is_found_by_the_audit_and_told_by_the_note(leg: Leg, kind: str) 
         leg.store.audit("step-00000020")
     note = leg.note()
     file = REASONS[kind].split()[0]
-    assert (note["checkpoint"], note["file"], note["path"]) == ("step-00000020", file, f"checkpoints/step-00000020/{file}")
-    assert note["problem"] is None and note["final"] is True
+    assert (note.checkpoint, note.file, note.path) == ("step-00000020", file, f"checkpoints/step-00000020/{file}")
+    assert note.problem is None and note.final is True
     path = leg.newest / file
-    assert note["before"]["size"] > 0
-    assert note["before"] != note["after"]
-    assert (note["after"] is None) == (not path.exists())
-    if note["after"]:
-        assert note["after"]["size"] == path.stat().st_size
+    assert note.before.size > 0
+    assert note.before != note.after
+    assert (note.after is None) == (not path.exists())
+    if note.after:
+        assert note.after.size == path.stat().st_size
     leg.store.audit("step-00000010")
     assert leg.store.newest_valid().name == "step-00000010"
 
 
 def test_one_bit_is_one_bit_and_zeros_are_the_tail_alone(leg: Leg) -> None:
     path, data = leg.newest / "model.safetensors", FILES["model.safetensors"]
-    storage_damage.flip_file_bit(leg.strike("flip_file_bit"))
+    strike(leg.strike("flip_file_bit"))
     changed = [(a, b) for a, b in zip(data, path.read_bytes(), strict=True) if a != b]
     assert len(changed) == 1 and (changed[0][0] ^ changed[0][1]).bit_count() == 1
     path.write_bytes(data)
-    storage_damage.zero_tail(leg.strike("zero_tail"))
+    strike(leg.strike("zero_tail"))
     assert path.read_bytes() == data[:-4096] + bytes(4096)
 
 
 def test_a_tail_of_zeros_is_made_longer(leg: Leg) -> None:
     path = leg.newest / "model.safetensors"
     path.write_bytes(b"x" * 10_000 + bytes(9_000))
-    storage_damage.zero_tail(leg.strike("zero_tail"))
+    strike(leg.strike("zero_tail"))
     data = path.read_bytes()
     assert len(data) == 19_000 and data.count(b"x") == 19_000 - 4 * 4096
-    assert leg.note()["problem"] is None
+    assert leg.note().problem is None
 
 
 def test_the_manifest_of_a_first_checkpoint_is_made_out_for_another_step(tmp_path: Path) -> None:
     leg = Leg(tmp_path / "run" / "chaos")
     leg.store.set_aside(10, "away with it")
-    storage_damage.foreign_manifest(leg.strike("foreign_manifest"))
+    strike(leg.strike("foreign_manifest"))
     with pytest.raises(InvalidCheckpointError, match="belongs to step 19, not 20"):
         leg.store.audit("step-00000020")
 
 
 def test_a_file_that_the_plan_names(leg: Leg) -> None:
-    storage_damage.truncate(leg.strike("truncate", file="chaosrun-rank-0.pt"))
-    assert leg.note()["file"] == "chaosrun-rank-0.pt"
-    storage_damage.flip_file_bit(leg.strike("flip_file_bit", file=MANIFEST_NAME))
+    strike(leg.strike("truncate", file="chaosrun-rank-0.pt"))
+    assert leg.note().file == "chaosrun-rank-0.pt"
+    strike(leg.strike("flip_file_bit", file=MANIFEST_NAME))
     with pytest.raises(InvalidCheckpointError, match=r"MANIFEST\.json is damaged"):
         leg.store.audit("step-00000020")
 
 
 def test_what_cannot_be_damaged_is_told_as_a_problem(leg: Leg, tmp_path: Path) -> None:
-    storage_damage.truncate(leg.strike("truncate", file="nothing.bin"))
-    assert "has no file nothing.bin, it holds MANIFEST.json, chaosrun-rank-0.pt" in leg.note()["problem"]
+    strike(leg.strike("truncate", file="nothing.bin"))
+    assert "has no file nothing.bin, it holds MANIFEST.json, chaosrun-rank-0.pt" in leg.note().problem
     (leg.newest / "empty.bin").touch()
-    storage_damage.truncate(leg.strike("truncate", file="empty.bin"))
-    assert leg.note()["problem"] == "empty.bin is what it was before"
+    strike(leg.strike("truncate", file="empty.bin"))
+    assert leg.note().problem == "empty.bin is what it was before"
     bare = LegLayout(tmp_path / "bare" / "chaos")
-    strike = leg.strike("truncate")
-    storage_damage.truncate(Strike(fault=strike.fault, step=1, order=order(bare), leg=bare, training=None, pace=Pace(), at={}))
-    assert "no checkpoint" in json.loads((bare.notes / "F1.json").read_text())["problem"]
+    strike(replace(leg.strike("truncate"), leg=bare))
+    assert "no checkpoint" in str(read_note(bare, "F1", KINDS["truncate"].note))
 
 
 def outside_by_dots(leg: Leg, outside: Path) -> str:
@@ -222,16 +202,16 @@ def test_nothing_outside_the_run_is_touched(leg: Leg, tmp_path: Path, kind: str,
     outside.write_bytes(b"precious" * 100)
     strike(leg.strike(kind, file=way(leg, outside)))
     assert all(path.read_bytes() == b"precious" * 100 for path in [outside, *leg.layout.path.glob("precious.bin")])
-    assert "nothing was damaged" in leg.note()["problem"]
+    assert "nothing was damaged" in leg.note().problem
 
 
 def test_a_checkpoint_that_is_a_link_is_left_alone(leg: Leg, tmp_path: Path) -> None:
     real = tmp_path / "elsewhere"
     os.rename(leg.newest, real)
     leg.newest.symlink_to(real)
-    storage_damage.missing_manifest(leg.strike("missing_manifest"))
+    strike(leg.strike("missing_manifest"))
     assert (real / MANIFEST_NAME).exists()
-    assert "outside the run's own folder" in leg.note()["problem"]
+    assert "outside the run's own folder" in leg.note().problem
 
 
 def test_storage_elsewhere_is_the_runs_own(tmp_path: Path) -> None:
@@ -239,26 +219,23 @@ def test_storage_elsewhere_is_the_runs_own(tmp_path: Path) -> None:
     elsewhere = LegLayout(leg.layout.path, tmp_path / "storage" / "run" / "chaos")
     elsewhere.checkpoints.parent.mkdir(parents=True)
     os.rename(leg.layout.checkpoints, elsewhere.checkpoints)
-    strike = leg.strike("truncate")
-    storage_damage.truncate(
-        Strike(fault=strike.fault, step=20, order=strike.order, leg=elsewhere, training=None, pace=Pace(), at={})
-    )
-    assert leg.note()["problem"] is None
-    assert leg.note()["path"] == "checkpoints/step-00000020/model.safetensors"
+    strike(replace(leg.strike("truncate"), leg=elsewhere))
+    assert leg.note().problem is None
+    assert leg.note().path == "checkpoints/step-00000020/model.safetensors"
 
 
 def test_a_folder_left_behind_is_cleared_at_the_next_start(leg: Leg) -> None:
-    storage_damage.stale_staging(leg.strike("stale_staging"))
-    note = leg.note()
-    assert note["staged"] == "step-00000020.attempt-2"
-    assert sorted(os.listdir(leg.layout.staging / note["staged"])) == ["chaosrun-rank-0.pt", "model.safetensors"]
+    strike(leg.strike("stale_staging"))
+    note = leg.note("stale_staging")
+    assert note.staged == "step-00000020.attempt-2"
+    assert sorted(os.listdir(leg.layout.staging / note.staged)) == ["chaosrun-rank-0.pt", "model.safetensors"]
     # The attempt that goes on meanwhile is not in its way.
     leg.save(30)
     assert leg.store.clear_staging() == ["step-00000020.attempt-2"]
     assert leg.store.clear_staging() == []
-    storage_damage.stale_staging(leg.strike("stale_staging"))
-    storage_damage.stale_staging(leg.strike("stale_staging"))
-    assert "no folder was left behind" in leg.note()["problem"]
+    strike(leg.strike("stale_staging"))
+    strike(leg.strike("stale_staging"))
+    assert "no folder was left behind" in leg.note("stale_staging").problem
 
 
 # Writes that fail
@@ -349,15 +326,15 @@ def test_the_second_fsync_of_the_same_directory_can_be_meant(leg: Leg, occurrenc
 def test_slow_storage_waits_at_each_fsync_of_one_checkpoint(leg: Leg) -> None:
     with ExitStack() as until_saved:
         storage.slow_storage(leg.strike("slow_storage", {"disk": leg.disk, "until_saved": until_saved}, duration_s=0.001))
-        assert leg.note()["final"] is False
-        assert leg.note()["problem"] == "nothing was synced meanwhile"
+        assert leg.note("slow_storage").final is False
+        assert leg.note("slow_storage").problem == "nothing was synced meanwhile"
         leg.save(30)
-    note = leg.note()
-    assert note["final"] is True and note["problem"] is None
-    assert note["waits"] >= len(FILES) + 4
-    assert note["waited_s"] >= 0.001 * note["waits"] and note["longest_s"] >= 0.001
+    note = leg.note("slow_storage")
+    assert note.final is True and note.problem is None
+    assert note.waits >= len(FILES) + 4
+    assert note.waited_s >= 0.001 * note.waits
     leg.save(40)
-    assert leg.disk.listeners == [] and leg.note()["waits"] == note["waits"]
+    assert leg.disk.listeners == [] and leg.note("slow_storage").waits == note.waits
 
 
 def test_temporary_files_have_the_name_of_what_they_become() -> None:
@@ -365,7 +342,7 @@ def test_temporary_files_have_the_name_of_what_they_become() -> None:
     assert written_for(Path("/a/.hidden")) == Path("/a/.hidden")
 
 
-SEEN = event("fault.observed", found={"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"})
+SEEN = event("fault.observed", how="note", found={"checkpoint": "step-00000020", "staged": "step-00000020.attempt-0"})
 
 
 def aftermath(kind: str, leg: LegHistory) -> Problem | None:
@@ -395,7 +372,7 @@ def history(*attempts: Attempt, records: tuple[Any, ...] = ()) -> LegHistory:
     return LegHistory(name="chaos", layout=LegLayout(Path("/run")), journal=(*starts, *asked, *records), attempts=attempts)
 
 
-@pytest.mark.parametrize("kind", sorted(DAMAGES))
+@pytest.mark.parametrize("kind", REASONS)
 def test_a_damage_counts_once_a_later_start_has_met_it(kind: str) -> None:
     first = attempt(1, 0)
     assert aftermath(kind, history(first, attempt(2, 10, "step-00000020"))) is None

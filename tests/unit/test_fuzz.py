@@ -16,12 +16,13 @@ from chaosrun.checkpoint.audit import audit_directory
 from chaosrun.cluster.messages import Exited
 from chaosrun.errors import ChaosrunError, InvalidCheckpointError, UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.faults.memory import MemoryNote
 from chaosrun.records.codec import encode
 from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.manifest import Manifest
-from chaosrun.records.markers import read_note, write_marker, write_note
+from chaosrun.records.markers import read_end, read_markers, read_note, write_marker, write_note
 from chaosrun.report.draw import draw
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.status import read_status, status_lines
@@ -29,7 +30,7 @@ from chaosrun.report.text import render_text
 from chaosrun.report.view import read_view
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
-from chaosrun.supervise.deaths import failure_of, fault_markers, last_step, read_end
+from chaosrun.supervise.deaths import failure_of, last_step
 from chaosrun.supervise.drill import has_ended, leg_of
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.reference import final_step, leg_end
@@ -217,7 +218,7 @@ def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tm
     path = run.path / name
     path.parent.mkdir(exist_ok=True)
     if not path.exists():
-        write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=1, phase="step", step=3, start_ticks=1)
+        write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=1, phase="step", step=3, ticks=1)
     whole = path.read_bytes()
 
     def check(data: bytes) -> None:
@@ -287,14 +288,14 @@ def test_names_of_checkpoints(examples: int) -> None:
 def test_markers_and_notes(examples: int, tmp_path: Path) -> None:
     leg, fault = LegLayout(tmp_path), KILLS[0]
     write_marker(leg, fault.id, rank=1, attempt=1, pid=1, phase="step", step=6)
-    write_note(leg, fault.id, tensor="weight")
+    write_note(leg, fault.id, MemoryNote(tensor="weight"))
     marker, note = (leg.faults / f"{fault.id}.json").read_bytes(), (leg.notes / f"{fault.id}.json").read_bytes()
 
     def check(files: tuple[bytes, bytes]) -> None:
         (leg.faults / f"{fault.id}.json").write_bytes(files[0])
         (leg.notes / f"{fault.id}.json").write_bytes(files[1])
-        assert fault.id in fault_markers(leg), "a marker that cannot be read still claims its fault"
-        read_note(leg, fault.id)
+        assert fault.id in read_markers(leg), "a marker that cannot be read still claims its fault"
+        read_note(leg, fault.id, MemoryNote)
         journal: list[Any] = []
         seen = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: journal.append(event))
         seen.of_notes(at_last=True)
@@ -314,7 +315,7 @@ def test_what_a_dead_worker_left(examples: int, sound: RunLayout, tmp_path: Path
     def check(files: tuple[bytes, bytes]) -> None:
         leg.attempt(1).end(0).write_bytes(files[0])
         leg.attempt(1).trace(0).write_bytes(files[1])
-        read_end(leg, 1, 0)
+        read_end(leg.attempt(1), 0)
         assert last_step(leg, 1, 0) >= 0 or files[1] != trace
         failure = failure_of(leg, attempt=1, rank=0, exit_code=4, killed_by=None)
         assert failure is None or failure.message

@@ -9,7 +9,8 @@ import pytest
 from chaosrun.cluster.messages import RankStack
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import hang_problem
-from chaosrun.faults.observed import Observation
+from chaosrun.faults.observed import HungRank, Observation
+from chaosrun.records.codec import changed
 from chaosrun.records.events import HangDeclared, SilentRank
 from chaosrun.records.heartbeat import Activity, Heartbeat
 from chaosrun.records.layout import LegLayout
@@ -287,7 +288,7 @@ def test_what_is_found_of_the_first_rank_has_to_agree_with_the_fault(
     kind: Any, state: str | None, stage: str, problem: str | None
 ) -> None:
     fault = Fault(id="F1", kind=kind, rank=1, phase="forward", at_step=7, source="test")
-    found = hang_problem(Observation(fault=fault, pid=7, found={"state": state, "stage": stage}))
+    found = hang_problem(Observation(fault=fault, pid=7, hang=HungRank(rank=1, pid=7, state=state, stage=stage)))
     assert (found and found.words) == problem
 
 
@@ -297,7 +298,7 @@ def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: P
     write_marker(leg, "F1", rank=1, attempt=2, pid=1, phase="forward", step=7)
     journal: list[Any] = []
     observations = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: journal.append(event))
-    found = {"state": "S", "stage": "forward"}
+    found = SilentRank(rank=1, pid=1, state="S", stage="forward")
     assert observations.of_hang(1, 1, found) is None
     assert observations.of_hang(2, 0, found) is None
     assert journal == []
@@ -305,7 +306,7 @@ def test_a_fault_is_seen_in_a_hang_of_its_own_rank_and_attempt_alone(tmp_path: P
     assert [record.event for record in journal] == ["fault.requested", "fault.observed"]
     assert journal[1].how == "hang"
     assert "a process that SIGSTOP stopped is in state T" in journal[1].found["problem"]
-    assert observations.of_hang(2, 1, {**found, "state": "T"}) is None, "once"
+    assert observations.of_hang(2, 1, changed(found, state="T")) is None, "once"
 
 
 def test_the_scripts_own_code_is_given_longer_while_it_computes() -> None:

@@ -172,7 +172,7 @@ class TestLines:
         times = stamped(CHAOS)
         with LiveProgress(stream, terminal=False, run=run, clock=lambda: 1000.0):
             write_journal(run, "chaos", CHAOS[:4], clock=lambda: next(times))
-            assert write_marker(leg, "F1", rank=1, attempt=1, pid=12, phase="step", step=17, start_ticks=1)
+            assert write_marker(leg, "F1", rank=1, attempt=1, pid=12, phase="step", step=17, ticks=1)
             marker = leg.faults / "F1.json"
             marker.write_text(json.dumps({**json.loads(marker.read_text()), "time_s": 1003.5}))
             until(lambda: "fired" in stream.getvalue())

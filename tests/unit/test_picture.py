@@ -413,7 +413,7 @@ class TestFollower:
         append(run, STARTED, starting(1))
         follower = RunFollower(run)
         follower.poll()
-        assert write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=9, phase="step", step=7, start_ticks=1)
+        assert write_marker(run.leg("chaos"), "F1", rank=1, attempt=1, pid=9, phase="step", step=7, ticks=1)
         (told,) = follower.poll()
         assert (told.leg, told.event, told.sentence) == ("chaos", "fault.requested", "F1 fired: rank 1, step 7")
         assert follower.picture.seen(follower.picture.faults[0]).state == "fired"

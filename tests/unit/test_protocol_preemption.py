@@ -72,8 +72,8 @@ def test_one_rank_alone_leaves_at_once() -> None:
         alone.leave(2)
     assert left.value.code == PREEMPTED_EXIT_CODE
     end = alone.end()
-    assert (end["status"], end["exit_code"], end["told"], alone.left) == ("preempted", PREEMPTED_EXIT_CODE, 0, 2)
-    assert end["error"]["message"].startswith("rank 0 was told to leave (SIGTERM) and left after step 2")
+    assert (end.status, end.exit_code, end.told, alone.left) == ("preempted", PREEMPTED_EXIT_CODE, 0, 2)
+    assert end.error is not None and end.error.message.startswith("rank 0 was told to leave (SIGTERM) and left after step 2")
 
 
 def test_ranks_that_do_not_keep_step_cannot_leave_together(store: torch.distributed.Store) -> None:

@@ -35,7 +35,7 @@ def on_purpose() -> object:
 def test_whose_code_raised(tmp_path: Path, raiser: Callable[[], object], ours: bool) -> None:
     with pytest.raises(Exception) as caught:
         raiser()
-    assert worker._describe(caught.value, ORDER)["ours"] is ours
+    assert worker._describe(caught.value, ORDER).ours is ours
 
 
 def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,4 +47,4 @@ def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeyp
     monkeypatch.setattr(worker.sys, "modules", dict(worker.sys.modules))
     with pytest.raises(SyntaxError) as caught:
         worker._run_script(replace(order, script=str(script)))
-    assert worker._describe(caught.value, order)["ours"] is False
+    assert worker._describe(caught.value, order).ours is False

@@ -335,7 +335,7 @@ class TestLandings:
         assert (seen.landed, seen.problem) == (problem is None, problem)
 
     def test_as_the_verdict_tells_it(self, run: RunLayout) -> None:
-        hung = observed("F2", how="hang", signal=None, found={"state": "T", "silent_s": 5.0})
+        hung = observed("F2", how="hang", signal=None, found={"rank": 1, "pid": 4211, "state": "T", "silent_s": 5.0})
         self.write(run, *STARTED, requested("F2"), hung)
         (seen,) = api.landings(run, ["F2"], timeout_s=30)
         assert seen.evidence == "pid 4211: stopped (state T), no progress for 5 s"

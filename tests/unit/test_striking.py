@@ -9,13 +9,14 @@ import pytest
 
 from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import FaultObserved, JournalEvent
 from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_marker, write_marker, write_note
+from chaosrun.records.markers import Marker, Note, read_marker, write_marker, write_note
 from chaosrun.records.trace import read_lines
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, OutsideFaults
@@ -108,10 +109,10 @@ class Bench:
 
     def arrive(self, fault: str, rank: int, *, attempt: int = 1) -> None:
         pid = self.hands.running[rank][0]
-        assert write_marker(self.leg, fault, rank=rank, attempt=attempt, pid=pid, start_ticks=7, phase="step", step=5)
+        assert write_marker(self.leg, fault, rank=rank, attempt=attempt, pid=pid, ticks=7, phase="step", step=5)
 
     def witness(self, fault: str, **found: Any) -> None:
-        write_note(self.leg, fault, **{"node": "n0", "problem": None, **found})
+        write_note(self.leg, fault, EndNote(**{"node": "n0", **found}))
 
 
 def timed(name: str, after_s: float, **more: Any) -> Fault:
@@ -163,12 +164,12 @@ def test_a_rank_that_does_not_run_is_struck_in_its_next_attempt(folder: Path) ->
     bench.hands.running[1] = (201, 9)
     bench.look(1.6)
     assert bench.struck() == ["F2"], "the attempt is ending already"
-    bench.observations.see("F2", {"attempt": 1, "rank": 2, "pid": 102, "step": None, "phase": None, "time_s": 0.0}, how="death")
+    bench.observations.see("F2", Marker(attempt=1, rank=2, pid=102, time_s=0.0), how="death", found=Note())
     bench.outside_faults.attempt_stopped()
     bench.start(2)
     bench.look(2.0)
     assert bench.hands.struck[-1] == [("F1", "kill", 201)]
-    assert read_marker(bench.leg, "F1")["attempt"] == 2  # type: ignore[index]
+    assert read_marker(bench.leg, "F1").attempt == 2  # type: ignore[union-attr]
 
 
 def test_the_faults_of_a_group_strike_in_one_go_and_one_that_spares_the_job_waits_for_nobody(folder: Path) -> None:
@@ -267,7 +268,7 @@ def test_a_witness_that_does_not_speak_proves_nothing(folder: Path) -> None:
     assert bench.look(WITNESS_LIMIT_S - 0.1) is None
     assert bench.look(WITNESS_LIMIT_S + 0.1)
     seen = [record for record in read_lines(bench.leg.journal) if record["event"] == "fault.observed"]
-    assert [record["found"] for record in seen] == [{"problem": "its witness did not speak"}]
+    assert [record["found"]["problem"] for record in seen] == ["its witness did not speak"]
 
 
 def test_ranks_of_a_group_are_all_waited_for_and_one_node_ends_once(folder: Path) -> None:
@@ -297,7 +298,7 @@ def test_ranks_that_leave_while_a_node_is_drained_leave_on_its_notice(folder: Pa
     bench.look(0.1)
     assert bench.outside_faults.of_death(left) == "F1"
     assert bench.outside_faults.of_death(Exited(attempt=1, rank=1, pid=101, exit_code=1, died_s=0.0)) is None
-    write_note(bench.leg, "F1", final=False, told=[0, 1])
+    write_note(bench.leg, "F1", EndNote(final=False, told=(0, 1)))
     assert bench.look(0.2) is None, "its witness has not spoken"
 
 
@@ -335,7 +336,7 @@ def test_a_fault_that_comes_while_the_leg_runs_strikes_like_a_planned_one(folder
     assert bench.struck() == [], "not before its rank runs"
     bench.look(1.1)
     assert bench.struck() == ["F2"] and bench.told() == [("fault.requested", "F2")]
-    assert (read_marker(bench.leg, "F2") or {})["rank"] == 0
+    assert read_marker(bench.leg, "F2").rank == 0  # type: ignore[union-attr]
     bench.look(6.0)
     assert bench.struck() == ["F2"], "F1 waits for the next attempt, which F2 began"
     bench.start(2)
@@ -377,10 +378,10 @@ def test_what_leaves_its_rank_alive_is_told_as_soon_as_it_is_over(folder: Path) 
     bench.look(1.0)
     bench.look(1.5)
     assert bench.told() == [("fault.requested", "F1")]
-    write_note(bench.leg, "F1", final=False)
+    write_note(bench.leg, "F1", Note(final=False))
     bench.look(1.6)
     assert bench.told() == [("fault.requested", "F1")]
-    write_note(bench.leg, "F1")
+    write_note(bench.leg, "F1", Note())
     bench.look(1.7)
     bench.look(1.8)
     assert bench.told() == [("fault.requested", "F1"), ("fault.observed", "F1")]
