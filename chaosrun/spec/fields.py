@@ -119,12 +119,22 @@ def _stretch(value: Any) -> Any:
     raise wrong("two parts of the training, from and to, such as [20%, 80%]")
 
 
+def _confirmations(value: Any) -> int:
+    if isinstance(value, bool | int) and value >= 0:
+        return int(value)
+    raise wrong("true, false, or how many undisturbed runs are to agree, such as 3")
+
+
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # numpy takes no larger one
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul)]
+Confirmations = Annotated[
+    int, BeforeValidator(_confirmations), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0}]})
+]
+"""How often; true is once."""
 
 # What a validator in Python allows or refuses, a JSON Schema has to be told.
 JobName = Annotated[

@@ -13,6 +13,7 @@ from chaosrun.spec.faults import FaultsSpec
 from chaosrun.spec.fields import (
     Argument,
     ClassName,
+    Confirmations,
     Count,
     Device,
     Duration,
@@ -109,8 +110,9 @@ class VerifySpec(Section):
     weights: Tolerance = Field(
         default=Tolerance(), description="tolerance {atol, rtol} of the final weights; default: equal bits"
     )
-    confirm: Flag = Field(
-        default=True, description="after a difference, run the reference again to see whether the job repeats itself"
+    confirm: Confirmations = Field(
+        default=1,
+        description="after a difference, run the reference again, so many times (true: once), to see whether it repeats itself",
     )
 
 

@@ -215,8 +215,11 @@ class Drill:
         return result
 
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
-        """Run the job undisturbed once more before blaming recovery (or the job) for a difference."""
+        """Run the job undisturbed again, `verify.confirm` times, before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
+        confirmed: int = info.get("confirmed", 0)
+        if confirmed >= spec.verify.confirm:
+            return verdict
         if _outcome(self._leg("confirm")) in RESUMABLE:
             self._remove(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
@@ -225,7 +228,13 @@ class Drill:
             return judge(self.run)
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if difference is None:
-            return verdict
+            info["confirmed"] = confirmed + 1
+            _write_run(self.run, info)
+            if confirmed + 1 < spec.verify.confirm:
+                self._remove(self._leg("confirm"))
+            return self._confirm(spec, judge(self.run))
+        if confirmed:
+            difference += f" (undisturbed run {confirmed + 2}; the first {confirmed + 1} were equal)"
         cached = info["reference"]["source"] is not None and info["reference"]["mode"] == "auto"
         if not cached or agreed_at_first(verdict):
             info["irreproducible"] = difference

@@ -80,6 +80,9 @@ _PREMISES: Mapping[str, Row] = {
         script("it does not give the same numbers twice, without any fault"),
         UNREPEATABLE_HINT,
     ),
+    "job_not_repeatable.restored_twice": Row(
+        "", script("it does not give the same numbers twice from one and the same checkpoint", likely=True)
+    ),
 }
 _FAULTS: Mapping[str, Row] = {
     "plan_altered": Row("{how}", machine("the run's plan was changed after it had begun, by the storage or from outside")),

@@ -5,13 +5,14 @@ the job, they make the drill inconclusive. Pure.
 """
 
 from collections.abc import Iterator
+from itertools import permutations
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import compare, compared_fields, differing_keys
+from chaosrun.verify.compare import Mismatch, compare, compared_fields, differing_keys
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.restored import saved_difference
@@ -186,9 +187,34 @@ def reproducible(drill: Drill) -> Check:
             where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
             how = f"before the first fault, {where} already differs from the reference"
             return inconclusive("reproducible", "job_not_repeatable", how=how, step=step, ranks=list(difference.ranks))
+    if how := _alone(drill):
+        return inconclusive("reproducible", "job_not_repeatable", because="restored_twice", how=how)
     if not compared:
         return skipped("reproducible", "no step was recorded before the first fault", steps=0)
     return passed("reproducible", f"{compared} step records before the first fault equal the reference", records=compared)
+
+
+def _alone(drill: Drill) -> str | None:
+    """Of two attempts that went on from one checkpoint, one agrees with the reference in steps in which the other does not: the
+    same restore, and other numbers."""
+    restored = [attempt for attempt in drill.chaos.attempts if attempt.resume is not None]
+    for one, other in permutations(restored, 2):
+        if one.resume != other.resume or injections(drill):
+            continue
+        again = {(step.rank, step.step) for trace in other.traces.values() for step in trace.steps}
+        both = [pair for pair in _pairs(drill, one) if (pair[1].rank, pair[1].step) in again]
+        differing = next(filter(None, (_mismatch(drill, *pair) for pair in both)), None)
+        agreeing = [pair for pair in _pairs(drill, other) if differing and pair[1].step <= differing.step]
+        if differing and agreeing and not any(_mismatch(drill, *pair) for pair in agreeing):
+            where = f"{differing.field} differs from the reference at {differing.place}"
+            return f"of attempts that went on from {one.resume}, {where}, and not in attempt {other.number}"
+    return None
+
+
+def _mismatch(drill: Drill, expected: StepRecord, seen: StepRecord) -> Mismatch | None:
+    verify = drill.spec.verify
+    found = (compare(field, expected, seen, drill.chaos, verify.losses) for field in compared_fields(verify.weights))
+    return next(filter(None, found), None)
 
 
 def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[str, str, str]]:

@@ -88,6 +88,8 @@ class Verdict:
     lost_steps: int
     warnings: tuple[str, ...] = ()
     """What is no question of exactness; see `verify.advice`."""
+    confirmed: int = 0
+    """Undisturbed runs that agreed with the reference after the legs had differed."""
 
     @property
     def code(self) -> str:
@@ -100,7 +102,10 @@ class Verdict:
 
     @property
     def blame(self) -> Blame:
-        return self.reason.blame
+        blame, runs = self.reason.blame, self.confirmed + 1
+        if runs == 1 or self.status != "FAIL":
+            return blame
+        return replace(blame, reason=f"{blame.reason}; undisturbed, the job repeats itself: {runs} of {runs}")
 
     @property
     def exact(self) -> bool:
@@ -157,7 +162,8 @@ def judge(run: RunLayout) -> Verdict:
     irreproducible = _irreproducible(run, facts)
     legs = [read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos")]
     confirming = opened_files(recorded_leg(run, facts, "confirm"), [])
-    verdict = judge_drill(Drill.of(legs[0], legs[1], spec, plan, confirming), irreproducible=irreproducible)
+    drill = Drill.of(legs[0], legs[1], spec, plan, confirming)
+    verdict = judge_drill(drill, irreproducible=irreproducible, confirmed=_confirmed(run, facts))
     return replace(verdict, warnings=(*_replaced(facts), *verdict.warnings))
 
 
@@ -182,8 +188,16 @@ def _irreproducible(run: RunLayout, facts: Mapping[str, Any]) -> Cause | None:
     return Cause.of("undisturbed_runs_differ", difference=difference)
 
 
-def judge_drill(drill: Drill, *, irreproducible: Cause | None = None) -> Verdict:
-    """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did."""
+def _confirmed(run: RunLayout, facts: Mapping[str, Any]) -> int:
+    count = facts.get("confirmed", 0)
+    if not isinstance(count, int) or count < 0:
+        raise UsageError(f"{run.run_json}: confirmed is {count!r}", hint="the run is damaged")
+    return count
+
+
+def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:
+    """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did; `confirmed`,
+    how many more agreed with the reference."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill.plan, drill.chaos)
     faults = fault_outcomes(drill.plan, drill.chaos)
@@ -223,6 +237,7 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None) -> Verdict
         steps=drill.chaos_lineage.final_step,
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
         warnings=warnings(drill),
+        confirmed=confirmed,
     )
 
 

@@ -14,7 +14,18 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, TRAINING_PHASES, Kin
 from chaosrun.faults.kinds import KINDS
 from chaosrun.integrations.schemas import job_schema, suite_schema
 from chaosrun.spec.faults import FaultOptions
-from chaosrun.spec.fields import Argument, ClassName, Duration, JobName, Rank, Share, StepRange, Stretch, Variables
+from chaosrun.spec.fields import (
+    Argument,
+    ClassName,
+    Confirmations,
+    Duration,
+    JobName,
+    Rank,
+    Share,
+    StepRange,
+    Stretch,
+    Variables,
+)
 from chaosrun.spec.suite import Axes, Changes, Expected, Faults
 from chaosrun.verify.codes import TABLE, public_codes
 
@@ -29,6 +40,7 @@ Schema = dict[str, Any]
 
 # Types that have a word of their own, explained at the head of the page.
 WORDS: dict[Any, str] = {
+    Confirmations: "`true`, `false`, or a whole number ≥ 0",
     Duration: "time",
     Rank: "a number from 0, `random` or `all`",
     Share: "part, such as `25%`",

@@ -141,7 +141,13 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
         ),
         ("checkpoint: [1, 2]", "4:13: checkpoint must be a mapping, not a list", "[1, 2]", "checkpoint: when"),
         ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "args: a list"),
-        ("verify: {confirm: yes}", "4:19: verify.confirm must be true or false, not the text 'yes'", "yes", "write true"),
+        ("data: {probe: yes}", "4:15: data.probe must be true or false, not the text 'yes'", "yes", "write true"),
+        (
+            "verify: {confirm: yes}",
+            "4:19: verify.confirm must be true, false, or how many undisturbed runs are to agree, such as 3",
+            "yes",
+            "confirm: after a difference",
+        ),
         (
             "verify: {losses: {atol: .inf}}",
             "4:25: verify.losses.atol must be a finite number, not inf",

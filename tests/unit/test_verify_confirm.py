@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from legs import Bugs, drop, edit_journal, edit_trace, only, put, write_run
 
+from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.confirm import undisturbed_difference, worth_confirming
@@ -60,6 +61,37 @@ def test_confirming_is_for_differences_between_complete_legs(tmp_path: Path, run
     assert worth_confirming(judge(write_run(tmp_path / "random", bugs=Bugs(random_script=True))))
     edit_journal(run, "chaos", only("leg.finished", put(outcome="user_error")))
     assert not worth_confirming(judge(run))
+
+
+def test_a_difference_says_how_often_the_job_repeated_itself(tmp_path: Path) -> None:
+    inexact = Bugs(keep_rng=False)
+    for confirmed, told in ((0, ""), (1, "; undisturbed, the job repeats itself: 2 of 2"), (3, ": 4 of 4")):
+        run = write_run(tmp_path / str(confirmed), bugs=inexact, reference_bugs=Bugs(), confirmed=confirmed)
+        reason = judge(run).blame.reason
+        assert reason.endswith(told) and ("repeats itself" in reason) == bool(told)
+    assert "repeats itself" not in judge(write_run(tmp_path / "sound", confirmed=1)).blame.reason
+    with pytest.raises(UsageError, match=r"run\.json: confirmed is 'often'"):
+        judge(write_run(tmp_path / "damaged", confirmed="often"))
+
+
+def test_of_two_restores_of_one_checkpoint_one_that_agrees_decides(tmp_path: Path) -> None:
+    """Attempts 3 and 4 go on from step 8: the job does not repeat itself where only one of them differs."""
+    run = write_run(tmp_path / "one", bugs=Bugs(), reference_bugs=Bugs())
+    for rank in range(3):
+        edit_trace(run, "chaos", 3, rank, only("step", put(loss=[(9.5).hex()] * 2), step=10))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable")
+    assert (
+        "from step-00000008, loss differs from the reference at step 10 rank 0 attempt 3, and not in attempt 4" in verdict.cause
+    )
+    assert verdict.blame.part == "script"
+    # The control: every restore differs, and a lone one has nothing to be compared with.
+    for rank in range(3):
+        edit_trace(run, "chaos", 4, rank, only("step", put(loss=[(9.75).hex()] * 2), step=10))
+    assert judge(run).status == "FAIL"
+    alone = write_run(tmp_path / "alone", bugs=Bugs(), reference_bugs=Bugs())
+    edit_trace(alone, "chaos", 2, 0, only("step", put(loss=[(9.5).hex()] * 2), step=6))
+    assert judge(alone).status == "FAIL"
 
 
 def test_a_restore_found_inexact_is_asked_for_its_premise(tmp_path: Path) -> None:

@@ -332,12 +332,21 @@ def test_the_tensor_is_named(run: RunLayout) -> None:
     assert (diverging(run).kind, diverging(run).tensor) == ("gradient", "block.weight")
 
 
-def test_a_difference_that_was_rolled_back_is_found(run: RunLayout) -> None:
-    edit_trace(run, "chaos", 3, 0, only("step", put(param="0" * 16), step=11))
+@pytest.mark.parametrize(
+    ("attempt", "step", "status"),
+    [
+        (2, 9, "FAIL"),
+        # Attempt 4 went on from the same checkpoint, and agrees: no proof against the restore.
+        (3, 11, "INCONCLUSIVE"),
+    ],
+)
+def test_a_difference_that_was_rolled_back_is_found(run: RunLayout, attempt: int, step: int, status: str) -> None:
+    edit_trace(run, "chaos", attempt, 0, only("step", put(param="0" * 16), step=step))
     verdict = judge(run)
-    assert verdict.status == "FAIL"
+    assert verdict.status == status
+    assert (verdict.code == "job_not_repeatable" and verdict.blame.likely) == (status == "INCONCLUSIVE")
     assert verdict.divergence is not None
-    assert (verdict.divergence.attempt, verdict.divergence.step) == (3, 11)
+    assert (verdict.divergence.attempt, verdict.divergence.step) == (attempt, step)
     assert [check.name for check in verdict.checks if check.status == "fail"] == ["rank_agreement", "replay_agreement"]
 
 
