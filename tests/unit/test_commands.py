@@ -27,7 +27,7 @@ LONGEST_SENTENCE = 100
 COMMANDS = [name for name in app if not name.startswith("-")]
 SHOWS_PROGRESS = re.compile(r"\b(progress|ticking|follow|_tied)\(")
 COLOUR = re.compile(rb"\x1b\[([0-9]+;)*([349][0-7]|[34]8;[0-9;]+|10[0-7])m")
-HEAVY = ("torch", "ray", "accelerate", "numpy", "pydantic")
+HEAVY = ("torch", "ray", "accelerate", "numpy", "pydantic", "ruamel.yaml")
 
 
 def function_of(name: str) -> FunctionType:
