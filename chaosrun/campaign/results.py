@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
@@ -175,21 +176,19 @@ class SuiteResult:
         }
 
 
-def drill_result(
-    name: str, expect: Expectation, run: RunLayout, verdict: Verdict, *, took_s: float, rerun: str | None = None
-) -> DrillResult:
+def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_s: float) -> DrillResult:
     """A drill that came to a verdict."""
     times = [attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None]
     source = read_object(run.run_json).get("reference") or {}
     return DrillResult(
-        name=name,
+        name=drill.name,
         run=run,
         status=verdict.status,
-        expected=expect.verdict,
+        expected=drill.expect.verdict,
         exit_code=verdict.exit_code,
         cause=verdict.cause,
         difference=_described(verdict.divergence) if verdict.divergence else None,
-        surprises=tuple(surprises(expect, verdict)),
+        surprises=tuple(surprises(drill.expect, verdict)),
         faults=len(verdict.faults),
         landed=sum(fault.landed for fault in verdict.faults),
         restarts=max(0, len(verdict.attempts) - 1),
@@ -197,7 +196,7 @@ def drill_result(
         lost_steps=verdict.lost_steps,
         took_s=round(took_s, 3),
         reference=("cached" if source.get("source") else "made") if isinstance(source, Mapping) else None,
-        rerun=rerun,
+        rerun=drill.rerun,
     )
 
 

@@ -194,9 +194,9 @@ class Scheduler(Generic[T, R]):
     on_start: Callable[[T], None] = lambda task: None
     _waiting: list[T] = field(default_factory=list)
     _running: dict[str, T] = field(default_factory=dict)
-    _made: set[str] = field(default_factory=set)
+    _made: set[str | None] = field(default_factory=lambda: {None})
     """References that are there."""
-    _making: dict[str, T] = field(default_factory=dict)
+    _making: dict[str | None, T] = field(default_factory=dict)
     """References that a running drill is to make."""
     _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     """What the threads have to tell, as what the scheduler's thread does about it."""
@@ -243,7 +243,7 @@ class Scheduler(Generic[T, R]):
     def _begin(self, threads: ThreadPoolExecutor, task: T, cluster: "RayCluster | None") -> None:
         self._waiting.remove(task)
         self._running[task.name] = task
-        if task.reference is not None and task.reference not in self._made:
+        if task.reference not in self._made:
             self._making[task.reference] = task
         self.on_start(task)
         threads.submit(self._work, task, cluster)
@@ -264,12 +264,11 @@ class Scheduler(Generic[T, R]):
             self._events.put(partial(self._ended, task, cluster, result, sound))
 
     def _reference_made(self, task: T) -> None:
-        if task.reference is not None:
-            self._made.add(task.reference)
+        self._made.add(task.reference)
         self._stop_waiting_for(task)
 
     def _stop_waiting_for(self, task: T) -> None:
-        if task.reference is not None and self._making.get(task.reference) is task:
+        if self._making.get(task.reference) is task:
             del self._making[task.reference]
 
     def _ended(self, task: T, cluster: "RayCluster | None", result: R, sound: bool) -> None:

@@ -28,6 +28,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.spec.source import load_job
+from chaosrun.spec.suite import Comparison
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out
@@ -72,17 +73,8 @@ def suite(
     base = (default_root() if root is None else root).absolute()
     listener = on_event or (lambda record: None)
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
-        began = {"leg": None, "event": "suite.started", "suite": plan.suite_id, "of": len(plan.drills)}
-        listener({**began, "seed": plan.seed})
-        run = SuiteRun(
-            folder=folder,
-            plan=plan,
-            journal=journal,
-            root=base,
-            address=address,
-            on_record=listener,
-            report=write_reports,
-        )
+        run = SuiteRun(folder, plan, journal, base, address, listener, write_reports)
+        run.tell("suite.started", suite=plan.suite_id, seed=plan.seed)
         if not plan.drills:  # a shard that nothing belongs to
             return write_pages(folder, run.result({}), Path(plan.history))
         with one_ray(address, [drill.shape for drill in plan.drills], interrupts) as pool:
@@ -146,6 +138,8 @@ class SuiteRun:
     _began_s: float = field(default_factory=time.monotonic)
     _took_s: float = 0.0
     """Of the processes before this one."""
+    _started: Mapping[str, str] = field(default_factory=dict)
+    """Run directories of drills that these began."""
     _notes: list[str] = field(default_factory=list)
 
     def carry_out(self, pool: PlacementPool, *, at_once: int | None) -> SuiteResult:
@@ -154,27 +148,22 @@ class SuiteRun:
         Raises InterruptedRunError on a KeyboardInterrupt, and whatever is no drill's fault: what is done then is in the folder.
         """
         progress = self.folder.progress()
-        self._took_s = progress.took_s
+        self._took_s, self._started = progress.took_s, progress.started
         self.journal.append(SuiteBegan())
         left = [drill for drill in self.plan.drills if drill.name not in progress.results]
         results = dict(progress.results)
 
         def on_start(drill: PlannedDrill) -> None:
-            self._tell("suite.drill", name=drill.name, number=len(results) + 1)
+            self.tell("suite.drill", name=drill.name, number=len(results) + 1)
 
         def on_result(drill: PlannedDrill, result: DrillResult) -> bool:
             results[drill.name] = result
             self.keep(drill, result)
             about = {"status": result.status, "cancelled": result.cancelled, "ok": result.ok, "took_s": result.took_s}
-            self._tell("suite.ended", name=drill.name, number=len(results), cause="; ".join(result.surprises), **about)
+            self.tell("suite.ended", name=drill.name, number=len(results), cause="; ".join(result.surprises), **about)
             return result.ok or not self.plan.fail_fast
 
-        def carry(
-            drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
-        ) -> tuple[DrillResult, bool]:
-            return self._carry(drill, cluster, supervisors, listen, progress.started.get(drill.name))
-
-        scheduler = Scheduler(carry=carry, pool=pool, at_once=at_once, on_start=on_start, on_result=on_result)
+        scheduler = Scheduler(carry=self._carry, pool=pool, at_once=at_once, on_start=on_start, on_result=on_result)
         try:
             if not (self.plan.fail_fast and any(not result.ok for result in results.values())):
                 scheduler.run(left)
@@ -188,44 +177,39 @@ class SuiteRun:
 
     def so_far(self, why: str) -> SuiteResult:
         """What had ended when it was cut short. Of the losses nothing is said: they are compared where all are there."""
-        whole = self._whole(self.folder.progress().results)
+        whole = self._whole(self.folder.progress().results, None)
         left = f"`{self._resume_command}` carries out what is left"
         return replace(whole, cut_short=why, notes=(*whole.notes, left))
 
     def result(self, results: Mapping[str, DrillResult]) -> SuiteResult:
-        whole = self._whole(results)
-        if self.plan.comparison is None or not whole.drills:
-            return whole
-        compared = compare_losses(whole, self.plan.comparison)
-        if note := self._remember(comparison_result(compared)):
-            return replace(compared, notes=(*compared.notes, note))
-        return compared
+        return self._whole(results, self.plan.comparison)
 
     def keep(self, drill: PlannedDrill, result: DrillResult) -> None:
         """Everywhere that it matters tomorrow, and last where it says that it is done: all of this may be done twice."""
+        plan = self.plan
         if not result.cancelled:  # of which nothing is known
-            self._keep_for_later(drill, result)
+            self._remember(result)
+            try:
+                KeptPlans.beside(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
+            except Exception as error:  # whatever lies among the kept plans: no reason to lose the night
+                why = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
+                self._notes.append(f"{drill.name}: what it means for the kept plans could not be written down: {why}")
         with self._lock:
             self.journal.append(DrillEnded(name=drill.name, result=plain(result)))
 
+    def _remember(self, result: DrillResult) -> None:
+        """Put a line into the history."""
+        try:
+            append(Path(self.plan.history), Entry.of(result, self.plan))
+        except (UsageError, OSError) as error:
+            self._notes.append(f"{result.name} is not in the history: {error}")
+
     def _carry(
-        self,
-        drill: PlannedDrill,
-        cluster: "RayCluster | None",
-        supervisors: RunningSupervisors,
-        listen: Listens,
-        former: str | None,
+        self, drill: PlannedDrill, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
     ) -> tuple[DrillResult, bool]:
-        """The result of a drill that may have been begun before, in the run directory `former`; and whether its agents may
-        serve another one."""
+        """The result of a drill that may have been begun before; and whether its agents may serve another one."""
         began_s = time.monotonic()
         run: RunLayout | None = None
-        notes: list[str] = []
-
-        def report(verdict: Verdict) -> Sequence[str]:
-            assert run is not None
-            notes.extend(self.report(run, verdict))
-            return notes
 
         def failed(message: str, error: ChaosrunError | None = None) -> tuple[DrillResult, bool]:
             result = DrillResult(
@@ -244,10 +228,9 @@ class SuiteRun:
             return result, False
 
         try:
-            run = self._run_of(drill, former)
-            verdict = self._verdict(drill, run, cluster, supervisors, listen, report)
-            took_s = time.monotonic() - began_s
-            result = drill_result(drill.name, drill.expect, run, verdict, took_s=took_s, rerun=drill.rerun)
+            run = self._run_of(drill)
+            verdict = self._verdict(drill, run, cluster, supervisors, listen)
+            result = drill_result(drill, run, verdict, took_s=time.monotonic() - began_s)
         except InterruptedRunError as error:
             if supervisors.interrupted:
                 raise
@@ -258,19 +241,17 @@ class SuiteRun:
             log = self.folder.path / f"bug-{threading.get_native_id()}-{int(time.time())}.txt"
             log.write_text("".join(traceback.format_exception(error)))
             return failed(f"this is a bug in chaosrun: {type(error).__name__}: {error} (see {log})")
-        with self._lock:
-            self._notes += notes
         return result, verdict.outcome == "completed" and not drill.needs_fresh
 
-    def _run_of(self, drill: PlannedDrill, former: str | None) -> RunLayout:
+    def _run_of(self, drill: PlannedDrill) -> RunLayout:
         """The run that was begun before, if it can be gone on with, else a new one; written down before it starts."""
-        if former is not None:
-            run = RunLayout(Path(former))
+        if drill.name in self._started:
+            run = RunLayout(Path(self._started[drill.name]))
             try:
                 read_run(run)
                 return run
             except UsageError:
-                self._tell("suite.anew", name=drill.name)  # killed before it was whole
+                self.tell("suite.anew", name=drill.name)  # killed before it was whole
         self._expect_as_planned(drill)
         run = new_run(self.root, Path(drill.job), drill.overrides, reference="auto")
         with self._lock:
@@ -284,8 +265,12 @@ class SuiteRun:
         cluster: "RayCluster | None",
         supervisors: RunningSupervisors,
         listen: Listens,
-        report: Callable[[Verdict], Sequence[str]],
     ) -> Verdict:
+        def report(verdict: Verdict) -> Sequence[str]:
+            unwritten = self.report(run, verdict)
+            self._notes += unwritten
+            return unwritten
+
         if has_ended(run):
             with lock_run(run):
                 report(verdict := judge(run))
@@ -307,25 +292,7 @@ class SuiteRun:
     def _resume_command(self) -> str:
         return self.folder.resume_command(self.plan.path)
 
-    def _keep_for_later(self, drill: PlannedDrill, result: DrillResult) -> None:
-        plan = self.plan
-        if note := self._remember(result):
-            self._notes.append(note)
-        try:
-            KeptPlans.beside(Path(plan.history)).take(result, drill, suite=plan.path, night=plan.night)
-        except Exception as error:  # whatever lies among the kept plans: no reason to lose the night
-            why = error if isinstance(error, OSError | ChaosrunError) else f"{type(error).__name__}: {error}"
-            self._notes.append(f"{drill.name}: what it means for the kept plans could not be written down: {why}")
-
-    def _remember(self, result: DrillResult) -> str | None:
-        """Put a line into the history; what is to be told when that cannot be done."""
-        try:
-            append(Path(self.plan.history), Entry.of(result, self.plan))
-        except (UsageError, OSError) as error:
-            return f"{result.name} is not in the history: {error}"
-        return None
-
-    def _whole(self, results: Mapping[str, DrillResult]) -> SuiteResult:
+    def _whole(self, results: Mapping[str, DrillResult], comparison: Comparison | None) -> SuiteResult:
         plan = self.plan
         try:
             history = read_history(Path(plan.history))
@@ -343,7 +310,7 @@ class SuiteRun:
         drills = tuple(labelled(results[planned.name]) for planned in plan.drills if planned.name in results)
         left = tuple(drill.name for drill in plan.drills if drill.name not in results)
         assert len(drills) == len(results) == len(plan.drills) - len(left), "a drill's result was lost"
-        return SuiteResult(
+        whole = SuiteResult(
             name=plan.name,
             drills=drills,
             path=self.folder.path,
@@ -353,8 +320,11 @@ class SuiteRun:
             shard=plan.shard,
             left=left,
             took_s=self._took_s + time.monotonic() - self._began_s,
-            notes=(*plan.notes, *dict.fromkeys(self._notes), *self._notes_on(drills, history)),
         )
+        if comparison is not None and drills:
+            whole = compare_losses(whole, comparison)
+            self._remember(comparison_result(whole))
+        return replace(whole, notes=(*plan.notes, *dict.fromkeys(self._notes), *self._notes_on(drills, history)))
 
     def _notes_on(self, drills: Sequence[DrillResult], history: History) -> Iterator[str]:
         plan = self.plan
@@ -369,5 +339,5 @@ class SuiteRun:
             folder = KeptPlans.beside(Path(plan.history)).folder
             yield f"what failed runs again until it has passed {PASSES} nights; remove its file in {folder} to give it up"
 
-    def _tell(self, event: str, **about: object) -> None:
+    def tell(self, event: str, **about: object) -> None:
         self.on_record({"leg": None, "event": event, "of": len(self.plan.drills), **about})

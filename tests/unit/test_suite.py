@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_scheduler import DRILL
 from verdicts import PASSED
 
 from chaosrun.campaign.files import checked, plain
@@ -46,7 +47,7 @@ def result(folder: Path, name: str, expect: Expectation, verdict: Verdict | str)
     run = RunLayout(folder / f"run-of-{name}")
     run.path.mkdir()
     run.run_json.write_text('{"reference": {"source": null}}')
-    return drill_result(name, expect, run, verdict, took_s=4.2)
+    return drill_result(replace(DRILL, name=name, expect=expect), run, verdict, took_s=4.2)
 
 
 def page(whole: SuiteResult, width: int = 140) -> str:

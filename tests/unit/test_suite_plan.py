@@ -45,15 +45,7 @@ def suite(tmp_path: Path) -> Path:
 @contextmanager
 def night_of(suite: Path, root: Path, wish: SuiteRequest | None = None) -> Iterator[SuiteRun]:
     with opened(root, wish or SuiteRequest(path=suite), None) as (folder, agenda, journal):
-        yield SuiteRun(
-            folder=folder,
-            plan=agenda,
-            journal=journal,
-            root=root,
-            address=None,
-            on_record=lambda record: None,
-            report=lambda run, verdict: (),
-        )
+        yield SuiteRun(folder, agenda, journal, root, None, lambda record: None, lambda run, verdict: ())
 
 
 def well(name: str, *, rerun: str | None = None) -> DrillResult:
@@ -185,7 +177,7 @@ def test_a_job_edited_under_a_suite_is_not_drilled(suite: Path, tmp_path: Path) 
     with night_of(suite, root) as night:
         (tmp_path / "job.yaml").write_text(JOB + "seed: 3\n")
         with pytest.raises(UsageError, match="has changed since the suite began"):
-            night._run_of(night.plan.drills[0], None)
+            night._run_of(night.plan.drills[0])
     assert not (root / "runs").exists()
 
 

@@ -32,15 +32,7 @@ def run(tmp_path: Path) -> Iterator[SuiteRun]:
     path.write_text("name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}]\n")
     root = tmp_path / "root"
     with opened(root, SuiteRequest(path=path, asked_s=1795262400.0), None) as (folder, agenda, journal):
-        yield SuiteRun(
-            folder=folder,
-            plan=agenda,
-            journal=journal,
-            root=root,
-            address=None,
-            on_record=lambda record: None,
-            report=lambda run, verdict: (),
-        )
+        yield SuiteRun(folder, agenda, journal, root, None, lambda record: None, lambda run, verdict: ())
 
 
 def failed(drill: PlannedDrill) -> DrillResult:
@@ -108,7 +100,7 @@ def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
         raise InterruptedRunError("interrupted in the chaos leg")
 
     monkeypatch.setattr("chaosrun.campaign.suite_run.carry_out", carry_out)
-    result, sound = run._carry(run.plan.drills[0], None, RunningSupervisors(), lambda record: None, None)
+    result, sound = run._carry(run.plan.drills[0], None, RunningSupervisors(), lambda record: None)
     assert not sound
     return result
 
@@ -141,7 +133,7 @@ def test_a_drill_that_ends_with_the_whole_suite_is_not_cancelled(run: SuiteRun, 
     working = RunningSupervisors()
     working.interrupt()
     with pytest.raises(InterruptedRunError):
-        run._carry(run.plan.drills[0], None, working, lambda record: None, None)
+        run._carry(run.plan.drills[0], None, working, lambda record: None)
 
 
 def test_what_had_ended_when_it_was_cut_short_has_pages(run: SuiteRun) -> None:
