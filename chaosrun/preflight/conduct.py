@@ -1,5 +1,6 @@
 """One preflight from what was asked for to its result: which checks, what it reads first, the pool, the list of good nodes."""
 
+import difflib
 import json
 import time
 import uuid
@@ -49,9 +50,11 @@ class Request:
 def conduct(request: Request, *, root: Path, address: str | None, on_event: Listener, interrupts: Interrupts) -> Result:
     """Everything that may be wrong with what was asked is told before anything starts. Raises UsageError, SpecError,
     ResourcesError; KeyboardInterrupt, with nothing left behind."""
+    from chaosrun.spec.source import load_job
+
     checks = choose(CHECKS, request.level, only=request.only, skip=request.skip)
-    job = _job(request)
-    baseline = None if request.baseline is None else Baseline(_read(request.baseline))
+    job = load_job(request.job, request.overrides) if request.job else None
+    baseline = _baseline(request.baseline) if request.baseline else None
     if request.good_nodes is not None:
         expect_good_nodes(request.good_nodes)
     interrupts.check()
@@ -69,12 +72,10 @@ def conduct(request: Request, *, root: Path, address: str | None, on_event: List
         made,
         seconds=time.monotonic() - began,
         address=pool.address,
-        job=None if request.job is None else str(request.job),
-        baseline=None if request.baseline is None else str(request.baseline),
+        job=str(request.job) if request.job else None,
+        baseline=str(request.baseline) if request.baseline else None,
         strict=request.strict,
-        arguments=_arguments(request, root, address),
-        options=_options(request),
-        choice=_choice(request),
+        **_asked(request, root, address),
     )
     if request.good_nodes is not None:
         write_good_nodes(request.good_nodes, result)
@@ -86,9 +87,8 @@ def _pool(address: str | None, job: "Job | None", interrupts: Interrupts) -> "It
     """A private Ray is told of as many CPUs as the job asks for, as `chaosrun submit` would tell it."""
     from chaosrun.cluster.probe_pool import ProbePool
 
-    cpus = 0.0 if job is None else job.spec.workers * job.spec.per_worker.cpu
     with interrupts.postponed():
-        pool = ProbePool.connect(address, cpus=cpus)
+        pool = ProbePool.connect(address, cpus=job.spec.workers * job.spec.per_worker.cpu if job else 0.0)
     try:
         yield pool
     finally:
@@ -100,66 +100,55 @@ def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
     from chaosrun.preflight.drills.on_ray import RayDrills
     from chaosrun.preflight.earlier_run import earlier_run
 
+    storage = job.spec.checkpoint.storage if job else None
     return Setting(
         level=request.level,
         root=root,
-        storage=_storage(job) or root,
+        storage=(job.directory / storage).resolve() if job and storage is not None else root,
         job=job,
         token=uuid.uuid4().hex[:16],
         seconds=request.seconds,
         mtbf_s=request.mtbf_s,
         forecast_nodes=tuple(request.forecast_nodes),
-        last_run=None if job is None else earlier_run(root, job),
+        last_run=earlier_run(root, job) if job else None,
         drills=RayDrills(),
     )
 
 
-def _arguments(request: Request, root: Path, address: str | None) -> tuple[str, ...]:
-    job = () if request.job is None else (str(request.job), *request.overrides)
-    return (*job, *root_arguments(root), *(() if address is None else ("--address", address)))
+def _asked(request: Request, root: Path, address: str | None) -> dict[str, tuple[str, ...]]:
+    """What was asked for, as on the command line."""
+    job = (str(request.job), *request.overrides) if request.job else ()
+
+    def said(**options: str | None) -> tuple[str, ...]:
+        return tuple(part for name, value in options.items() if value for part in (f"--{name}", value))
+
+    return {
+        "arguments": (*job, *root_arguments(root), *said(address=address)),
+        "options": said(
+            level=None if request.level is Level.STANDARD else request.level.value,
+            duration=_time(request.seconds),
+            mtbf=_time(request.mtbf_s),
+            nodes=",".join(map(str, request.forecast_nodes)),
+        ),
+        "choice": said(only=",".join(request.only), skip=",".join(request.skip)),
+    }
 
 
-def _options(request: Request) -> tuple[str, ...]:
-    level = () if request.level is Level.STANDARD else ("--level", request.level.value)
-    duration = () if request.seconds is None else ("--duration", _time(request.seconds))
-    mtbf = () if request.mtbf_s is None else ("--mtbf", _time(request.mtbf_s))
-    nodes = ("--nodes", ",".join(map(str, request.forecast_nodes))) if request.forecast_nodes else ()
-    return (*level, *duration, *mtbf, *nodes)
-
-
-def _choice(request: Request) -> tuple[str, ...]:
-    named = (("--only", request.only), ("--skip", request.skip))
-    return tuple(part for option, names in named if names for part in (option, ",".join(names)))
-
-
-def _time(seconds: float) -> str:
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
     return f"{seconds:.15g}s" if seconds % 3600 else f"{seconds / 3600:.15g}h"
 
 
-def _job(request: Request) -> "Job | None":
-    if request.job is None:
-        return None
-    from chaosrun.spec.source import load_job
-
-    return load_job(request.job, request.overrides)
-
-
-def _storage(job: "Job | None") -> Path | None:
-    if job is None or job.spec.checkpoint.storage is None:
-        return None
-    return (job.directory / job.spec.checkpoint.storage).resolve()
-
-
-def _read(path: Path) -> Result:
+def _baseline(path: Path) -> Baseline:
     try:
         value = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--baseline {path} cannot be read: {error.strerror}", hint="name a file") from error
     except ValueError as error:
-        raise UsageError(
-            f"--baseline {path} is no JSON: {error}", hint="`chaosrun preflight -o json > FILE` writes one"
-        ) from error
-    return from_json(value, str(path))
+        hint = "`chaosrun preflight -o json > FILE` writes one"
+        raise UsageError(f"--baseline {path} is no JSON: {error}", hint=hint) from error
+    return Baseline(from_json(value, str(path)))
 
 
 def _until(request: Request, began: float) -> float | None:
@@ -180,21 +169,15 @@ def choose(
     for option, wanted in (("--only", only), ("--skip", skip)):
         for name in wanted:
             if name not in names:
-                raise UsageError(f"{option} {name}: there is no such check", hint=_hint(name, names))
+                close = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+                raise UsageError(f"{option} {name}: there is no such check", hint=hint)
     chosen = tuple(
         check for check in checks if check.name not in skip and (check.name in only if only else level.includes(check.level))
     )
     if not chosen:
         raise UsageError("no check is left to make", hint=f"there are {', '.join(names)}")
     return chosen
-
-
-def _hint(name: str, names: Sequence[str]) -> str:
-    from chaosrun.spec.diagnosis import nearest
-
-    spelt = {known.replace(" ", "_"): known for known in names}
-    close = nearest(name.replace(" ", "_"), spelt)
-    return f"did you mean {spelt[close]!r}?" if close else f"there are {', '.join(names)}"
 
 
 # The file of good nodes: for a scheduler, one a line, by the name that the report calls it; that is its hostname, wherever one

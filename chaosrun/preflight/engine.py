@@ -6,7 +6,7 @@ Asks the pool, lets checks judge, and compares with peers and with a baseline. K
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.model import Answers, Check, F, Finding, Rows, Setting, Status, read_answers
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
-from chaosrun.preflight.result import ANSWERS, LEFT_OUT, CheckRun, Result
+from chaosrun.preflight.result import ANSWERS, CheckRun, Result
 
 Listener = Callable[[Mapping[str, Any]], None]
 EVERY_NODE_ANSWERS = "every node answers"
@@ -126,7 +126,7 @@ class Engine:
     def _report_lost(self, remedy: str) -> None:
         """Nodes that do not answer, and of which no row says so."""
         told = {finding.node for finding in self._findings if finding.status in BAD}
-        silent = [node.name for node in self.pool.everyone if node.name in self.pool.lost and node.name not in told]
+        silent = [name for name in self.pool.lost if name not in told]
         if silent and all(run.name != ANSWERS for run in self._runs):
             self._runs.append(CheckRun(name=ANSWERS, about=EVERY_NODE_ANSWERS))
         for name in silent:
@@ -138,39 +138,30 @@ class Engine:
 
     def _every_node_by_itself(self, checks: Sequence[Check[Any]]) -> None:
         """One node does not wait for another; a check is judged as soon as the last node has made it."""
-        asked = list(self.pool.nodes)
-        here = self._setting()
-        chains: dict[str, list[Call]] = {}
-        for node in asked:
-            chains[node.name] = [check.call(here, node) for check in checks if check.call is not None]
-        waiting = [{node.name for node in asked} for _ in checks]
+        asked, here = list(self.pool.nodes), self._setting()
+        chains = {node.name: [check.call(here, node) for check in checks if check.call is not None] for node in asked}
         outcomes: list[dict[str, Outcome]] = [{} for _ in checks]
-        began = [self.clock()] * len(checks)
-        told = judged = 0
+        began: list[float] = []
+        judged = 0
 
         def begin_up_to(index: int) -> None:
-            nonlocal told
-            for check in checks[told : index + 1]:
-                began[told] = self.clock()
-                told += 1
+            for check in checks[len(began) : index + 1]:
                 self._began(check, len(asked))
+                began.append(self.clock())
 
         def judge_complete() -> None:
             nonlocal judged
-            while judged < len(checks) and not waiting[judged]:
+            while judged < len(checks) and chains.keys() <= {*outcomes[judged], *self.pool.lost}:
                 begin_up_to(judged)
-                check, index = checks[judged], judged
-                judged += 1
-                calls = {name: chain[index] for name, chain in chains.items()}
-                in_order = {node.name: outcomes[index][node.name] for node in asked if node.name in outcomes[index]}
-                told_by = read_answers(in_order, calls, check.facts)
-                self._judge_answers(check, asked, told_by, self.clock() - began[index])
+                index, judged = judged, judged + 1
+                found = {node.name: outcomes[index][node.name] for node in asked if node.name in outcomes[index]}
+                told = read_answers(found, {name: chain[index] for name, chain in chains.items()}, checks[index].facts)
+                self._judge_answers(checks[index], asked, told, self.clock() - began[index])
 
         def on_outcome(name: str, index: int, outcome: Outcome) -> None:
-            begin_up_to(min(index + 1, len(checks) - 1))
+            # Who has made one goes on with the next.
+            begin_up_to(index + 1)
             outcomes[index][name] = outcome
-            for later in waiting[index : None if outcome.ended == "lost" else index + 1]:
-                later.discard(name)
             done = len(outcomes[index])
             self.on_event({"event": "node.done", "check": checks[index].name, "node": name, "done": done, "of": len(asked)})
             judge_complete()
@@ -186,8 +177,7 @@ class Engine:
         for name, silence in told.unanswered.items():
             if name not in spoken_of:
                 found.append(_rows(check).error(silence.error or silence.ended, REMEDIES.get(silence.ended, ""), node=name))
-        found += [self._left_out(check, node.name) for node in self.pool.everyone if node.name not in names]
-        self._take(check, found, told, seconds)
+        self._take(check, [*found, *self._left_out(check, names)], told, seconds)
 
     # Checks that take several nodes
 
@@ -197,16 +187,15 @@ class Engine:
         nodes = list(pool.nodes)
         self._began(check, len(nodes))
         facts: Any = None
-        if not nodes:
-            found = [_rows(check).skip("no node is left to make it on")]
-        else:
+        found = [_rows(check).skip("no node is left to make it on")]
+        if nodes:
             lost = set(self.pool.lost)
             facts, found = self._gathered(check, pool, nodes)
             self.pool.check_agents()
             told = {finding.node for finding in found if finding.status in BAD}
             for name in [node.name for node in nodes if node.name in self.pool.lost.keys() - lost - told]:
                 found.append(_rows(check).error(self.pool.lost[name], LOST_REMEDY, node=name))
-        found += [self._left_out(check, node.name) for node in self.pool.everyone if node not in nodes]
+        found += self._left_out(check, {node.name for node in nodes})
         self._take(check, found, facts, self.clock() - began)
 
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
@@ -219,11 +208,12 @@ class Engine:
         covers = tuple(node.name for node in nodes if node.name in pool.answered)
         return facts, [_covering(finding, covers) for finding in self._judged(check, nodes, facts)]
 
-    def _left_out(self, check: Check[Any], name: str) -> Finding:
-        why = self._out.get(name) or self.pool.lost.get(name, "it does not answer")
-        return _rows(check).skip(f"{LEFT_OUT}{why}", node=name)
-
     # All of them
+
+    def _left_out(self, check: Check[Any], taking_part: Container[str]) -> list[Finding]:
+        out = [node.name for node in self.pool.everyone if node.name not in taking_part]
+        why = {name: self._out.get(name) or self.pool.lost.get(name, "it does not answer") for name in out}
+        return [_rows(check).skip(f"left out: {why[name]}", node=name) for name in out]
 
     def _setting(self) -> Setting:
         return replace(self.setting, earlier=dict(self._facts))
@@ -249,12 +239,11 @@ class Engine:
         self._runs.append(CheckRun(name=check.name, about=check.about, seconds=seconds))
         statuses = Counter(finding.status.value for finding in found)
         self.on_event({"event": "check.ended", "check": check.name, "seconds": seconds, "statuses": dict(statuses)})
-        for finding in found:
-            if finding.status in BAD:
-                # Of what could not be made on the whole cluster nobody knows whose fault it is.
-                blamed = finding.blames if finding.status is Status.FAIL else ()
-                for name in sorted({finding.node or "", *blamed} & position.keys()):
-                    self._leave_out(name, check.name, f"{finding.status} of {check.name}: {finding.name}")
+        for finding in [finding for finding in found if finding.status in BAD]:
+            # Of what could not be made on the whole cluster nobody knows whose fault it is.
+            blamed = finding.blames if finding.status is Status.FAIL else ()
+            for name in sorted({finding.node or "", *blamed} & position.keys()):
+                self._leave_out(name, check.name, f"{finding.status} of {check.name}: {finding.name}")
 
     def _leave_out(self, name: str, check: str, why: str) -> None:
         if name not in self._out:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from msgspec import Struct, structs
+import msgspec
 from pydantic import TypeAdapter, ValidationError, computed_field
 
 from chaosrun.cluster.probing import EXPLAINED, Node
@@ -22,8 +22,6 @@ RESULT_VERSION = 2
 EXIT_UNFIT = 8
 ANSWERS = "answers"
 """What stands for the check that every node is asked by, where one does not answer."""
-LEFT_OUT = "left out: "
-"""How the reason of a SKIP begins whose node takes no part any more."""
 HINT = "name a file that `chaosrun preflight -o json` has written"
 
 
@@ -147,7 +145,8 @@ def result_adapter() -> TypeAdapter[Result]:
 
 def to_json(result: Result) -> dict[str, Any]:
     """JSON values. In facts a float that is not finite becomes text: JSON has no number for it."""
-    return _json(result_adapter().dump_python(result))
+    derived = {name: getattr(result, name) for name in DERIVED}
+    return _json({**msgspec.to_builtins(result, str_keys=True), **derived})
 
 
 def from_json(value: Any, label: str = "the result") -> Result:
@@ -177,8 +176,6 @@ def _title(finding: Finding) -> str:
 
 
 def _json(value: Any) -> Any:
-    if isinstance(value, Struct):
-        value = structs.asdict(value)
     if isinstance(value, Mapping):
         return {_json(str(key)): _json(inner) for key, inner in value.items()}
     if isinstance(value, str):

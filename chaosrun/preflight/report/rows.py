@@ -258,8 +258,9 @@ def groups(result: Result) -> list[Group]:
         return tuple(worst(each) if each else None for each in found)
 
     same: dict[tuple[int, tuple[Status | None, ...]], list[str]] = {}
+    good, unchecked = {*result.good}, {*result.unchecked}
     for node in result.nodes:
-        standing = 2 if node.name in result.good else 1 if node.name in result.unchecked else 0
+        standing = 2 if node.name in good else 1 if node.name in unchecked else 0
         same.setdefault((standing, statuses(node.name)), []).append(node.name)
     order = sorted(same.items(), key=lambda entry: (entry[0][0], -_rank(entry[0][1]), -len(entry[1])))
     rows = [
