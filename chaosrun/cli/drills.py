@@ -161,7 +161,7 @@ def compare(
 ) -> int:
     """Compare the losses of runs, step by step: exit code 0 when all are within --atol of the first run's, else 3."""
     from chaosrun import api
-    from chaosrun.report.compare import render_comparison
+    from chaosrun.report.text import render_comparison
 
     found = api.compare([api.find_run(name, root) for name in (run, *others)], atol=atol, leg=leg)
     show(output, found.to_json, lambda: render_comparison(found))

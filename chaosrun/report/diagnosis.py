@@ -1,13 +1,17 @@
-"""The account of a diagnosis for people: what was replayed, the quantities of the first step that differs, the first one."""
+"""A diagnosis for people: what was replayed, the quantities of the first step that differs, the first one. Its rows are those
+of the page, too."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from chaosrun.errors import UsageError
+from chaosrun.records.codec import convert
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_object
 from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
 from chaosrun.wording import count
 
@@ -15,27 +19,59 @@ if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis, Replay
     from chaosrun.verify.inspection import Comparison, Finding
 
+Quantity = tuple[str, str, str, str, bool]
+"""What, how many values, on which ranks they differ, how far, and whether they do."""
+
+
+def read_diagnosis(run: RunLayout) -> "Diagnosis":
+    """diagnosis.json. Raises UsageError when it is damaged."""
+    from chaosrun.verify.diagnosis import Diagnosis, Replay
+    from chaosrun.verify.hazards import Hazard
+    from chaosrun.verify.inspection import Comparison
+
+    found: Mapping[str, Any] = read_object(run.diagnosis_json)
+    try:
+        return Diagnosis(
+            run_id=run.run_id,
+            divergence=None,
+            replay=convert(found.get("replay"), Replay),
+            reproduced=convert(found.get("reproduced"), bool),
+            account=convert(found.get("account"), str),
+            comparison=convert(found, Comparison),
+            hazard=convert(found.get("hazard"), Hazard | None),
+            hint=convert(found.get("hint"), str | None),
+        )
+    except ValueError as error:
+        raise UsageError(f"{run.diagnosis_json} is damaged: {error}") from error
+
 
 def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
     finding = diagnosis.comparison.finding
     parts: list[RenderableType] = [unwrapped(f"run {run.run_id}", style="bold")]
-    parts += section("Replays", indented(Group(*map(Text, _replay(diagnosis.replay)))))
+    parts += section("Replays", indented(Group(*map(Text, replay_sentences(diagnosis.replay)))))
     if finding is not None:
         place = "After the last step" if finding.at_end else f"Step {finding.step}"
-        title = f"{place}, attempt {finding.attempt} of the replay"
-        parts += section(title, _quantities(diagnosis.comparison))
-        parts += section("What differs first", _first(finding))
+        parts += section(f"{place}, attempt {finding.attempt} of the replay", _quantities(diagnosis.comparison))
+        table = columns("", "")
+        table.show_header = False
+        for name, what in finding_rows(finding):
+            table.add_row(name, Text(what, style="bold" if name == "quantity" else ""))
+        parts += section("What differs first", table)
     parts += ["", _conclusion(diagnosis)]
     if diagnosis.hazard is not None:
-        hazard = diagnosis.hazard
-        parts.append(labelled("hazard", f"{hazard.row}: {hazard.what} ({hazard.link})"))
+        parts.append(labelled("hazard", hazard_sentence(diagnosis)))
     if diagnosis.hint is not None:
         parts.append(labelled("hint", diagnosis.hint))
     parts.append(unwrapped(f"{'inspect':<8}  chaosrun verify {run_argument(run)}"))
     return Group(*parts)
 
 
-def _replay(replay: "Replay") -> Iterator[str]:
+def hazard_sentence(diagnosis: "Diagnosis") -> str:
+    hazard = diagnosis.hazard
+    return "" if hazard is None else f"{hazard.row}: {hazard.what} ({hazard.link})"
+
+
+def replay_sentences(replay: "Replay") -> Iterator[str]:
     yield f"from {replay.start or 'the beginning'}: {replay.why}"
     yield f"undisturbed, to step {replay.steps}"
     if replay.attempts:
@@ -45,26 +81,28 @@ def _replay(replay: "Replay") -> Iterator[str]:
         yield f"{name} is not as it was in the run"
 
 
-def _quantities(comparison: "Comparison") -> RenderableType:
+def quantity_rows(comparison: "Comparison") -> Iterator[Quantity]:
     """In the order of diagnosis; a quantity that is equal in all micro-batches takes one line."""
-    table = columns("quantity", "values", "on ranks", "largest")
     differing = {entry.quantity for entry in comparison.quantities if entry.finding}
     told: set[str] = set()
     for entry in comparison.quantities:
         found, name = entry.finding, _called(entry.quantity, at_end=comparison.at_end)
-        if entry.quantity not in differing:
-            if entry.quantity not in told:
-                told.add(entry.quantity)
-                equal = sum(other.compared for other in comparison.quantities if other.quantity == entry.quantity)
-                table.add_row(name, f"{equal} equal", "", "")
-            continue
         micro = "" if entry.micro_batch is None else f", micro-batch {entry.micro_batch}"
-        if found is None:
-            table.add_row(f"{name}{micro}", f"{entry.compared} equal", "", "")
-            continue
-        differ = Text(f"{found.tensors} of {found.of} differ", style="bold red")
-        largest = "" if found.worst_ulp is None else f"{found.worst_ulp} ULP"
-        table.add_row(f"{name}{micro}", differ, ", ".join(map(str, found.ranks)), largest)
+        if found is not None:
+            largest = "" if found.worst_ulp is None else f"{found.worst_ulp} ULP"
+            yield f"{name}{micro}", f"{found.tensors} of {found.of} differ", ", ".join(map(str, found.ranks)), largest, True
+        elif entry.quantity in differing:
+            yield f"{name}{micro}", f"{entry.compared} equal", "", "", False
+        elif entry.quantity not in told:
+            told.add(entry.quantity)
+            equal = sum(other.compared for other in comparison.quantities if other.quantity == entry.quantity)
+            yield name, f"{equal} equal", "", "", False
+
+
+def _quantities(comparison: "Comparison") -> RenderableType:
+    table = columns("quantity", "values", "on ranks", "largest")
+    for name, values, ranks, largest, differs in quantity_rows(comparison):
+        table.add_row(name, Text(values, style="bold red" if differs else ""), ranks, largest)
     return table
 
 
@@ -72,29 +110,27 @@ def _called(quantity: str, *, at_end: bool) -> str:
     return quantity.removesuffix(" before") if at_end else quantity
 
 
-def _first(found: "Finding") -> RenderableType:
-    table = columns("", "")
-    table.show_header = False
+def finding_rows(found: "Finding") -> Iterator[tuple[str, str]]:
+    """What differs first."""
     ranks = f"rank {found.rank}" if len(found.ranks) == 1 else f"ranks {', '.join(map(str, found.ranks))}"
     micro = "" if found.micro_batch is None else f", micro-batch {found.micro_batch}"
-    table.add_row("quantity", Text(_called(found.quantity, at_end=found.at_end), style="bold"))
-    table.add_row("where", f"{'after' if found.at_end else 'in'} step {found.step}, {ranks}{micro}")
+    yield "quantity", _called(found.quantity, at_end=found.at_end)
+    yield "where", f"{'after' if found.at_end else 'in'} step {found.step}, {ranks}{micro}"
     if found.tensor:
-        table.add_row("stream" if found.quantity == "rng" else "tensor", found.tensor)
+        yield "stream" if found.quantity == "rng" else "tensor", found.tensor
     if found.problem is not None:
-        table.add_row("", found.problem)
+        yield "", found.problem
     elif found.difference is None:
-        table.add_row("expected", shown(found.expected))
-        table.add_row("seen", shown(found.seen))
+        yield "expected", shown(found.expected)
+        yield "seen", shown(found.seen)
     else:
         difference = found.difference
         at = f" at {list(difference.index)}" if difference.index else ""
-        table.add_row("elements", f"{difference.differing} of {difference.elements} differ")
-        table.add_row("expected", f"{shown(difference.expected)}{at}")
-        table.add_row("seen", f"{shown(difference.seen)}{at}")
+        yield "elements", f"{difference.differing} of {difference.elements} differ"
+        yield "expected", f"{shown(difference.expected)}{at}"
+        yield "seen", f"{shown(difference.seen)}{at}"
         if distances := "; ".join(_distances(found)):
-            table.add_row("distance", distances)
-    return table
+            yield "distance", distances
 
 
 def _distances(found: "Finding") -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""A run for a terminal: faults, attempts, checks, the first divergence, the verdict, and what to type next.
+"""A run for a terminal: faults, attempts, checks, the first divergence, the verdict, and what to type next; also plans, runs
+and the losses of several runs beside each other.
 
 The verdict comes last, because that is where a terminal stops.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from chaosrun.faults.fault import FaultPlan
     from chaosrun.records.runs import RunSummary
     from chaosrun.spec.model import JobSpec
+    from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
@@ -123,3 +125,39 @@ def _why(run: "RunSummary") -> str:
     if run.status != "INCONCLUSIVE" or words is None:
         return ""
     return f": {words}" + ("" if run.exit_code is None else f" (exit {run.exit_code})")
+
+
+_LEGS = {"reference": "undisturbed", "chaos": "under faults"}
+
+
+def render_comparison(found: "Comparison") -> RenderableType:
+    first, others = found.runs[0], found.runs[1:]
+    parts = section(f"Losses {_LEGS[found.leg]}, beside those of {first.run_id}", _compared(found.runs))[1:]
+    if any(run.changes for run in found.runs):
+        parts += section("Changes to the job file", None)
+        # On one line however long, to be told apart and copied.
+        parts += [unwrapped(f"  {run.run_id}  {' '.join(run.changes)}".rstrip()) for run in found.runs]
+    far = [run for run in others if not run.difference.within]
+    if far:
+        verdict = Text(f"BEYOND    {len(far)} of {count(len(others), 'run')} by more than {found.atol:g}", style="bold red")
+    else:
+        verdict = Text(f"WITHIN    {found.atol:g} at every step: {count(len(others), 'run')}", style="bold green")
+    return Group(*parts, "", verdict)
+
+
+def _compared(runs: "Sequence[ComparedRun]") -> Table:
+    table = columns("run", "workers", "steps", "largest", "mean", "first beyond", right=("workers", "steps", "largest", "mean"))
+    table.columns[0].no_wrap = True
+    for number, run in enumerate(runs):
+        found = run.difference
+        distances = ("-", "-", "the first") if number == 0 else (f"{found.largest:.3g}", f"{found.mean:.3g}", _beyond(found))
+        table.add_row(run.run_id, str(run.workers), str(found.lengths[1]), *distances)
+    return table
+
+
+def _beyond(found: "Difference") -> str:
+    if found.first_beyond is None:
+        return "never"
+    if found.first_beyond > found.steps:
+        return f"step {found.first_beyond}: missing"
+    return f"step {found.first_beyond}: {found.seen:.7g}, not {found.expected:.7g}"

@@ -6,7 +6,7 @@ formats there are, where each is kept and what becomes of a failure; what they l
 
 import errno
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -27,47 +27,25 @@ TEXT_WIDTH = 120
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def _html(view: RunView) -> str:
-    from chaosrun.report.html import render_html
-
-    return render_html(view)
+_FILES: Mapping[str, str] = {"html": "report_html", "markdown": "report_md", "junit": "junit_xml", "text": "report_txt"}
+"""Formats that are one text file, and its name in a `RunLayout`."""
 
 
-def _junit(view: RunView) -> str:
-    from chaosrun.report.junit import render_junit
+def _rendered(format: str, view: RunView) -> str:
+    # Each with libraries of its own, which nobody loads who does not want it.
+    match format:
+        case "html":
+            from chaosrun.report.html import render_html as render
+        case "markdown":
+            from chaosrun.report.markdown import render_markdown as render
+        case "junit":
+            from chaosrun.report.junit import render_junit as render
+        case _:
+            from chaosrun.report.output import rendered
+            from chaosrun.report.text import render_text
 
-    return render_junit(view)
-
-
-def _markdown(view: RunView) -> str:
-    from chaosrun.report.markdown import render_markdown
-
-    return render_markdown(view)
-
-
-def _text(view: RunView) -> str:
-    from chaosrun.report.output import rendered
-    from chaosrun.report.text import render_text
-
-    return rendered(render_text(view), width=TEXT_WIDTH, colour=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """A format that is one text file."""
-
-    render: Callable[[RunView], str]
-    path: Callable[[RunLayout], Path]
-    always: bool = True
-    """Written for every drill."""
-
-
-_FORMATS: Mapping[str, _Kept] = {
-    "html": _Kept(render=_html, path=lambda run: run.report_html),
-    "markdown": _Kept(render=_markdown, path=lambda run: run.report_md),
-    "junit": _Kept(render=_junit, path=lambda run: run.junit_xml),
-    "text": _Kept(render=_text, path=lambda run: run.report_txt, always=False),
-}
+            return rendered(render_text(view), width=TEXT_WIDTH, colour=False)
+    return render(view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +67,13 @@ def make_report(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: st
     if to == "-":
         if format == "tensorboard":
             raise UsageError("event files are a directory, not text", hint="name a directory with --to")
-        return Report(run_id=run.run_id, verdict=verdict, path=None, text=_FORMATS[format].render(read_view(run, verdict)))
+        return Report(run_id=run.run_id, verdict=verdict, path=None, text=_rendered(format, read_view(run, verdict)))
     path = _write(run, verdict, format, None if to is None else Path(to))
     return Report(run_id=run.run_id, verdict=verdict, path=path, text=None)
 
 
 def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | None) -> Path:
-    path = to or (run.tensorboard if format == "tensorboard" else _FORMATS[format].path(run))
+    path = to or (run.tensorboard if format == "tensorboard" else getattr(run, _FILES[format]))
     try:
         if format == "tensorboard":
             from chaosrun.report.tensorboard import write_tensorboard
@@ -106,10 +84,10 @@ def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | 
             write_tensorboard(run, verdict, path, replace=to is None)
         elif path.is_dir():
             raise UsageError(
-                f"{path} is a directory", hint=f"name a file with --to, such as {path / _FORMATS[format].path(run).name}"
+                f"{path} is a directory", hint=f"name a file with --to, such as {path / getattr(run, _FILES[format]).name}"
             )
         else:
-            data = _FORMATS[format].render(read_view(run, verdict)).encode(errors="replace")
+            data = _rendered(format, read_view(run, verdict)).encode(errors="replace")
             if to is None:
                 write_durably(path, data)
             else:
@@ -124,11 +102,11 @@ def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
     warnings: list[str] = []
     bugs: list[str] = []
     view: RunView | None = None
-    for kept in (kept for kept in _FORMATS.values() if kept.always):
-        path = kept.path(run)
+    for format in ("html", "markdown", "junit"):
+        path: Path = getattr(run, _FILES[format])
         try:
             view = view or read_view(run, verdict)
-            write_durably(path, kept.render(view).encode(errors="replace"))
+            write_durably(path, _rendered(format, view).encode(errors="replace"))
         except ChaosrunError as error:
             warnings.append(f"{path.name} was not written: {error.message}")
         except OSError as error:

@@ -5,7 +5,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch, format: str, error: Exception) -> 
     def render(view: RunView) -> str:
         raise error
 
-    broken = {**write._FORMATS, format: replace(write._FORMATS[format], render=render)}
-    monkeypatch.setattr(write, "_FORMATS", broken)
+    rendered = write._rendered
+    monkeypatch.setattr(write, "_rendered", lambda name, view: (render if name == format else partial(rendered, name))(view))
 
 
 class TestEveryDrill:

@@ -40,7 +40,7 @@ class Chart:
 class Losses:
     curves: Chart
     distances: Chart | None
-    """None where the two legs have no step in common."""
+    """None where nothing differs."""
     points: list[list[float | int | str | None]]
     """What is told where it is pointed at: step, loss of the reference, of the chaos leg, ULP, how often it was done."""
     low: int
@@ -85,7 +85,7 @@ def losses(source: Source) -> Losses | None:
     largest_at = max((step for step in apart if distance[step] is not None), key=lambda step: distance[step] or 0, default=None)
     return Losses(
         curves=curves,
-        distances=_ulp_chart(apart, distance, differing, Scale(low, high), bands) if both else None,
+        distances=_ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
         points=[
             [step, _told(reference.get(step)), _told(chaos.get(step)), _ulp(distance, step, both), 1 + done[step]]
             for step in shown
@@ -254,9 +254,8 @@ def _curves(
     bands: Sequence[Stretch],
 ) -> tuple[Chart, bool]:
     """And whether their scale is logarithmic."""
-    cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in tails.values()][
-        :MOST_TAILS
-    ]
+    attempts = list(tails.values())[:MOST_TAILS]
+    cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in attempts]
     upright = _Upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)), HEIGHT)
     across = Scale(min((*reference, *chaos)), max((*reference, *chaos)))
     lines = [
@@ -320,8 +319,6 @@ def _ulp_chart(
     strip = "".join(f"M{left} {(ULP_HEIGHT - 8) * 10:.0f}H{max(right, left + 12)}" for left, right in edges)
     powers = [int(power) for power in ticks(0.0, upright.high, 4) if power == int(power)]
     more = [Markup('<line class="base" x1="0" x2="100%" y1="{0:g}" y2="{0:g}"/>').format(floor)]
-    if not differing:
-        more.append(text("50%", floor / 2 + 4, "no difference at any step", anchor="middle", strong=True))
     labels = [(y(power), f"2^{power}" if power > 9 else str(2**power - 1)) for power in powers]
     paths = Markup('<path class="stem" d="{}"/><path class="strip" d="{}"/>').format(stems, strip)
     return _chart(ULP_HEIGHT, across, bands, labels, paths, below=16, more=more)

@@ -1,18 +1,23 @@
 """The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from chaosrun.records.events import PlacementAcquired
+from chaosrun.report.diagnosis import Quantity, finding_rows, hazard_sentence, quantity_rows, replay_sentences
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
 from chaosrun.verify.compare import differing_keys
 
+if TYPE_CHECKING:
+    from chaosrun.verify.diagnosis import Diagnosis
+
 FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
 """Kinds of which the records hold digests, not values."""
 MOST_TEXT = 20_000
+MOST_QUANTITIES = 200
 FILES = {
     "verdict.json": "the verdict, for programs",
     "job.yaml": "the job as it was submitted",
@@ -42,10 +47,7 @@ class Diagnosed:
     account: str
     reproduced: bool
     facts: tuple[tuple[str, str], ...]
-    link: str | None
-    """To the hazard it names."""
-    quantities: tuple[tuple[str, str, str, bool], ...]
-    """What, how many, how far, and whether it differs."""
+    quantities: tuple[Quantity, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,63 +118,11 @@ def _nodes(leg: Leg) -> str:
     return ""
 
 
-def _diagnosed(found: Mapping[str, Any]) -> Diagnosed:
-    """diagnosis.json, as far as it holds what it should."""
-    finding, hazard, replay = (_part(found, name) for name in ("finding", "hazard", "replay"))
-    difference = _part(finding, "difference")
-    facts: list[tuple[str, str]] = []
-    if finding:
-        place = "after the last step" if finding.get("at_end") else f"in step {finding.get('step')}"
-        facts.append(("first quantity", f"{finding.get('quantity')}, {place}, rank {finding.get('rank')}"))
-        if finding.get("tensor"):
-            facts.append(("tensor", str(finding["tensor"])))
-        if finding.get("problem"):
-            facts.append(("", str(finding["problem"])))
-        values = difference or finding
-        facts += [(name, shown(values[name])) for name in ("expected", "seen") if values.get(name) is not None]
-    if difference:
-        facts.append(
-            (
-                "elements",
-                f"{difference.get('differing')} of {difference.get('elements')} differ, first at {difference.get('index')}",
-            )
-        )
-        if difference.get("ulp") is not None:
-            facts.append(("distance", f"{difference['ulp']} ULP there, at most {difference.get('max_ulp')} in this tensor"))
-    if hazard:
-        place = hazard.get("link")
-        told = f" ({place})" if isinstance(place, str) and _web(place) is None and place.startswith("docs/") else ""
-        facts.append(("hazard", f"{hazard.get('row')}: {hazard.get('what')}{told}"))
-    if replay:
-        facts.append(("replayed", f"from {replay.get('start') or 'the beginning'}: {replay.get('why')}"))
-    if found.get("hint"):
-        facts.append(("what to do", str(found["hint"])))
-    quantities = found.get("quantities")
-    return Diagnosed(
-        account=str(found.get("account", "")),
-        reproduced=found.get("reproduced") is True,
-        facts=tuple(facts),
-        link=_web(hazard.get("link")),
-        quantities=tuple(_quantities(quantities if isinstance(quantities, list) else [])),
-    )
-
-
-def _web(link: Any) -> str | None:
-    """A link that may be followed: a page, or a place in the documentation; never a script."""
-    return link if isinstance(link, str) and link.startswith("https://") else None
-
-
-def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = value.get(name)
-    return part if isinstance(part, dict) else {}
-
-
-def _quantities(entries: list[Any]) -> Iterator[tuple[str, str, str, bool]]:
-    for entry in entries[:200]:
-        if not isinstance(entry, dict):
-            continue
-        micro = "" if entry.get("micro_batch") is None else f", micro-batch {entry['micro_batch']}"
-        found = _part(entry, "finding")
-        how = f"{found.get('tensors')} of {found.get('of')} differ" if found else f"{entry.get('compared')} equal"
-        far = f"{found['worst_ulp']} ULP" if found.get("worst_ulp") is not None else ""
-        yield f"{entry.get('quantity')}{micro}", how, far, bool(found)
+def _diagnosed(found: "Diagnosis") -> Diagnosed:
+    finding = found.comparison.finding
+    facts = [] if finding is None else list(finding_rows(finding))
+    facts += [("hazard", hazard_sentence(found))] if found.hazard else []
+    facts += [("replayed", "; ".join(replay_sentences(found.replay)))]
+    facts += [("what to do", found.hint)] if found.hint else []
+    quantities = tuple(quantity_rows(found.comparison))[:MOST_QUANTITIES]
+    return Diagnosed(account=found.account, reproduced=found.reproduced, facts=tuple(facts), quantities=quantities)

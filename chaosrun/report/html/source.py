@@ -1,15 +1,21 @@
 """What a page's figures are made from: both legs with their traces, read once. What is damaged in them is named."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView
 from chaosrun.verify.lineage import Lineage, lineage
+
+if TYPE_CHECKING:
+    from chaosrun.verify.diagnosis import Diagnosis
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class Source:
     view: RunView
     reference: Leg
     chaos: Leg
-    diagnosis: Mapping[str, Any] | None
+    diagnosis: "Diagnosis | None"
     problems: tuple[str, ...]
     """Sentences on files that could not be read, or not in full."""
 
@@ -44,20 +50,20 @@ class Source:
 def read_source(view: RunView) -> Source:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
-    info = _object(run, "run.json", problems) or {}
+    info = _read("run.json", lambda: read_object(run.run_json), problems) or {}
     legs = [_leg(run, info, name, problems) for name in ("reference", "chaos")]
     return Source(
         view=view,
         reference=legs[0],
         chaos=legs[1],
-        diagnosis=_object(run, "diagnosis.json", problems) if run.diagnosis_json.exists() else None,
+        diagnosis=_read("diagnosis.json", lambda: read_diagnosis(run), problems) if run.diagnosis_json.exists() else None,
         problems=tuple(dict.fromkeys(problems)),
     )
 
 
-def _object(run: RunLayout, name: str, problems: list[str]) -> dict[str, Any] | None:
+def _read(name: str, read: Callable[[], _Read], problems: list[str]) -> _Read | None:
     try:
-        return read_object(run.path / name)
+        return read()
     except UsageError as error:
         if not any(name in problem for problem in problems):
             problems.append(error.message)

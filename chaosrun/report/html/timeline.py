@@ -5,13 +5,24 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from chaosrun.records.events import AttemptStarted, AttemptStarting, AttemptStopped, JournalEvent
+from chaosrun.records.events import (
+    AttemptStarted,
+    AttemptStarting,
+    AttemptStopped,
+    CheckpointQuarantined,
+    DeathUnplanned,
+    FaultObserved,
+    FaultRequested,
+    HangDeclared,
+    JournalEvent,
+)
 from chaosrun.records.history import Attempt
-from chaosrun.report.html.course import MOST_MARKS, Clock, marks_of, told
 from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
+from chaosrun.report.html.page import since
 from chaosrun.report.html.source import Source
+from chaosrun.report.sentences import sentence
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.recovery_times import finite
+from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
 from chaosrun.wording import count
 
 LANE = 26.0
@@ -26,8 +37,26 @@ MOST_TOLD = 600
 """Events in words."""
 
 
+MOST_MARKS = 400
+Placed = tuple[int | None, Mark]
+"""A mark and its rank; None for what belongs to the row of checkpoints."""
 Times = Mapping[tuple[str, int], float]
 """When an attempt was starting, started, stopped: by event and attempt."""
+
+
+class Clock:
+    """Seconds since the leg's first attempt began; time in which it was interrupted does not pass."""
+
+    def __init__(self, journal: Sequence[JournalEvent]) -> None:
+        journal = from_first_attempt(journal)
+        times = [time for record in journal if (time := finite(record.time_s)) is not None]
+        self.began_s = times[0] if times else 0.0
+        self._pauses = pauses(journal)
+        self.length_s = max((self.at(time) for time in times), default=0.0) or 1.0
+
+    def at(self, time_s: float) -> float:
+        paused = sum(min(end, time_s) - begin for begin, end in self._pauses if time_s > begin)
+        return max(0.0, time_s - self.began_s - paused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +97,7 @@ def timeline(source: Source) -> Timeline | None:
     scale = Scale(0.0, clock.length_s)
     times = _times(leg.journal)
     bars = [bar for attempt, after in _followed(leg.attempts) for bar in _bars(source, attempt, after, clock, times)]
-    marks, left_out = marks_of(source, clock)
+    marks, left_out = _marks_of(source, clock)
     ranks = sorted({bar.rank for bar in bars} | {rank for rank, _ in marks if rank is not None})
     lanes = _lanes(ranks, {rank for rank, _ in marks if rank is not None})
     place = {rank: HEAD + LANE * (number + 0.5) for number, rank in enumerate(lanes)}
@@ -86,14 +115,13 @@ def timeline(source: Source) -> Timeline | None:
         rules([HEAD + LANE * number for number in range(rows + 1)]),
         *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
         *_drawn_rollbacks(rollbacks, scale, back_y),
-        *_heads([clock_s for _, clock_s in began], scale, bottom),
-        Markup('<g class="names">{}</g>').format(join(_names(began, scale))),
+        *_heads(began, scale, bottom),
         *(figure_mark(mark, scale, first=number == 0) for number, mark in enumerate(placed)),
         _clock_axis(scale, bottom + 18),
     ]
     labels = [text("0", 14, "attempt")]
     labels += [text("0", y + 4, _lane_name(rank, ranks, lanes)) for rank, y in place.items()]
-    words = list(told(leg.journal, clock))
+    words = list(_told(leg.journal, clock))
     return Timeline(
         axis=join(
             [
@@ -117,8 +145,7 @@ def timeline(source: Source) -> Timeline | None:
 
 
 def _followed(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | None]]:
-    for number, attempt in enumerate(attempts):
-        yield attempt, attempts[number + 1] if number + 1 < len(attempts) else None
+    return zip(attempts, [*attempts[1:], None], strict=False)
 
 
 def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
@@ -236,23 +263,20 @@ def _drawn_rollbacks(rollbacks: Sequence[tuple[float, float, int]], scale: Scale
         free = max(free, scale.at(end) + (0.0 if late else ROOM))
 
 
-def _heads(began: Sequence[float], scale: Scale, bottom: float) -> Iterator[Markup]:
-    """Where attempts begin."""
-    for at in began:
-        yield Markup('<line class="resumed" x1="{0}" x2="{0}" y1="4" y2="{1:g}"/>').format(scale.percent(at), bottom)
-
-
-def _names(began: Sequence[tuple[int, float]], scale: Scale) -> Iterator[Markup]:
-    """The attempts' numbers, where there is room beside the one before."""
+def _heads(began: Sequence[tuple[int, float]], scale: Scale, bottom: float) -> Iterator[Markup]:
+    """Where attempts begin, and their numbers where there is room beside the one before."""
+    names: list[Markup] = []
     free = 0.0
     for number, at in began:
+        yield Markup('<line class="resumed" x1="{0}" x2="{0}" y1="4" y2="{1:g}"/>').format(scale.percent(at), bottom)
         place = scale.at(at)
         end = place > 1 - NAME
         left = place - NAME if end else place
         if left >= free:
             free = left + NAME
             dx, anchor = (-5.0, "end") if end else (5.0, "start")
-            yield text(scale.percent(at), 14, str(number), anchor=anchor, dx=dx, strong=True)
+            names.append(text(scale.percent(at), 14, str(number), anchor=anchor, dx=dx, strong=True))
+    yield Markup('<g class="names">{}</g>').format(join(names))
 
 
 def _attempt_began(attempt: Attempt, clock: Clock) -> float | None:
@@ -280,3 +304,84 @@ def _clock_axis(scale: Scale, y: float) -> Markup:
     values = [value * each for value in ticks(0.0, scale.high / each, 5)]
     words = [f"{value / each:g}{f' {unit}' if number == len(values) - 1 else ''}" for number, value in enumerate(values)]
     return beneath(values, words, scale, y)
+
+
+def _marks_of(source: Source, clock: Clock) -> tuple[list[Placed], int]:
+    """Of the leg that is told, and how many were too many: checkpoints go first."""
+    marks = list(_marks(source, clock))
+    if len(marks) <= MOST_MARKS:
+        return marks, 0
+    saves = [entry for entry in marks if entry[1].shape == "save"]
+    kept = [entry for entry in marks if entry[1].shape != "save"][:MOST_MARKS]
+    if room := MOST_MARKS - len(kept):
+        kept += saves[:: max(1, -(-len(saves) // room))]
+    return kept, len(marks) - len(kept)
+
+
+def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
+    leg = source.told.history
+    rows = {row.id: row for row in source.view.faults}
+    seen: set[str] = set()
+    for record in leg.events(FaultObserved):
+        died_s, at_s = finite(record.died_s), finite(record.time_s)
+        time_s = at_s if died_s is None else died_s
+        if time_s is None:
+            continue
+        fault = record.fault
+        seen.add(fault)
+        row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record.attempt}"
+        what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
+        shape = "unseen" if row is None or not row.landed else "kill" if row.kind == "kill" else "fault"
+        label = f"Fault {fault}: {what}\n{when}\n{evidence}"
+        yield record.rank, Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
+    for record in leg.events(FaultRequested):
+        time_s = finite(record.time_s)
+        if record.fault not in seen and time_s is not None:
+            seen.add(record.fault)
+            label = f"Fault {record.fault} was asked for, and not seen to happen\n{since(clock.at(time_s))}"
+            yield record.rank, Mark(at=clock.at(time_s), y=0, shape="unseen", label=label)
+    yield from _mishaps(source, clock)
+    yield from _saves(source, clock)
+
+
+def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
+    leg = source.told.history
+    for record in leg.events(DeathUnplanned):
+        if (time_s := finite(record.time_s)) is not None:
+            yield record.rank or 0, _mark(record, clock.at(time_s), "unplanned")
+    planned = {record.attempt for record in leg.events(FaultObserved) if record.how == "hang"}
+    for record in leg.events(HangDeclared):
+        # One that a fault was the cause of is told by the fault's own mark.
+        if record.attempt not in planned and (time_s := finite(record.time_s)) is not None:
+            yield record.first, _mark(record, clock.at(time_s), "hang")
+    for record in leg.events(CheckpointQuarantined):
+        if (time_s := finite(record.time_s)) is not None:
+            yield None, _mark(record, clock.at(time_s), "aside")
+
+
+def _mark(record: JournalEvent, at: float, shape: str) -> Mark:
+    said = sentence(record)
+    return Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
+
+
+def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
+    chosen = {attempt.resume: attempt.number for attempt in source.told.history.attempts if attempt.resume}
+    for attempt in source.told.history.attempts:
+        told: set[str] = set()
+        for _, trace in sorted(attempt.traces.items()):
+            for checkpoint in trace.checkpoints:
+                if checkpoint.name in told:
+                    continue
+                told.add(checkpoint.name)
+                at = clock.at(checkpoint.time_s)
+                use = f"\nattempt {chosen[checkpoint.name]} went on from it" if checkpoint.name in chosen else ""
+                took = f"{checkpoint.duration_s * 1000:.0f} ms"
+                label = f"Checkpoint {checkpoint.name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
+                yield None, Mark(at=at, y=0, shape="save", label=label)
+
+
+def _told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
+    for record in journal:
+        time_s = finite(record.time_s)
+        when = "–" if time_s is None else "before" if time_s < clock.began_s else since(clock.at(time_s))
+        yield when, sentence(record)
