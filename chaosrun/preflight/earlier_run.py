@@ -36,7 +36,6 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
     costs: Costs = Costs()
     bytes: int | None = None
     """Of its newest checkpoint; None: none is left."""
-    files: int = 0
 
 
 def earlier_run(root: Path, job: Job) -> EarlierRun | None:
@@ -56,8 +55,8 @@ def earlier_run(root: Path, job: Job) -> EarlierRun | None:
     with suppress(UsageError, OSError):
         info = read_run(run)
         legs = [recorded_leg(run, info, name) for name in ("chaos", "reference")]
-        size, files = next(filter(None, map(_newest_checkpoint, legs)), (None, 0))
-        return EarlierRun(run=run.run_id, costs=costs_of([read_leg(leg) for leg in legs]), bytes=size, files=files)
+        size = next(filter(None, map(_newest_checkpoint, legs)), None)
+        return EarlierRun(run=run.run_id, costs=costs_of([read_leg(leg) for leg in legs]), bytes=size)
     return EarlierRun(run=run.run_id)
 
 
@@ -71,13 +70,13 @@ def _training(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{key: part for key, part in spec.items() if key not in OF_ONE_RUN}, "checkpoint": storage}
 
 
-def _newest_checkpoint(leg: LegLayout) -> tuple[int, int] | None:
-    """Its bytes and files."""
+def _newest_checkpoint(leg: LegLayout) -> int | None:
+    """Its bytes."""
     names = os.listdir(leg.checkpoints) if leg.checkpoints.is_dir() else []
     for name in sorted((name for name in names if checkpoint_step(name) is not None), reverse=True):
         files = [path for path in (leg.checkpoints / name).rglob("*") if path.is_file() and not path.is_symlink()]
         if files:
-            return sum(path.stat().st_size for path in files), len(files)
+            return sum(path.stat().st_size for path in files)
     return None
 
 

@@ -127,7 +127,7 @@ def has_cachestat() -> bool:
     [
         ("loses_renamed", "saves", "torn"),
         ("copies", "saves", "torn"),
-        ("not_exclusive", "exclusive create", "20 created twice"),
+        ("not_exclusive", "exclusive create", "20 names created twice"),
         ("no_locks", "lock", "taken by two"),
         ("full", "saves", "No space left on device"),
         ("preloaded", "fsync", "libeatmydata.so is loaded"),
@@ -220,7 +220,7 @@ def test_a_full_and_a_read_only_file_system_and_one_in_memory(tmp_path: Path) ->
 
 def test_a_storage_too_slow_for_the_job(tmp_path: Path) -> None:
     size = 2 << 30
-    last = EarlierRun(run="probe-1", costs=Costs(step_s=0.1), bytes=size, files=1)
+    last = EarlierRun(run="probe-1", costs=Costs(step_s=0.1), bytes=size)
     job = job_of(checkpoint={"every_steps": 50}, recovery={"hang_timeout": 4.0})
     setting = replace(setting_of(tmp_path / "checkpoints", job), last_run=last)
     # However slow this machine is: as much is written as it takes to be sure.

@@ -18,16 +18,15 @@ from tests.preflight_answers import job_of, judged, nodes_of
 
 MIB, GIB = 1 << 20, 1 << 30
 MOUNT = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB, "preload": []}
-WRITTEN = {"seconds": 0.5, "fsync_s": 0.2, "dirty_before": 16384, "dirty_after": 0}
-READ = {"bytes": 64 * MIB, "seconds": 0.1, "past_cache": True, "changed": 0}
+WRITTEN = {"bytes": 64 * MIB, "write_s": 0.5, "fsync_s": 0.2, "dirty_before": 16384, "dirty_after": 0}
+READ = {"read_bytes": 64 * MIB, "read_s": 0.1, "past_cache": True, "changed": 0}
 GOOD: Mapping[str, Any] = {
     "mount": MOUNT,
     "saves": {"kills": 8, "saves": 30, "wrong": []},
-    "names": {"tried": 20, "twice": 0},
     "lock": {"refused": True, "free_s": 0.002},
-    "speed": {"bytes": 64 * MIB, "written": WRITTEN, "read": READ},
+    "speed": {**WRITTEN, **READ},
 }
-LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB, files=3)
+LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB)
 
 
 def setting_of(
@@ -41,17 +40,14 @@ def setting_of(
     return Setting(level=level, root=Path(root), storage=Path(storage), job=job, last_run=last_run)
 
 
-def facts_of(*, stopped: str = "", without: tuple[str, ...] = (), **found: Any) -> dict[str, Any]:
-    """Good facts, but for what is given: changes of a step's facts, or an OSError's number."""
-    steps = {name: good for name, good in GOOD.items() if name not in without and not isinstance(found.get(name), int)}
-    path = "/data/.chaosrun-preflight-1/x"
-    failed = {name: {"errno": no, "error": "it failed", "path": path} for name, no in found.items() if isinstance(no, int)}
-    changed = {name: {**good, **found.get(name, {})} for name, good in steps.items()}
-    return {**changed, "failed": failed, "stopped": stopped, "patience_s": 8.0, "limit_s": 20.0}
-
-
-def written(**changes: Any) -> dict[str, Any]:
-    return {"speed": {"written": {**WRITTEN, **changes}}}
+def facts_of(
+    *, stopped: str = "", without: tuple[str, ...] = (), twice: int = 0, failed: str = "", **found: Any
+) -> dict[str, Any]:
+    """Good facts, but for what is given: changes of a step's facts, the step that failed and those that were not done."""
+    error = {"errno": 28, "error": "it failed", "path": "/data/.chaosrun-preflight-1/x"}
+    steps = {name: {**good, **found.get(name, {})} for name, good in GOOD.items()} | {"twice": twice}
+    told = {name: facts for name, facts in steps.items() if name not in (*without, failed)}
+    return {**told, "failed": {failed: error} if failed else {}, "stopped": stopped, "patience_s": 8.0, "limit_s": 20.0}
 
 
 def rows_of(facts: dict[str, Any], setting: Setting | None = None) -> dict[str, Finding]:
@@ -76,20 +72,20 @@ def test_good_facts_pass() -> None:
         ("file system", Status.WARN, "nobarrier", {"mount": {"options": "rw,nobarrier"}}),
         ("file system", Status.PASS, "nfs4 of server:/x", {"mount": {"type": "nfs4", "source": "server:/x"}}),
         ("saves", Status.FAIL, "latest: torn (and 2 more)", {"saves": {"wrong": ["latest: torn", "b", "c"]}}),
-        ("saves", Status.FAIL, "/data: it failed", {"saves": 28}),
-        ("exclusive create", Status.FAIL, "2 created twice", {"names": {"twice": 2}}),
+        ("saves", Status.FAIL, "/data: it failed", {"failed": "saves"}),
+        ("exclusive create", Status.FAIL, "2 names created twice", {"twice": 2}),
         ("lock", Status.FAIL, "two processes at once", {"lock": {"refused": False}}),
         ("lock", Status.FAIL, "still held", {"lock": {"free_s": None}}),
-        ("lock", Status.FAIL, "it failed", {"lock": 95}),
-        ("fsync", Status.FAIL, "8 of 16384 pages", written(dirty_after=8)),
-        ("fsync", Status.SKIP, "keeps its word", {**written(dirty_after=8), "mount": {"options": "rw,data=journal"}}),
+        ("lock", Status.FAIL, "it failed", {"failed": "lock"}),
+        ("fsync", Status.FAIL, "8 of 16384 pages", {"speed": {"dirty_after": 8}}),
+        ("fsync", Status.SKIP, "keeps its word", {"speed": {"dirty_after": 8}, "mount": {"options": "rw,data=journal"}}),
         ("fsync", Status.FAIL, "libeatmydata.so", {"mount": {"preload": ["/usr/lib/libeatmydata.so"]}}),
-        ("fsync", Status.FAIL, "not what was written", {"speed": {"read": {**READ, "changed": MIB}}}),
-        ("fsync", Status.WARN, "2 µs", written(fsync_s=2e-6)),
-        ("fsync", Status.WARN, "2 µs", written(fsync_s=2e-6, dirty_before=None, dirty_after=None)),
-        ("fsync", Status.SKIP, "holds nothing back", written(fsync_s=2e-6, dirty_before=0)),
-        ("fsync", Status.SKIP, "does not tell", written(dirty_before=None, dirty_after=None)),
-        ("write speed", Status.FAIL, "it failed", {"speed": 28}),
+        ("fsync", Status.FAIL, "not what was written", {"speed": {"changed": MIB}}),
+        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6}}),
+        ("fsync", Status.WARN, "2 µs", {"speed": {"fsync_s": 2e-6, "dirty_before": None, "dirty_after": None}}),
+        ("fsync", Status.SKIP, "holds nothing back", {"speed": {"fsync_s": 2e-6, "dirty_before": 0}}),
+        ("fsync", Status.SKIP, "does not tell", {"speed": {"dirty_before": None, "dirty_after": None}}),
+        ("write speed", Status.FAIL, "it failed", {"failed": "speed"}),
     ],
 )
 def test_a_fact_and_its_finding(row: str, status: Status, words: str, changes: dict[str, Any]) -> None:
@@ -99,22 +95,22 @@ def test_a_fact_and_its_finding(row: str, status: Status, words: str, changes: d
 
 def test_locks_matter_less_where_no_run_keeps_its_own() -> None:
     elsewhere = setting_of(storage="/data", root="/home/me/.chaosrun")
-    for lock in ({"refused": False}, 37):
-        assert rows_of(facts_of(lock=lock), elsewhere)["lock"].status is Status.WARN
+    for facts in (facts_of(lock={"refused": False}), facts_of(failed="lock")):
+        assert rows_of(facts, elsewhere)["lock"].status is Status.WARN
 
 
 def test_what_was_not_tried_is_never_a_pass() -> None:
-    after = ("names", "lock", "speed")
+    after = ("twice", "lock", "speed")
     hung = rows_of(facts_of(stopped="hung", without=("saves", *after)))
     assert hung["saves"].status is Status.FAIL and "no answer within 8 s" in hung["saves"].measured
-    full = rows_of(facts_of(saves=28, without=after))
+    full = rows_of(facts_of(failed="saves", without=after))
     for rows in (hung, full):
         assert {row.status for name, row in rows.items() if name not in ("file system", "saves")} == {Status.SKIP}
 
 
 def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
     def slow(level: Level, **speed: Any) -> Status:
-        answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"written": {**WRITTEN, "seconds": 50.0}, **speed})}
+        answered = {"a": facts_of(), "b": facts_of(), "c": facts_of(speed={"write_s": 50.0, **speed})}
         findings = judged(CHECK, setting_of(level=level), nodes_of(*answered), answered)
         (odd,) = [row for row in against_peers(findings, nodes_of(*answered)) if row.status in (Status.WARN, Status.FAIL)]
         assert (odd.node, odd.name) == ("c", "write speed")
@@ -132,10 +128,10 @@ def test_a_node_whose_disk_is_far_slower_than_its_peers() -> None:
             Status.WARN,
             "40 s as in probe-1, 32 s to write 4 GiB: 80% of the interval",
             {},
-            EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=40.0), bytes=4 * GIB, files=3),
+            EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=40.0), bytes=4 * GIB),
         ),
         (Status.PASS, "3% of the interval", {"checkpoint": {"every_steps": 1000}}, LAST),
-        (Status.PASS, "32 s to write 4 GiB", {}, EarlierRun(run="probe-1", bytes=4 * GIB, files=3)),
+        (Status.PASS, "32 s to write 4 GiB", {}, EarlierRun(run="probe-1", bytes=4 * GIB)),
         (Status.PASS, "156% of the interval", {}, EarlierRun(run="probe-1", costs=Costs(step_s=0.01), bytes=100 * MIB)),
         (Status.FAIL, "32 s to write 4 GiB", {"recovery": {"hang_timeout": 20.0}}, LAST),
     ],
@@ -148,7 +144,7 @@ def test_a_save_beside_the_interval(status: Status, words: str, job: dict[str, A
 
 def test_a_small_sample_is_not_enough_to_fail_a_save() -> None:
     setting = setting_of(job_of(recovery={"hang_timeout": 20.0}), last_run=LAST)
-    save = rows_of(facts_of(speed={"bytes": MIB, "written": {**WRITTEN, "seconds": 0.3}}), setting)[SAVE]
+    save = rows_of(facts_of(speed={"bytes": MIB, "write_s": 0.3}), setting)[SAVE]
     assert save.status is Status.WARN and "only 1 MiB were written" in save.reason
 
 
@@ -179,7 +175,7 @@ def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
 
 
 def test_who_is_slow_is_not_dead() -> None:
-    rows = rows_of(facts_of(stopped="slow", without=("names", "lock", "speed")))
+    rows = rows_of(facts_of(stopped="slow", without=("twice", "lock", "speed")))
     assert rows["exclusive create"].status is Status.WARN and "though it goes on" in rows["exclusive create"].measured
     assert rows["write speed"].status is Status.SKIP and "too slow" in rows["write speed"].reason
 

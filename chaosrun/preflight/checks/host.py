@@ -59,7 +59,6 @@ THREADS_OF_A_WORKER = 32
 OTHERS_SHARE, LEAST_OTHERS = 0.25, 0.75
 """Of the CPUs, and in cores: less is a desktop, or a service that woke up."""
 NAMED = 3
-HIDDEN = "/proc shows no processes of other users here (hidepid)"
 
 RECENT_S = 86400.0
 """Older than a day, and still up: somebody has seen to it, or it does no harm."""
@@ -101,7 +100,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
             _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, setting, node, workers),
             *_limits(row, facts.limits, workers, world),
             _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
-            *_of_all(row, facts.busy, facts.left_over),
+            *_left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden),
             *_kernel_log(row, facts.kernel_log, facts.places),
         ]
     return found
@@ -268,28 +267,11 @@ def _others(row: Rows, busy: Busy, usable: float) -> Finding:
     )
 
 
-def _of_all(row: Rows, busy: Busy, left: LeftOver) -> Iterator[Finding]:
-    """That nothing was found among a part of the processes shows nothing."""
-    for finding in (_waiting(row, busy), *_left(row, left)):
-        unseen = busy.hidden and finding.status is Status.PASS
-        yield row.skip(HIDDEN, name=finding.name) if unseen else finding
-
-
-def _waiting(row: Rows, busy: Busy) -> Finding:
-    return row.judged(
-        Status.WARN if busy.waiting else Status.PASS,
-        f"{_named(busy.waiting) or 'none'} waiting for a device",
-        "none that cannot be killed",
-        "look at the kernel's messages (`dmesg`) and at the mounts; such a process ends only when the device answers",
-        reason="a disk, a network file system or a GPU does not answer, or is slow",
-        name="processes in the kernel",
-    )
-
-
-def _left(row: Rows, facts: LeftOver) -> Iterator[Finding]:
-    row = row.of(name="left over of earlier runs")
+def _left(row: Rows, facts: LeftOver, hidden: bool) -> Iterator[Finding]:
     processes, folders, entries = facts.processes, facts.folders, facts.shared_memory
-    if not (processes or folders or entries):
+    if not (processes or folders or entries) and hidden:
+        yield row.skip("/proc shows no processes of other users here (hidepid)")
+    elif not (processes or folders or entries):
         unread = facts.unreadable
         others = f"; {unread} processes of other users could not be looked into" if unread else ""
         yield row.passed(f"nothing{others}", "nothing")

@@ -10,7 +10,7 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Rows, Setting, Status
 from chaosrun.preflight.probes.forked import Failed
-from chaosrun.preflight.probes.storage import Lock, Names, Speed, StorageFacts
+from chaosrun.preflight.probes.storage import Lock, Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
 from chaosrun.preflight.probes.storage_place import Mount
 from chaosrun.spec.model import JobSpec
@@ -94,7 +94,7 @@ def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) 
     steps: dict[str, tuple[tuple[str, ...], Callable[[Any], Iterator[Finding]]]] = {
         "mount": (("file system",), lambda mount: _mount(row.of(name="file system"), mount, elsewhere)),
         "saves": (("saves",), lambda saves: _saves(row.of(name="saves"), saves)),
-        "names": (("exclusive create",), lambda names: _names(row.of(name="exclusive create"), names)),
+        "twice": (("exclusive create",), lambda twice: _names(row.of(name="exclusive create"), twice)),
         "lock": (("lock",), lambda lock: _lock(row.of(name="lock"), lock, default)),
         "speed": (
             ("write speed", "read speed", "fsync"),
@@ -157,12 +157,10 @@ def _saves(row: Rows, saves: Saves) -> Iterator[Finding]:
         yield row.passed(f"{what}: nothing torn, nothing lost", reason=_POWER)
 
 
-def _names(row: Rows, names: Names) -> Iterator[Finding]:
-    if names.twice:
-        remedy = "two runs could take one folder: use storage that honours O_EXCL"
-        yield row.fail(f"of {names.tried} names, {names.twice} created twice", "each created once", remedy)
-    else:
-        yield row.passed(f"{names.tried} names: once each")
+def _names(row: Rows, twice: int) -> Iterator[Finding]:
+    remedy = "two runs could take one folder: use storage that honours O_EXCL"
+    status = Status.FAIL if twice else Status.PASS
+    yield row.judged(status, f"{twice} names created twice", "each created once", remedy)
 
 
 def _lock(row: Rows, lock: Lock, default: bool) -> Iterator[Finding]:
@@ -179,10 +177,10 @@ def _lock(row: Rows, lock: Lock, default: bool) -> Iterator[Finding]:
 
 
 def _speed(row: Rows, mount: Mount, speed: Speed, level: Level) -> Iterator[Finding]:
-    where = "past the kernel's cache" if speed.read.past_cache else "perhaps out of the kernel's cache"
+    where = "past the kernel's cache" if speed.past_cache else "perhaps out of the kernel's cache"
     for name, rate, sample, how in (
-        ("write speed", speed.bytes / speed.written.seconds, speed.bytes, f"{size(speed.bytes)} synced"),
-        ("read speed", speed.read.bytes / speed.read.seconds, speed.read.bytes, where),
+        ("write speed", speed.bytes / speed.write_s, speed.bytes, f"{size(speed.bytes)} synced"),
+        ("read speed", speed.read_bytes / speed.read_s, speed.read_bytes, where),
     ):
         fail = FAIL_SHARE if level is not Level.QUICK and sample >= SAMPLE_BYTES else None
         measure = Measure(number=rate, unit="B/s", better="higher", warn=WARN_SHARE, fail=fail)
@@ -191,15 +189,15 @@ def _speed(row: Rows, mount: Mount, speed: Speed, level: Level) -> Iterator[Find
 
 
 def _fsync(row: Rows, mount: Mount, speed: Speed) -> Finding:
-    before, after, fsync_s = speed.written.dirty_before, speed.written.dirty_after, speed.written.fsync_s
+    before, after, fsync_s = speed.dirty_before, speed.dirty_after, speed.fsync_s
     options = {*mount.options.split(",")}
     took = f"{size(speed.bytes)} in {duration(fsync_s)}"
     on_disk = "everything on the disk when fsync returns"
     if mount.preload:
         measured = f"{', '.join(mount.preload)} is loaded, which makes it do nothing"
         return row.fail(measured, on_disk, "unset LD_PRELOAD where Ray is started")
-    if speed.read.changed:
-        measured = f"{size(speed.read.changed)} of {size(speed.read.bytes)} read back are not what was written"
+    if speed.changed:
+        measured = f"{size(speed.changed)} of {size(speed.read_bytes)} read back are not what was written"
         return row.fail(measured, "the same bytes", hint_of(errno.EIO) or "")
     if mount.type in IN_MEMORY:
         return row.skip("this file system lies in memory: there is no disk to wait for", measured=took)
@@ -245,7 +243,7 @@ def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> 
 
 
 def _save(row: Rows, spec: JobSpec, last: EarlierRun, size_bytes: int, speed: Speed) -> Finding:
-    write_s = size_bytes * speed.written.seconds / speed.bytes
+    write_s = size_bytes * speed.write_s / speed.bytes
     # What a save does besides writing, it did in the earlier run too.
     took_s = max(write_s, last.costs.save_s or 0.0)
     measured = f"{duration(write_s)} to write {size(size_bytes)}"

@@ -1,4 +1,4 @@
-"""What else goes on on a node: who uses its processors, who waits for the kernel, what earlier runs have left.
+"""What else goes on on a node: who uses its processors, what earlier runs have left.
 
 Two looks at every process, some tenths of a second apart.
 """
@@ -39,8 +39,6 @@ class Seen(Struct, frozen=True, kw_only=True):
     name: str
     command: str
     """Its words, with zeros between them."""
-    waits: bool
-    """In the kernel, without a way to interrupt it."""
     cpu_s: float
     created_s: float
 
@@ -62,8 +60,6 @@ class Busy(Struct, frozen=True, kw_only=True):
     others: float
     heavy: tuple[Process, ...]
     """The first of the others."""
-    waiting: tuple[Process, ...]
-    """Who waited both times without a way to interrupt it."""
     hidden: bool
     """Whether other users' processes cannot be seen at all."""
 
@@ -89,7 +85,6 @@ def _look() -> dict[int, Seen]:
                 parent=process.ppid(),
                 name=process.name(),
                 command="\0".join(process.cmdline()),
-                waits=process.status() == psutil.STATUS_DISK_SLEEP,
                 cpu_s=times.user + times.system,
                 created_s=process.create_time(),
             )
@@ -115,7 +110,6 @@ def busy() -> Busy:
         ours=sum(used[pid] for pid in own),
         others=sum(used[pid] for pid in foreign),
         heavy=tuple(_process(pid, second[pid], cores=used[pid]) for pid in foreign[:NAMED] if used[pid] >= LEAST_CORES),
-        waiting=tuple(_process(pid, seen) for pid, seen in second.items() if seen.waits and pid in first and first[pid].waits),
         # The first one is always there, unless /proc keeps it from this user (its mount option hidepid).
         hidden=1 not in second,
     )

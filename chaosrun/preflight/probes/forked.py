@@ -75,25 +75,27 @@ class Watched(Struct, frozen=True, kw_only=True):
     limit_s: float = 0.0
 
 
+T = TypeVar("T")
 W = TypeVar("W", bound=Watched)
 
 
 class Report:
-    """`report(name, act)`: do a step and tell what it found; whether it could be done. An OSError is told, anything else
+    """`report(name, act)`: do a step, tell what it found and return it. An OSError is told, and None is returned; anything else
     raises."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
         self._signed_s = 0.0
 
-    def __call__(self, name: str, act: Callable[[], Any]) -> bool:
+    def __call__(self, name: str, act: Callable[[], T]) -> T | None:
         self._say({"begun": name})
         try:
-            self._say({"done": name, "found": act()})
+            found = act()
         except OSError as error:
             self._say({"done": name, "failed": Failed.of(error)})
-            return False
-        return True
+            return None
+        self._say({"done": name, "found": found})
+        return found
 
     def goes_on(self) -> None:
         """The storage has answered once more. May be called by a step's own children."""

@@ -94,32 +94,24 @@ def probe(
     """`me` is this node's number, `number` that of the nodes; the others say how much is tried, and for how long."""
 
     def steps(report: Report) -> None:
-        mounts: list[Mount] = []
-
-        def look() -> Mount:
-            mounts.append(mount_of(nearest_folder(Path(storage))))
-            return mounts[0]
-
-        def meet() -> Meeting:
-            folder = stack.enter_context(own_folder(Path(mounts[0].base), folder_of(token, me)))
-            # Before the others can know of it.
-            stack.enter_context(locked(folder / "lock", "taken"))
-            return exchange.meet(meet_s)
-
         with ExitStack() as stack:
-            if not report("mount", look):
+            if (mount := report("mount", lambda: mount_of(nearest_folder(Path(storage))))) is None:
                 return
-            exchange = Exchange(base=Path(mounts[0].base), token=token, me=me, number=number, goes_on=report.goes_on)
-            if report("meeting", meet) and len(exchange.met) > 1:
-                if report("competition", lambda: exchange.compete(names, wait_s)) and exchange.together:
+            exchange = Exchange(base=Path(mount.base), token=token, me=me, number=number, goes_on=report.goes_on)
+
+            def meet() -> Meeting:
+                folder = stack.enter_context(own_folder(exchange.folder(me)))
+                # Before the others can know of it.
+                stack.enter_context(locked(folder / "lock", "taken"))
+                return exchange.meet(meet_s)
+
+            if report("meeting", meet) is not None and len(exchange.met) > 1:
+                report("competition", lambda: exchange.compete(names, wait_s))
+                if exchange.together:
                     report("ring", lambda: exchange.ring(rounds, ring_s, ring_s + wait_s))
                 report("leaving", lambda: exchange.leave(wait_s))
 
     return watched(steps, SharedFacts, patience_s=patience_s, limit_s=limit_s)
-
-
-def folder_of(token: str, number: int) -> str:
-    return f"{PREFIX}{token}-{number}"
 
 
 @dataclass(slots=True)
@@ -139,13 +131,13 @@ class Exchange:
 
     @property
     def common(self) -> Path:
-        return self._folder(self.met[0])
+        return self.folder(self.met[0])
 
     def meet(self, limit_s: float) -> Meeting:
         """Returns when all have been seen, or after the limit."""
         arrived_s, self._over_s = time.time(), time.monotonic() + limit_s
         self._put("here")
-        unseen = self._await({number: self._folder(number) / "here" for number in range(self.number)}, limit_s)
+        unseen = self._await({number: self.folder(number) / "here" for number in range(self.number)}, limit_s)
         self.met = [number for number in range(self.number) if number not in unseen]
         return Meeting(met=self.met, arrived_s=arrived_s, left_s=time.time())
 
@@ -197,7 +189,7 @@ class Exchange:
                     self._put(f"answer-{replies}", replies)
                     replies += 1
                 else:
-                    before_done = _there(self._folder(before) / "finished") or self._has_left(before)
+                    before_done = _there(self.folder(before) / "finished") or self._has_left(before)
             self.goes_on()
             if done != (len(taken), replies, finished):
                 progress_s = time.monotonic()
@@ -242,19 +234,19 @@ class Exchange:
                 return set(unseen)
             time.sleep(min(left_s, MEET_POLL_S + NODE_POLL_S * len(unseen)))
 
-    def _folder(self, number: int) -> Path:
-        return self.base / folder_of(self.token, number)
+    def folder(self, number: int) -> Path:
+        return self.base / f"{PREFIX}{self.token}-{number}"
 
     def _has_left(self, number: int) -> bool:
         _open_anew(self.base)
-        return not self._folder(number).exists()
+        return not self.folder(number).exists()
 
     def _put(self, name: str, number: int = 0) -> None:
-        self._disk.write_durably(self._folder(self.me) / name, payload(number, PAYLOAD_BYTES))
+        self._disk.write_durably(self.folder(self.me) / name, payload(number, PAYLOAD_BYTES))
 
     def _saw(self, whose: int, name: str, number: int, torn: list[tuple[int, str]]) -> bool:
         """Whether the file is there, whole. One that is seen in part is written down, and looked at again."""
-        path = self._folder(whose) / name
+        path = self.folder(whose) / name
         if not _there(path):
             return False
         try:

@@ -31,12 +31,6 @@ _CACHESTAT = 451
 """The system call's number, on every architecture; Linux 6.5."""
 
 
-class Names(Struct, frozen=True, kw_only=True):
-    tried: int
-    twice: int
-    """How many could be made exclusively though they were there."""
-
-
 class Lock(Struct, frozen=True, kw_only=True):
     """A process held it as a run's supervisor does, and was killed."""
 
@@ -46,35 +40,28 @@ class Lock(Struct, frozen=True, kw_only=True):
     """Until it was free; None: not within FREE_AFTER_S."""
 
 
-class Written(Struct, frozen=True, kw_only=True, order=True):
-    seconds: float
-    """Until the bytes were synced."""
+class Speed(Struct, frozen=True, kw_only=True):
+    bytes: int
+    write_s: float
+    """Until they were synced."""
     fsync_s: float
     """Of these."""
     dirty_before: int | None
     """Pages that the kernel had yet to write before the fsync; None: it does not tell."""
     dirty_after: int | None
-
-
-class Read(Struct, frozen=True, kw_only=True):
-    bytes: int
-    seconds: float
+    read_bytes: int
+    read_s: float
     past_cache: bool
     """Whether the kernel's cache was left out."""
     changed: int
     """Bytes of those blocks that were not what had been written."""
 
 
-class Speed(Struct, frozen=True, kw_only=True):
-    bytes: int
-    written: Written
-    read: Read
-
-
 class StorageFacts(Watched, frozen=True, kw_only=True):
     mount: Mount | None = None
     saves: Saves | None = None
-    names: Names | None = None
+    twice: int | None = None
+    """How many names could be made exclusively though they were there."""
     lock: Lock | None = None
     speed: Speed | None = None
 
@@ -93,39 +80,33 @@ def probe(
     """The numbers say how much is tried, and for how long."""
 
     def steps(report: Report) -> None:
-        mounts: list[Mount] = []
-
-        def look() -> Mount:
-            mounts.append(mount_of(nearest_folder(Path(storage))))
-            return mounts[0]
-
-        def save() -> Saves:
-            base = Path(mounts[0].base)
-            folder = stack.enter_context(own_folder(base, new_name()))
-            folders.append(folder)
-            remove_stale(base, folder)
-            return kill_writers(folder, kills=kills, budget_s=kills_s, random=Random(), goes_on=report.goes_on)
-
-        folders: list[Path] = []
         with ExitStack() as stack:
-            if report("mount", look) and report("saves", save):
-                (folder,) = folders
-                report("names", lambda: create_twice(folder, names, report.goes_on))
+            if (mount := report("mount", lambda: mount_of(nearest_folder(Path(storage))))) is None:
+                return
+            base = Path(mount.base)
+            folder = base / new_name()
+
+            def save() -> Saves:
+                stack.enter_context(own_folder(folder))
+                remove_stale(base, folder)
+                return kill_writers(folder, kills=kills, budget_s=kills_s, random=Random(), goes_on=report.goes_on)
+
+            if report("saves", save) is not None:
+                report("twice", lambda: create_twice(folder, names, report.goes_on))
                 report("lock", lambda: try_lock(folder / "lock"))
                 report("speed", lambda: measure_speed(folder / "speed.bin", speed_s, speed_bytes, report.goes_on))
 
     return watched(steps, StorageFacts, patience_s=patience_s, limit_s=limit_s)
 
 
-def create_twice(folder: Path, names: int, goes_on: Callable[[], None]) -> Names:
+def create_twice(folder: Path, names: int, goes_on: Callable[[], None]) -> int:
     twice = 0
-    for number in range(names):
-        path = folder / f"name-{number}"
+    for path in (folder / f"name-{number}" for number in range(names)):
         if not created(path):
             raise FileExistsError(errno.EEXIST, "a new name is there already", str(path))
         twice += created(path)
         goes_on()
-    return Names(tried=names, twice=twice)
+    return twice
 
 
 def created(path: Path) -> bool:
@@ -164,6 +145,9 @@ def try_lock(path: Path) -> Lock:
 
 # Speed
 
+Round = tuple[float, float, int | None, int | None]
+"""Seconds until all is synced, those of the fsync, dirty pages before it and after."""
+
 
 def measure_speed(path: Path, budget_s: float, most_bytes: int, goes_on: Callable[[], None]) -> Speed:
     """Files grow until a round takes its share of the time, so that a slow disk is not kept busy for long."""
@@ -172,21 +156,33 @@ def measure_speed(path: Path, budget_s: float, most_bytes: int, goes_on: Callabl
     most = min(most_bytes, int(status.f_bavail * status.f_frsize * SHARE_OF_FREE))
     size = BLOCK
     rounds = [_write(path, blocks, size, goes_on)]
-    while (grows := size * GROWTH <= most and ROUNDS * GROWTH * min(rounds).seconds <= budget_s) or len(rounds) < ROUNDS:
+    while (grows := size * GROWTH <= most and ROUNDS * GROWTH * min(rounds)[0] <= budget_s) or len(rounds) < ROUNDS:
         if grows:
             size, rounds = size * GROWTH, []
         rounds.append(_write(path, blocks, size, goes_on))
+    past_cache = True
     try:
-        read = _read(path, blocks, size, budget_s, goes_on, past_cache=True)
+        read = _read(path, os.O_DIRECT, blocks, size, budget_s, goes_on)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        read = _read(path, blocks, size, budget_s, goes_on, past_cache=False)
+        past_cache, read = False, _read(path, 0, blocks, size, budget_s, goes_on)
     os.unlink(path)
-    return Speed(bytes=size, written=min(rounds), read=read)
+    write_s, fsync_s, *dirty = min(rounds)
+    return Speed(
+        bytes=size,
+        write_s=write_s,
+        fsync_s=fsync_s,
+        dirty_before=dirty[0],
+        dirty_after=dirty[1],
+        read_bytes=read[0],
+        read_s=read[1],
+        past_cache=past_cache,
+        changed=read[2],
+    )
 
 
-def _write(path: Path, blocks: list[bytes], size: int, goes_on: Callable[[], None]) -> Written:
+def _write(path: Path, blocks: list[bytes], size: int, goes_on: Callable[[], None]) -> Round:
     with suppress(FileNotFoundError):
         os.unlink(path)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -205,7 +201,7 @@ def _write(path: Path, blocks: list[bytes], size: int, goes_on: Callable[[], Non
         dirty_after = _dirty_pages(descriptor)
     finally:
         os.close(descriptor)
-    return Written(seconds=writing_s + fsync_s, fsync_s=fsync_s, dirty_before=dirty_before, dirty_after=dirty_after)
+    return writing_s + fsync_s, fsync_s, dirty_before, dirty_after
 
 
 def _dirty_pages(descriptor: int) -> int | None:
@@ -218,9 +214,10 @@ def _dirty_pages(descriptor: int) -> int | None:
 
 
 def _read(
-    path: Path, blocks: list[bytes], size: int, budget_s: float, goes_on: Callable[[], None], *, past_cache: bool
-) -> Read:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if past_cache else 0))
+    path: Path, flag: int, blocks: list[bytes], size: int, budget_s: float, goes_on: Callable[[], None]
+) -> tuple[int, float, int]:
+    """(bytes, seconds, bytes of the blocks that are not what was written)"""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
     # Aligned, as reading past the cache needs it.
     buffer = mmap.mmap(-1, BLOCK)
     changed = done = 0
@@ -240,4 +237,4 @@ def _read(
     finally:
         os.close(descriptor)
         buffer.close()
-    return Read(bytes=done, seconds=taken_s, past_cache=past_cache, changed=changed)
+    return done, taken_s, changed

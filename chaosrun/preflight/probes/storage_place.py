@@ -16,8 +16,6 @@ from chaosrun.cluster.guard import PREFIX, announce
 STALE_S = 3600.0
 """A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
-_OPTIONS_TOLD = 400
-"""Characters."""
 
 
 class Mount(Struct, frozen=True, kw_only=True):
@@ -44,8 +42,7 @@ def nearest_folder(storage: Path) -> Path:
 
 
 @contextmanager
-def own_folder(base: Path, name: str) -> Iterator[Path]:
-    folder = base / name
+def own_folder(folder: Path) -> Iterator[Path]:
     announce(folder)
     os.mkdir(folder)
     try:
@@ -79,7 +76,7 @@ def mount_of(base: Path) -> Mount:
             point = _unescaped(fields[4])
             if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
                 options = ",".join(dict.fromkeys(f"{fields[5]},{behind[2] if len(behind) > 2 else ''}".split(",")))
-                best, found = len(point), (behind[0], _unescaped(behind[1]), options[:_OPTIONS_TOLD])
+                best, found = len(point), (behind[0], _unescaped(behind[1]), options)
     with open("/proc/self/maps") as file:
         preload = sorted({line.split(maxsplit=5)[-1].strip() for line in file if "eatmydata" in line})
     kind, source, options = found
