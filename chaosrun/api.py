@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.supervise.interrupts import Interrupts
-from chaosrun.supervise.run import Listener
 from chaosrun.supervise.runs import default_root
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from chaosrun.records.runs import RunSummary
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
-    from chaosrun.supervise.guard import SupervisorProcess
+    from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.remote import cancel, inject
-    from chaosrun.supervise.run import plan
+    from chaosrun.supervise.run import Listener, plan
     from chaosrun.supervise.runs import find_run, list_runs
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
@@ -111,7 +110,7 @@ def begin(
 ) -> "SupervisorProcess":
     """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
     Raises as `submit` before anything starts."""
-    from chaosrun.supervise.guard import SupervisorProcess
+    from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.run import create
 
     base = (default_root() if root is None else root).absolute()
@@ -120,7 +119,7 @@ def begin(
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":
     """As `begin`, to continue a run."""
-    from chaosrun.supervise.guard import SupervisorProcess
+    from chaosrun.supervise.process import SupervisorProcess
 
     return SupervisorProcess.tied(run, address, program=PROGRAM)
 
@@ -161,7 +160,7 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
     return Comparison(leg=leg, atol=atol, runs=tuple(compared))
 
 
-def diagnose(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> "Diagnosis":
+def diagnose(run: RunLayout, *, address: str | None = None, on_event: "Listener | None" = None) -> "Diagnosis":
     """Run both legs of a FAIL again around their first difference, every quantity written down, and say what differs first.
 
     The run itself is left as it is; the diagnosis is also in its diagnosis.json. Raises UsageError, before anything starts, for

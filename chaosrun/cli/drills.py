@@ -15,7 +15,7 @@ from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
     from chaosrun.campaign.drill import RunResult
-    from chaosrun.supervise.guard import SupervisorProcess
+    from chaosrun.supervise.process import SupervisorProcess
 
 Detach = Annotated[bool, Parameter(help="Return once the drill runs; it goes on without a terminal. See `chaosrun wait`.")]
 

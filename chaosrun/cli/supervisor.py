@@ -10,9 +10,10 @@ from chaosrun import api
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.live import progress
 from chaosrun.supervise import process
+from chaosrun.supervise.run import Listener
 
 
-def supervise(run: RunLayout, address: str | None, on_record: process.Listener) -> int:
+def supervise(run: RunLayout, address: str | None, on_record: Listener) -> int:
     with progress(quiet=False, run=run) as show:
         assert show is not None
 

@@ -103,7 +103,7 @@ class LegRunner:
     on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
     """Told whom to interrupt, for as long as a leg runs."""
     has_successor: bool = False
-    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.guard`)."""
+    """Somebody goes on with the run when this process is killed (`chaosrun.supervise.process`)."""
 
     def ask_permission(self, plan: FaultPlan, spec: JobSpec) -> None:
         """Raises UsageError for a fault that this Ray, or this process, does not allow."""

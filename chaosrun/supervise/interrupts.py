@@ -21,7 +21,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 
 if TYPE_CHECKING:
-    from chaosrun.supervise.guard import SupervisorProcess
+    from chaosrun.supervise.process import SupervisorProcess
 
 Answer = Literal["detach", "cancel", "go on"]
 ANSWERS: dict[str, Answer] = {"d": "detach", "c": "cancel", "\x04": "cancel", "g": "go on"}

@@ -4,17 +4,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import read_supervision
-
-if TYPE_CHECKING:
-    from chaosrun.supervise.control import Answer, Command
-    from chaosrun.verify.verdict import Verdict
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
+from chaosrun.supervise.drill import has_ended, is_supervised
+from chaosrun.verify.verdict import Verdict, judge
 
 SOCKET_LIMIT_S = 5.0
 """For a supervisor that has just taken the run to open its control socket."""
@@ -23,8 +24,6 @@ LOOK_EVERY_S = 0.1
 
 def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
     """Wait until nobody supervises a run; False when `timeout_s` passes first. The kernel wakes whoever stands in line."""
-    from chaosrun.supervise.drill import is_supervised
-
     free = threading.Event()
 
     def stand_in_line() -> None:
@@ -40,7 +39,7 @@ def unsupervised(run: RunLayout, timeout_s: float | None = None) -> bool:
     return True
 
 
-def outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
+def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a run that nobody supervises any more, and its supervisor's warnings.
 
     Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed,
@@ -57,10 +56,7 @@ def outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
             )
 
 
-def _outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
-    from chaosrun.supervise.drill import has_ended
-    from chaosrun.verify.verdict import judge
-
+def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     seen = read_supervision(run)
     error = None if seen is None else seen.error
     warnings = () if seen is None else seen.warnings
@@ -77,7 +73,7 @@ def _outcome(run: RunLayout) -> "tuple[Verdict, tuple[str, ...]]":
     )
 
 
-def wait(run: RunLayout, timeout_s: float | None) -> "tuple[Verdict, tuple[str, ...]]":
+def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, ...]]:
     """The same, once the run has ended; raises as `outcome`, and RunTimeoutError when `timeout_s` passes first."""
     if not unsupervised(run, timeout_s):
         raise RunTimeoutError(
@@ -89,8 +85,6 @@ def wait(run: RunLayout, timeout_s: float | None) -> "tuple[Verdict, tuple[str, 
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
     """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once, with
     `timeout_s` when nobody supervises it any more. Raises UsageError when nobody does, RunTimeoutError."""
-    from chaosrun.supervise.control import Cancel
-
     speak(run, Cancel())
     if timeout_s is not None and not unsupervised(run, timeout_s):
         seen = read_supervision(run)
@@ -101,11 +95,8 @@ def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
         )
 
 
-def speak(run: RunLayout, command: "Command") -> "Answer":
+def speak(run: RunLayout, command: Command) -> Answer:
     """Say something to a run's supervisor and return its answer. Raises UsageError when there is none, or it refuses."""
-    from chaosrun.supervise.control import NobodyListensError, control_directory, request
-    from chaosrun.supervise.drill import has_ended, is_supervised
-
     deadline = time.monotonic() + SOCKET_LIMIT_S
     while is_supervised(run):
         try:
@@ -134,10 +125,6 @@ def speak(run: RunLayout, command: "Command") -> "Answer":
 def inject(run: RunLayout, *, kind: str, rank: str, settings: Sequence[str] = (), seed: int | None = None) -> dict[str, Any]:
     """Have a fault strike a live run now: {faults: [{id, kind, rank, what}], seed}. They are in its plan when this returns.
     Raises UsageError for what `plan.injection` refuses, and then when the run, or its leg, takes none."""
-    import msgspec
-
-    from chaosrun.supervise.control import Inject
-
     if rank == "random" and seed is None:
         seed = secrets.randbelow(2**31)
     answer = speak(run, Inject(kind=kind, rank=rank, settings=tuple(settings), seed=seed))
@@ -155,8 +142,6 @@ _Each = TypeVar("_Each", bound=Settling)
 def settled(run: RunLayout, read: Callable[[], tuple[_Each, ...]], *, timeout_s: float) -> tuple[_Each, ...]:
     """What `read` reads of a run's files, as soon as all of it is settled, nobody supervises the run any more, or
     `timeout_s` have passed."""
-    from chaosrun.supervise.drill import is_supervised
-
     deadline = time.monotonic() + timeout_s
     while True:
         # Asked before the files are read: what was written until then is in them.

@@ -1,8 +1,8 @@
 """A run from its job file to its verdict: its plan and its directory, its control socket, a cluster for its workers, its drill.
 
-`carry_out` is the one way: it supervises in this process or, where a planned fault ends the supervisor, in one that is started
-again (`chaosrun.supervise.guard`). What a killed one had done, and whether what it died of can be seen, the next one reads from
-the run's files, as `chaosrun resume` does.
+`carry_out` is the one way: it supervises in this process or, where a planned fault ends the supervisor, in another that is
+started again (`chaosrun.supervise.process`). What a killed one had done, and whether what it died of can be seen, the next one
+reads from the run's files, as `chaosrun resume` does.
 """
 
 import json
@@ -15,27 +15,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import RecoveryError
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.plan.permission import ask_permission
+from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_run
+from chaosrun.records.supervision import raised_again
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job, load_job, refused
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
+from chaosrun.supervise.drill import Drill, LegRunner, create_run, leg_of, supervised
+from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.runs import find_run
+from chaosrun.supervise.supervisor import Supervisor
+from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
-    from chaosrun.faults.fault import Fault, FaultPlan
-    from chaosrun.spec.source import Job
-    from chaosrun.supervise.supervisor import Supervisor
-    from chaosrun.verify.verdict import Verdict
 
 Listener = Callable[[dict[str, Any]], None]
-Watch = Callable[["Supervisor | None"], None]
+Watch = Callable[[Supervisor | None], None]
 
 
-def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
+def plan(job: Path, overrides: Sequence[str] = ()) -> tuple[Job, FaultPlan]:
     """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
-    from chaosrun.plan.planner import make_plan
-    from chaosrun.spec.source import load_job, refused
-
     loaded = load_job(job, overrides)
     return loaded, make_plan(loaded.spec, loaded.trace, partial(refused, loaded))
 
@@ -43,9 +50,6 @@ def plan(job: Path, overrides: Sequence[str] = ()) -> "tuple[Job, FaultPlan]":
 def create(job: Path, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow."""
-    from chaosrun.plan.permission import ask_permission
-    from chaosrun.supervise.drill import create_run
-
     loaded, faults = plan(job, overrides)
     if reference not in ("auto", "fresh"):
         reference = str(find_run(reference, root).path.resolve())
@@ -71,16 +75,14 @@ def carry_out(
     address: str | None,
     listener: Listener,
     interrupts: Interrupts,
-    report: "Callable[[Verdict], Sequence[str]]" = lambda verdict: (),
-) -> "Verdict":
+    report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
+) -> Verdict:
     """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
     how that went.
 
     With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
     `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
     """
-    from chaosrun.supervise.drill import supervised
-
     interrupts.check(run)
     with supervised(run) as (lock, warnings):
         if _ending_the_supervisor(run):
@@ -93,11 +95,8 @@ def carry_out(
 
 def _restarting(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int
-) -> "Verdict":
+) -> Verdict:
     """Have a process of its own supervise the drill, and another one as often as a planned fault ends it."""
-    from chaosrun.records.supervision import raised_again
-    from chaosrun.supervise.guard import SupervisorProcess, Task
-    from chaosrun.verify.verdict import judge
 
     def on_record(record: dict[str, Any]) -> None:
         # Every process says which run it is about; here that has been said.
@@ -128,19 +127,14 @@ def _restarting(
         listener({"leg": None, "event": "supervisor.ended", "pid": process.pid, "faults": sorted(new)})
 
 
-def _ending_the_supervisor(run: RunLayout) -> "list[Fault]":
+def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
     """Faults that end a supervisor; one may have come to the plan since."""
-    from chaosrun.faults.fault import FaultPlan
-
     plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
     return [fault for fault in plan.faults if fault.facts.evidence == "successor"]
 
 
 def _struck(run: RunLayout) -> set[str]:
     """The faults of which a supervisor has written down that it dies of them."""
-    from chaosrun.records.markers import Note, read_marker, read_note
-    from chaosrun.supervise.drill import leg_of
-
     leg = leg_of(run, "chaos")
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
 
@@ -155,10 +149,8 @@ def expected_ray(address: str | None) -> str | None:
 
 def execute(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
-) -> "Verdict":
+) -> Verdict:
     """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
-    from chaosrun.supervise.drill import Drill, LegRunner
-
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
@@ -174,16 +166,13 @@ def reachable(
 ) -> Iterator[tuple[Listener, Watch]]:
     """Take commands about a run, whose lock is held, from other processes of this user; yields who is to be told the records
     of its drill, and its supervisors."""
-    from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
-    from chaosrun.supervise.injections import Injections
-
     injections = Injections(run, has_successor=has_successor)
 
     def on_record(record: dict[str, Any]) -> None:
         injections.hear(record)
         listener(record)
 
-    def on_supervisor(supervisor: "Supervisor | None") -> None:
+    def on_supervisor(supervisor: Supervisor | None) -> None:
         injections.watch(supervisor)
         interrupts.watch(supervisor)
 
@@ -209,8 +198,6 @@ def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: 
 
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
-    from chaosrun.spec.model import JobSpec
-    from chaosrun.supervise.drill import read_run
 
     spec = JobSpec.model_validate(read_run(run)["spec"])
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})

@@ -19,7 +19,7 @@ from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.own_files import open_own_file
 from chaosrun.supervise import remote
 from chaosrun.supervise.drill import is_supervised, lock_run
-from chaosrun.supervise.guard import SupervisorProcess
+from chaosrun.supervise.process import SupervisorProcess
 from chaosrun.supervise.reference import ReferenceCache
 
 HOLDERS: list[Callable[[Path], AbstractContextManager[Any]]] = [

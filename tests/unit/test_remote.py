@@ -127,7 +127,7 @@ class TestWaiting:
         assert late.value.exit_code == 124 and "it goes on" in (late.value.hint or "")
 
     def test_a_lock_goes_with_the_last_who_has_it(self, run: RunLayout) -> None:
-        """As `chaosrun.supervise.guard` hands it on: killed, its child holds the run while it lives."""
+        """As `chaosrun.supervise.process` hands it on: killed, its child holds the run while it lives."""
         with lock_run(run) as descriptor:
             process = subprocess.Popen(
                 [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, pass_fds=(descriptor,)
@@ -154,7 +154,7 @@ class TestOutcome:
         self, run: RunLayout, monkeypatch: pytest.MonkeyPatch, has_ended: bool
     ) -> None:
         """The verdict is there, and says more than that."""
-        monkeypatch.setattr("chaosrun.verify.verdict.judge", lambda run: "the verdict")
+        monkeypatch.setattr("chaosrun.supervise.remote.judge", lambda run: "the verdict")
         with pytest.raises(KeyboardInterrupt), supervision(run) as warnings:
             run.verdict_json.write_text(json.dumps({"outcome": "completed" if has_ended else "interrupted"}))
             warnings.append("junit.xml was not written")
@@ -186,7 +186,7 @@ class TestOutcome:
     ) -> None:
         """As a sweep does with its drills that pass: whoever waited for one is not told that it came to nothing."""
         run.verdict_json.write_text(json.dumps({"outcome": "completed"}))
-        monkeypatch.setattr("chaosrun.verify.verdict.judge", lambda run: run.run_json.unlink())
+        monkeypatch.setattr("chaosrun.supervise.remote.judge", lambda run: run.run_json.unlink())
         if not half:
             shutil.rmtree(run.path)
         with pytest.raises(UsageError, match="has ended and is not there any more"):

@@ -30,7 +30,7 @@ ALLOWED_SIGNALS = {
     "faults/stalls.py:stop": "itself",
     "faults/strike.py:die": "itself",
     "supervise/interrupts.py:request": "a thread of its own",
-    "supervise/guard.py:__exit__": "its own child; subprocess signals none that it has reaped",
+    "supervise/process.py:__exit__": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/storage_kills.py:kill_writers": "a child that has not been reaped",
     "preflight/probes/storage.py:try_lock": "a child that has not been reaped",
     "preflight/probes/forked.py:_end": "a child that has not been reaped, and the group it leads",
