@@ -6,28 +6,33 @@ reads from the run's files, as `chaosrun resume` does.
 """
 
 import json
+import math
 import os
+import secrets
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaosrun.errors import RecoveryError
+from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.plan.injection import injected
 from chaosrun.plan.permission import ask_permission
 from chaosrun.plan.planner import make_plan
+from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_run
+from chaosrun.records.run_file import read_object, read_run
 from chaosrun.records.supervision import raised_again
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job, refused
-from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
 from chaosrun.supervise.drill import Drill, LegRunner, create_run, leg_of, supervised
-from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.runs import find_run
@@ -39,6 +44,9 @@ if TYPE_CHECKING:
 
 Listener = Callable[[dict[str, Any]], None]
 Watch = Callable[[Supervisor | None], None]
+CHAOS = "chaos"
+SOONEST_S = 0.001
+"""A time of nothing cannot be written in a job file."""
 
 
 def plan(job: Path, overrides: Sequence[str] = ()) -> tuple[Job, FaultPlan]:
@@ -209,3 +217,79 @@ def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: 
     finally:
         with interrupts.postponed():
             cluster.close()
+
+
+class Injections:
+    """The way of a fault from `chaosrun inject` into the leg that is under faults.
+
+    Asked by the thread of the control socket, beside the supervisor's: what is granted is durably in plan.json before the
+    supervisor hears of it, so that whatever becomes of it, and of this process, the verdict knows that it was to strike. The
+    only writer of plan.json once a run has begun. `watch` and `hear` are told what the drill does.
+    """
+
+    def __init__(self, run: RunLayout, *, has_successor: bool) -> None:
+        """`has_successor`: another process goes on with the run when this one is killed."""
+        self._run = run
+        self._has_successor = has_successor
+        self._lock = threading.Lock()
+        self._supervisor: Supervisor | None = None
+        self._over = False
+        """The leg under faults has ended."""
+
+    def watch(self, supervisor: Supervisor | None) -> None:
+        with self._lock:
+            self._supervisor = supervisor
+
+    def hear(self, record: dict[str, Any]) -> None:
+        """A record of the journal, as soon as it is there: with its last one the leg takes no more faults."""
+        if record.get("leg") == CHAOS and record["event"] == "leg.finished":
+            with self._lock:
+                self._over = True
+
+    def ask(self, command: Inject) -> Answer:
+        """Have what the command asks for struck as soon as its ranks run. Raises UsageError."""
+        seed = secrets.randbelow(2**31) if command.seed is None else command.seed
+        with self._lock:
+            supervisor = self._open_leg()
+            spec = JobSpec.model_validate(read_run(self._run)["spec"])
+            plan = FaultPlan.from_json(read_object(self._run.plan_json))
+            after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
+            about = {"kind": command.kind, "rank": command.rank, "settings": command.settings}
+            faults = injected(spec, plan, **about, seed=seed, after_s=after_s)
+            self._permit(spec, faults, supervisor)
+            grown = replace(plan, faults=(*plan.faults, *faults))
+            try:
+                write_durably(self._run.plan_json, json.dumps(grown.to_json(), indent=1).encode())
+            except OSError as error:
+                raise UsageError(
+                    f"{self._run.plan_json} cannot be written: {error.strerror}", hint="free some space"
+                ) from error
+            supervisor.inject(faults)
+        told = [InjectedFault(id=each.id, kind=each.kind, rank=each.rank, what=each.describe()) for each in faults]
+        return Answer(faults=tuple(told), seed=seed)
+
+    def _open_leg(self) -> Supervisor:
+        status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
+        if self._supervisor is None:
+            where = "the leg under faults is over" if self._over else "no leg is running yet"
+            raise UsageError(f"{where}: there is nobody to strike", hint=status)
+        if self._supervisor.name != CHAOS:
+            raise UsageError(
+                f"the {self._supervisor.name} leg is running, which has to stay undisturbed",
+                hint=f"only the chaos leg takes faults; {status}",
+            )
+        if self._over:
+            raise UsageError("the training under faults has just ended: there is nobody to strike", hint=status)
+        return self._supervisor
+
+    def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:
+        if not self._has_successor and any(fault.facts.evidence == "successor" for fault in faults):
+            raise UsageError(
+                f"a fault of kind {faults[0].kind} ends the process that supervises the run, and no other is there to go on",
+                hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
+            )
+        ask_permission(
+            faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, has_successor=self._has_successor
+        )
+        if problem := supervisor.outside_faults.misplaced(faults):
+            raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")
