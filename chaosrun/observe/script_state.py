@@ -56,7 +56,7 @@ def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most:
         if id(value) in met:
             continue
         met.add(id(value))
-        for name, child in itertools.islice(_children(value), MOST_CHILDREN):
+        for name, child in itertools.islice(children(value), MOST_CHILDREN):
             waiting.append((f"{path}/{name}", child))
     return found
 
@@ -152,7 +152,7 @@ def _digest(what: str, data: bytes) -> str:
     return f"{what} {xxhash.xxh3_64_hexdigest(data)}"
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
+def children(value: Any) -> Iterator[tuple[str, Any]]:
     match value:
         case types.ModuleType() | Accelerator() | torch.device() | torch.dtype():
             return

@@ -80,6 +80,17 @@ class ObservedState:
         components = {component: digests(values) for component, values in self.components().items()}
         return {**components, "rng": digest_rng(self._accelerator.device)}
 
+    def variables(self) -> dict[str, Any]:
+        """The script's, and the prepared objects, by name."""
+        return script_roots(self._accelerator)
+
+    def prepared(self) -> list[Any]:
+        """Whatever is saved as a whole, and what accelerate made of it."""
+        own = self._accelerator
+        inner = [own.unwrap_model(model) for model in own._models]
+        registered = self._all_registered().values()
+        return [own, *own._models, *inner, *own._optimizers, *own._schedulers, *own._dataloaders, *registered]
+
     def _all_registered(self) -> dict[str, Any]:
         """What the script registered here, and with accelerate, which saves it for rank 0 alone."""
         others = {f"accelerate/{number}": item for number, item in enumerate(self._accelerator._custom_objects)}

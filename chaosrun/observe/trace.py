@@ -16,6 +16,7 @@ from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import Fingerprint, fingerprint
 from chaosrun.observe.inspection import Inspector
+from chaosrun.observe.outside import Outside
 from chaosrun.observe.position import Position
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
@@ -38,6 +39,7 @@ class Observer:
         self._device = device
         self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
         self._inspector = Inspector(state, order, leg, device) if order.inspect else None
+        self._outside: Outside | None = None
         self.parameters: list[torch.nn.Parameter] = []
         self._clear_window()
 
@@ -46,6 +48,9 @@ class Observer:
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
+        if self._order.leg != "chaos" and self._order.attempt == 1 and self._order.rank == 0:
+            # What is seen of an undisturbed leg, a restart need not wait for.
+            self._outside = Outside(self._state)
         named = self._state.parameters()
         self.parameters = [parameter for _, parameter in named]
         at_start = fingerprint(self.parameters)
@@ -159,6 +164,7 @@ class Observer:
             time_s=time.time(),
             digests=self._state.digests(),
             checkpoint=checkpoint,
+            **({"outside": outside} if self._outside and (outside := self._outside.found()) else {}),
         )
 
     def _clear_window(self) -> None:

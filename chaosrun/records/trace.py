@@ -20,7 +20,8 @@ Line kinds (key `kind`), written by a rank in this order:
 - `checkpoint` step, name, time_s, duration_s, digests (of this rank's state, as in `end`); of a save that changed live state
                also changed (by component, the first names) and hooks (names of the script's, run on saving or loading)
 - `end`        step, position, time_s, digests {model {tensor: hex}, buffers {tensor: hex}, optimizer {tensor: hex},
-               scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one)
+               scheduler {name: hex}, rng {stream: hex}, registered {name: hex}}, checkpoint (name of the final one); of an
+               undisturbed leg's rank 0 also outside (what the training changed and nobody saves, in words), if any
 
 `grad` and `param` are 64-bit fingerprints of all tensors, 16 hex digits; `grads` and `params` are base64 of one
 little-endian uint32 a tensor: enough to name the tensor, the 64-bit value decides.

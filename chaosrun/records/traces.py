@@ -165,6 +165,8 @@ class EndRecord:
     time_s: float
     digests: Digests
     checkpoint: str | None
+    outside: tuple[str, ...] = ()
+    """What the training changed and nobody saves; of rank 0 of an undisturbed leg."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

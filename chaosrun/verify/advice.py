@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.loading import irreproducible_samples, repeated_streams
 
 TELLING = 8
@@ -82,12 +83,21 @@ def _ids_by_epoch(drill: Drill) -> dict[int, dict[int, list[str]]]:
     }
 
 
+def state_outside(drill: Drill) -> Iterator[str]:
+    """What a restart loses without a word, unless the training reads it."""
+    what = [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]
+    if what:
+        found = Cause.of("state_outside", what=what)
+        yield f"{found.code}: {found.sentence} ({found.hint})"
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
     irreproducible_samples,
     repeated_streams,
     saves_that_change_state,
+    state_outside,
 )
 
 

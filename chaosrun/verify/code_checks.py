@@ -33,6 +33,12 @@ _ANY: Mapping[str, Row] = {
     "records_differ": Row("{what} differ in {differing} of {compared} records, first at {where}"),
     "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
     "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
+    "state_outside": Row(
+        "the training changes what no checkpoint holds: {what:6}; a restart begins with it anew, which a drill sees only "
+        "where the training reads it",
+        script("it keeps state that nobody saves"),
+        "run.register(name, object) before the loop saves and restores it; prepare() an optimizer that steps",
+    ),
     "reference_empty": Row("the reference leg recorded no step", _UNRELIABLE),
 }
 _PREMISES: Mapping[str, Row] = {
