@@ -130,7 +130,8 @@ def _text(value: Any) -> str | None:
 
 def _of_tensor(value: torch.Tensor) -> str:
     """Readable where it is one number; a parameter, and what hangs on one, belongs to a model."""
-    if isinstance(value, torch.nn.Parameter) or value.nbytes > LARGEST_BYTES or value.device.type == "meta":
+    large = value.numel() * value.element_size() > LARGEST_BYTES  # nbytes is not defined for sparse ones
+    if isinstance(value, torch.nn.Parameter) or large or value.device.type == "meta":
         return "a parameter" if isinstance(value, torch.nn.Parameter) else "large"
     if value.numel() == 1 and value.layout is torch.strided:
         return f"tensor {value.item()!r}"

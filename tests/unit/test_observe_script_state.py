@@ -120,3 +120,7 @@ def test_a_cycle_and_a_flood_come_to_an_end() -> None:
     ring[0]["ring"] = ring
     assert script_state({"ring": ring}) == {}
     assert len(script_state({"flood": {number: number for number in range(10**4)}}, most=50)) == 50
+
+
+def test_a_sparse_tensor_is_told_like_any_other() -> None:
+    assert script_state({"x": torch.eye(3).to_sparse()}) != {}
