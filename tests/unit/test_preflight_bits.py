@@ -10,9 +10,8 @@ import torch
 
 from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
-from chaosrun.preflight.probes.compute import kind_of
+from chaosrun.preflight.probes.compute import check_memory, check_products, kind_of
 from chaosrun.preflight.probes.fingerprinted_training import Difference, other_cores, repeated, train
-from chaosrun.preflight.probes.products import check_memory, check_products
 from chaosrun.records.codec import to_plain
 from tests.preflight_answers import SETTING, judged, node_of
 
@@ -43,7 +42,7 @@ def computed(*runs: Mapping[str, Any], kind: Mapping[str, Any] = KIND, **more: A
 def judge(**nodes: Mapping[str, Any]) -> dict[tuple[str, str, str], Finding]:
     """Facts by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
     about: Facts = {"visible": None, "driver": {"told": "absent"}}
-    devices = {name: facts if any(":" in key for key in facts) else {"cpu": facts} for name, facts in nodes.items()}
+    devices = {name: {"cpu": facts} if "ended" in facts else facts for name, facts in nodes.items()}
     answered = {name: {**about, "computed": computed} for name, computed in devices.items()}
     found = judged(CHECK, SETTING, [node_of(name, gpus=2) for name in nodes], answered)
     return {(finding.node or "", finding.device or "", finding.name): finding for finding in found}
@@ -57,10 +56,7 @@ def test_equal_bits_pass() -> None:
     found = judge(a=computed(), b=computed(), c=computed())
     assert {finding.status for finding in found.values()} == {Status.PASS}
     assert found["b", "cpu", "peers"].measured == "3 of 3 equal"
-
-
-def test_one_alone_has_no_peers() -> None:
-    assert judge(a=computed())["a", "cpu", "peers"].status is Status.SKIP
+    assert judge(a=computed())["a", "cpu", "peers"].status is Status.SKIP, "one alone has no peers"
 
 
 def test_the_odd_one_is_named_with_its_operation() -> None:
@@ -89,10 +85,8 @@ def test_without_a_majority_all_disagree_and_it_is_said(nodes: int) -> None:
 
 def test_more_than_half_is_a_majority_and_most_is_not() -> None:
     odd = [computed(trained(at="1 matmul", word=word)) for word in "uvw"]
-    assert bad(judge(a=computed(), b=computed(), c=computed(), d=odd[0], e=odd[1])) == {
-        ("d", "cpu", "peers"),
-        ("e", "cpu", "peers"),
-    }
+    found = judge(a=computed(), b=computed(), c=computed(), d=odd[0], e=odd[1])
+    assert bad(found) == {("d", "cpu", "peers"), ("e", "cpu", "peers")}
     assert len(bad(judge(a=computed(), b=computed(), c=odd[0], d=odd[1], e=odd[2]))) == 5
 
 
@@ -110,47 +104,44 @@ def test_another_number_of_threads_is_no_fault() -> None:
 
 
 def test_the_odd_one_is_found_with_several_threads_only() -> None:
-    found = judge(
-        a=computed(trained(), trained(4)), b=computed(trained(), trained(4, at="1 softmax")), c=computed(trained(), trained(4))
-    )
-    assert bad(found) == {("b", "cpu", "peers")}
-    assert "with 4 threads" in found["b", "cpu", "peers"].measured
+    sound, odd = computed(trained(), trained(4)), computed(trained(), trained(4, at="1 softmax"))
+    found = judge(a=sound, b=odd, c=sound)
+    assert bad(found) == {("b", "cpu", "peers")} and "with 4 threads" in found["b", "cpu", "peers"].measured
 
 
-def test_another_instruction_set_is_a_warning_with_a_remedy() -> None:
-    other = computed(trained(at="1 matmul"), kind={**KIND, "features": "avx2", "capability": "AVX2"})
-    found = judge(a=computed(), b=computed(), c=other)
-    assert not bad(found)
-    assert bad(found, Status.WARN) == {("c", "cpu", "kind")}
-    row = found["c", "cpu", "kind"]
-    assert row.measured == "AVX2: other bits from matmul (step 1) on" and row.threshold == "AVX512, as most have"
-    assert "ATEN_CPU_CAPABILITY=avx2" in row.remedy
-    assert found["c", "cpu", "peers"].status is Status.SKIP
+OTHER = trained(at="1 matmul")
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "measured", "threshold"),
+    [
+        (KIND, {"features": "avx2", "capability": "AVX2"}, "AVX2", "AVX512"),
+        (KIND, {"model": "Xeon"}, "Xeon", "EPYC"),
+        (KIND, {"settings": {"MKL_CBWR": "AVX2"}}, "settings MKL_CBWR=AVX2", "settings none"),
+        (GPU, {"cudnn": 90100}, "cudnn 90100", "cudnn 91002"),
+    ],
+)
+def test_another_kind_is_no_fault_and_named_by_what_is_another(
+    usual: Facts, other: Facts, measured: str, threshold: str
+) -> None:
+    device = "cpu" if usual is KIND else "cuda:0"
+    sound, odd = ({device: computed(run, kind=kind)} for run, kind in ((trained(), usual), (OTHER, {**usual, **other})))
+    found = judge(a=sound, b=sound, c=odd)
+    assert not bad(found) and bad(found, Status.WARN) == {("c", device, "kind")}
+    row = found["c", device, "kind"]
+    assert row.measured == f"{measured}: other bits from matmul (step 1) on" and row.threshold == f"{threshold}, as most have"
+    assert ("ATEN_CPU_CAPABILITY=avx2" in row.remedy) == (measured == "AVX2")
+    assert found["c", device, "peers"].status is Status.SKIP
 
 
 def test_two_kinds_of_node_are_no_faults_of_each_other() -> None:
-    other = computed(trained(at="1 matmul"), kind={**KIND, "model": "Xeon"})
+    other = computed(OTHER, kind={**KIND, "model": "Xeon"})
     found = judge(a=computed(), b=computed(), c=other, d=other)
-    assert not bad(found)
-    assert bad(found, Status.WARN) == {("c", "cpu", "kind"), ("d", "cpu", "kind")}
-    assert found["c", "cpu", "kind"].measured == "Xeon: other bits from matmul (step 1) on"
+    assert not bad(found) and bad(found, Status.WARN) == {("c", "cpu", "kind"), ("d", "cpu", "kind")}
     assert found["c", "cpu", "peers"].measured == "2 of 2 equal"
-
-
-def test_another_kind_with_the_same_bits_is_none_that_matters() -> None:
+    # With the same bits it is none that matters.
     found = judge(a=computed(), b=computed(kind={**KIND, "model": "Xeon"}))
     assert not bad(found) and not bad(found, Status.WARN)
-
-
-def test_another_setting_or_version_is_named() -> None:
-    found = judge(
-        a=computed(), b=computed(), c=computed(trained(at="1 AdamW"), kind={**KIND, "settings": {"MKL_CBWR": "AVX2"}})
-    )
-    assert found["c", "cpu", "kind"].measured.startswith("settings MKL_CBWR=AVX2: other bits")
-    assert found["c", "cpu", "kind"].threshold == "settings none, as most have"
-    sound, odd = computed(kind=GPU), computed(trained(at="1 matmul"), kind={**GPU, "cudnn": 90100})
-    found = judge(a={"cuda:0": sound, "cuda:1": sound}, b={"cuda:0": odd})
-    assert found["b", "cuda:0", "kind"].measured == "cudnn 90100: other bits from matmul (step 1) on"
 
 
 def test_a_core_that_computes_something_else_is_named() -> None:

@@ -18,59 +18,32 @@ from tests.preflight_answers import SETTING, judged, node_of
 UUIDS = ("GPU-6f8a1c52-0d7e-4b39-9a51-2f6f3f0e7c11", "GPU-1b2d9e40-77aa-4c0e-8f13-90c2a6d5b3f8")
 GPU = """
   <gpu id="00000000:{bus}:00.0">
-    <product_name>NVIDIA H100 80GB HBM3</product_name>
-    <mig_mode>
-      <current_mig>Disabled</current_mig>
-      <pending_mig>Disabled</pending_mig>
-    </mig_mode>
-    <mig_devices>
-      None
-    </mig_devices>
-    <uuid>{uuid}</uuid>
-    <gpu_recovery_action>None</gpu_recovery_action>
-    <performance_state>P0</performance_state>
+    <product_name>NVIDIA H100 80GB HBM3</product_name><uuid>{uuid}</uuid>
+    <gpu_recovery_action>None</gpu_recovery_action><performance_state>P0</performance_state>
+    <mig_mode><current_mig>Disabled</current_mig><pending_mig>Disabled</pending_mig></mig_mode><mig_devices>None</mig_devices>
     <clocks_event_reasons>
       <clocks_event_reason_gpu_idle>Active</clocks_event_reason_gpu_idle>
       <clocks_event_reason_sw_power_cap>Not Active</clocks_event_reason_sw_power_cap>
       <clocks_event_reason_hw_slowdown>Not Active</clocks_event_reason_hw_slowdown>
-      <clocks_event_reason_hw_thermal_slowdown>Not Active</clocks_event_reason_hw_thermal_slowdown>
-      <clocks_event_reason_hw_power_brake_slowdown>Not Active</clocks_event_reason_hw_power_brake_slowdown>
-      <clocks_event_reason_sw_thermal_slowdown>Not Active</clocks_event_reason_sw_thermal_slowdown>
     </clocks_event_reasons>
-    <fb_memory_usage>
-      <total>81559 MiB</total>
-      <free>81008 MiB</free>
-    </fb_memory_usage>
-    <ecc_mode>
-      <current_ecc>Enabled</current_ecc>
-      <pending_ecc>Enabled</pending_ecc>
-    </ecc_mode>
+    <fb_memory_usage><total>81559 MiB</total><free>81008 MiB</free></fb_memory_usage>
+    <ecc_mode><current_ecc>Enabled</current_ecc><pending_ecc>Enabled</pending_ecc></ecc_mode>
     <ecc_errors>
       <volatile>
-        <sram_correctable>0</sram_correctable>
-        <sram_uncorrectable_parity>0</sram_uncorrectable_parity>
-        <sram_uncorrectable_secded>0</sram_uncorrectable_secded>
-        <dram_correctable>0</dram_correctable>
-        <dram_uncorrectable>0</dram_uncorrectable>
+        <sram_correctable>0</sram_correctable><sram_uncorrectable_parity>0</sram_uncorrectable_parity>
+        <sram_uncorrectable_secded>0</sram_uncorrectable_secded><dram_uncorrectable>0</dram_uncorrectable>
       </volatile>
       <aggregate>
-        <sram_correctable>2</sram_correctable>
-        <sram_uncorrectable_parity>0</sram_uncorrectable_parity>
-        <sram_uncorrectable_secded>0</sram_uncorrectable_secded>
-        <dram_correctable>117</dram_correctable>
-        <dram_uncorrectable>3</dram_uncorrectable>
+        <dram_correctable>117</dram_correctable><dram_uncorrectable>3</dram_uncorrectable>
         <sram_threshold_exceeded>No</sram_threshold_exceeded>
       </aggregate>
       <unrepairable_memory>No</unrepairable_memory>
     </ecc_errors>
     <remapped_rows>
-      <remapped_row_corr>0</remapped_row_corr>
-      <remapped_row_unc>1</remapped_row_unc>
-      <remapped_row_pending>No</remapped_row_pending>
-      <remapped_row_failure>No</remapped_row_failure>
+      <remapped_row_corr>0</remapped_row_corr><remapped_row_unc>1</remapped_row_unc>
+      <remapped_row_pending>No</remapped_row_pending><remapped_row_failure>No</remapped_row_failure>
     </remapped_rows>
-    <processes>
-    </processes>
+    <processes></processes>
   </gpu>"""
 OLD_GPU = """
   <gpu id="00000000:3B:00.0">
@@ -86,14 +59,8 @@ OLD_GPU = """
     <fb_memory_usage><total>32510 MiB</total><used>0 MiB</used><free>32510 MiB</free></fb_memory_usage>
     <ecc_mode><current_ecc>Enabled</current_ecc><pending_ecc>Enabled</pending_ecc></ecc_mode>
     <ecc_errors>
-      <volatile>
-        <single_bit><device_memory>4</device_memory><total>4</total></single_bit>
-        <double_bit><device_memory>2</device_memory><register_file>0</register_file><total>2</total></double_bit>
-      </volatile>
-      <aggregate>
-        <single_bit><device_memory>9</device_memory><total>9</total></single_bit>
-        <double_bit><device_memory>2</device_memory><register_file>0</register_file><total>2</total></double_bit>
-      </aggregate>
+      <volatile><single_bit><total>4</total></single_bit><double_bit><total>2</total></double_bit></volatile>
+      <aggregate><single_bit><total>9</total></single_bit><double_bit><total>2</total></double_bit></aggregate>
     </ecc_errors>
     <remapped_rows>N/A</remapped_rows>
     <processes></processes>
@@ -131,7 +98,7 @@ def process(pid: int, name: str, mib: int, kind: str = "C") -> tuple[str, str]:
 
 
 MIG_ON = [leaf("current_mig", "Disabled", "Enabled"), leaf("pending_mig", "Disabled", "Enabled")]
-INSTANCE = ("      None\n", "<mig_device><index>0</index><gpu_instance_id>3</gpu_instance_id></mig_device>")
+INSTANCE = ("<mig_devices>None", "<mig_devices><mig_device><index>0</index><gpu_instance_id>3</gpu_instance_id></mig_device>")
 
 
 def answer(

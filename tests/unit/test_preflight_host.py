@@ -22,7 +22,7 @@ from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host
 from chaosrun.preflight.probes.clock import Clock
-from chaosrun.preflight.probes.kernel_log import KernelLog, kernel_log, told_by
+from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
 from chaosrun.preflight.probes.script import ScriptFacts
 from chaosrun.preflight.probes.software import SoftwareFacts
 from chaosrun.spec.source import Job, load_job

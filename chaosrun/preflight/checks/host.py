@@ -16,8 +16,7 @@ from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
 from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
-from chaosrun.preflight.probes.host import Cpus, HostFacts, Limits, Memory, Place
-from chaosrun.preflight.probes.kernel_log import KernelLog, Message
+from chaosrun.preflight.probes.host import Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
 ROWS = Rows(check="host")
