@@ -12,31 +12,33 @@ from chaosrun.report.output import LeavingStream
 ERASE = "\r\x1b[2K"
 
 
+_WORDS = {
+    "sweep.survey": "sweep {sweep}: looking for points, the job undisturbed and killed once",
+    "sweep.tried": "{number}/{of} {point}: {status}{because}",
+    "sweep.cancelled": "{point}: cancelled, and left to be gone on with",
+    "shrink.tried": "drill {number}, {faults} of {of} faults: {found}",
+    "suite.started": "suite {suite}: {of} drills{seeded}",
+    "suite.drill": "{number}/{of} {name} begins",
+    "suite.anew": "{name} begins anew: its run of before was not whole",
+    "suite.ended": "{number}/{of} {name}: {ended}{because}",
+}
+
+
 def tick(record: Mapping[str, Any]) -> str:
     """What an event of a sweep, a shrink or a suite says."""
-    match record["event"]:
-        case "sweep.survey":
-            return f"sweep {record['sweep']}: looking for points, the job undisturbed and killed once"
-        case "sweep.tried":
-            cause = "" if record["status"] == "PASS" else f": {record['cause']}"
-            return f"{record['number']}/{record['of']} {record['point']}: {record['status']}{cause}"
-        case "sweep.cancelled":
-            return f"{record['point']}: cancelled, and left to be gone on with"
-        case "shrink.tried":
-            faults = f"{record['faults']} of {record['of']} faults"
-            return f"drill {record['number']}, {faults}: {record['symptom'] or 'does not fail'}"
-        case "suite.started":
-            seed = "" if record["seed"] is None else f", seed {record['seed']}"
-            return f"suite {record['suite']}: {record['of']} drills{seed}"
-        case "suite.drill":
-            return f"{record['number']}/{record['of']} {record['name']} begins"
-        case "suite.anew":
-            return f"{record['name']} begins anew: its run of before was not whole"
-        case "suite.ended":
-            surprise = "" if record["ok"] else f", not as expected: {record['cause']}"
-            status = record["status"] or ("cancelled" if record.get("cancelled") else "not run")
-            return f"{record['number']}/{record['of']} {record['name']}: {status}{surprise}"
-    return str(record["event"])
+    cause = record.get("cause")
+    about = {
+        "because": "" if _passes(record) else f", not as expected: {cause}" if "ok" in record else f": {cause}",
+        "found": record.get("symptom") or "does not fail",
+        "seeded": "" if record.get("seed") is None else f", seed {record['seed']}",
+        "ended": record.get("status") or ("cancelled" if record.get("cancelled") else "not run"),
+    }
+    name = str(record["event"])
+    return _WORDS.get(name, name).format_map({**record, **about})
+
+
+def _passes(record: Mapping[str, Any]) -> bool:
+    return record.get("ok", record.get("status", "PASS") == "PASS")
 
 
 class TickingLine:
@@ -70,8 +72,7 @@ class Ticker:
         self._line = TickingLine(stream, terminal=terminal)
 
     def on_event(self, record: Mapping[str, Any]) -> None:
-        passes = record.get("ok", record.get("status", "PASS") == "PASS")
-        (self._line.change if passes and self._line.terminal else self._line.stay)(tick(record))
+        (self._line.change if _passes(record) and self._line.terminal else self._line.stay)(tick(record))
 
     def close(self) -> None:
         self._line.close()

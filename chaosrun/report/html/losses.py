@@ -7,13 +7,13 @@ the differences is never thinned out: it holds every step that differs.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from markupsafe import Markup
 
 from chaosrun.records.traces import StepRecord
 from chaosrun.report.html.drawing import Scale, beneath, integer_ticks, join, path_of, rules, text, ticks
+from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.trajectory import loss_of
@@ -29,42 +29,13 @@ Stretch = tuple[int, int]
 """First and last step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    axis: Markup
-    plot: Markup
-    height: float
+def losses(source: Source) -> Shown | None:
+    """None when neither leg recorded a step on all of its ranks.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    curves: Chart
-    distances: Chart | None
-    """None where nothing differs."""
-    points: list[list[float | int | str | None]]
-    """What is told where it is pointed at: step, loss of the reference, of the chaos leg, ULP, how often it was done."""
-    low: int
-    high: int
-    steps: int
-    """That both legs have."""
-    differing: tuple[Stretch, ...]
-    """Stretches of steps whose losses differ."""
-    differing_steps: int
-    largest: int | None
-    """ULP."""
-    largest_at: int | None
-    precision: str
-    replayed: tuple[tuple[int, int, int], ...]
-    """Attempt, first and last step that it did and that were done again."""
-    tails: int
-    only_reference: int
-    only_chaos: int
-    not_finite: int
-    logarithmic: bool
-
-
-def losses(source: Source) -> Losses | None:
-    """None when neither leg recorded a step on all of its ranks."""
+    `points`: what is told where it is pointed at: step, loss of the reference, of the chaos leg, ULP, how often it was done;
+    `steps`: those that both legs have; `differing`: stretches of steps whose losses differ; `replayed`: attempt, first and last
+    step that it did and that were done again.
+    """
     reference, chaos = (_by_step(leg) for leg in (source.reference, source.chaos))
     if not reference and not chaos:
         return None
@@ -83,28 +54,28 @@ def losses(source: Source) -> Losses | None:
     done = Counter(step for steps in tails.values() for step in steps)
     shown = sorted({*thinned(sorted(reference.items()), kept), *thinned(sorted(chaos.items()), kept)})
     largest_at = max((step for step in apart if distance[step] is not None), key=lambda step: distance[step] or 0, default=None)
-    return Losses(
-        curves=curves,
-        distances=_ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
-        points=[
+    return {
+        "curves": curves,
+        "distances": _ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
+        "points": [
             [step, _told(reference.get(step)), _told(chaos.get(step)), _ulp(distance, step, both), 1 + done[step]]
             for step in shown
         ],
-        low=low,
-        high=high,
-        steps=len(both),
-        differing=differing,
-        differing_steps=len(apart),
-        largest=None if largest_at is None else distance[largest_at],
-        largest_at=largest_at,
-        precision=precision,
-        replayed=replayed,
-        tails=len(source.chaos.chain.tails),
-        only_reference=len(reference.keys() - chaos.keys()) if chaos else 0,
-        only_chaos=len(chaos.keys() - reference.keys()) if reference else 0,
-        not_finite=sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values())),
-        logarithmic=logarithmic,
-    )
+        "low": low,
+        "high": high,
+        "steps": len(both),
+        "differing": differing,
+        "differing_steps": len(apart),
+        "largest": None if largest_at is None else distance[largest_at],
+        "largest_at": largest_at,
+        "precision": precision,
+        "replayed": replayed,
+        "tails": len(source.chaos.chain.tails),
+        "only_reference": len(reference.keys() - chaos.keys()) if chaos else 0,
+        "only_chaos": len(chaos.keys() - reference.keys()) if reference else 0,
+        "not_finite": sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values())),
+        "logarithmic": logarithmic,
+    }
 
 
 def _ulp(distance: Mapping[int, int | None], step: int, both: Sequence[int]) -> int | str | None:
@@ -252,7 +223,7 @@ def _curves(
     ranks: int,
     kept: set[int],
     bands: Sequence[Stretch],
-) -> tuple[Chart, bool]:
+) -> tuple[Shown, bool]:
     """And whether their scale is logarithmic."""
     attempts = list(tails.values())[:MOST_TAILS]
     cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in attempts]
@@ -276,7 +247,7 @@ def _chart(
     *,
     below: float,
     more: Iterable[Markup] = (),
-) -> Chart:
+) -> Shown:
     """Steps from left to right, their numbers `below`, bands where they were done again; values from bottom to top, named by
     `labels` at their heights; `paths` in stretched units, WIDE from side to side and ten to a pixel high."""
     steps = integer_ticks(int(across.low), int(across.high), 4)
@@ -293,7 +264,7 @@ def _chart(
     ]
     named = join(text("100%", y + 4, words, anchor="end") for y, words in labels)
     axis = Markup('<svg x="-10" overflow="visible">{}</svg>').format(named)
-    return Chart(axis=axis, plot=join(drawn), height=height + below + 8)
+    return {"axis": axis, "plot": join(drawn), "height": height + below + 8}
 
 
 def _ulp_chart(
@@ -302,7 +273,7 @@ def _ulp_chart(
     differing: Sequence[Stretch],
     across: Scale,
     bands: Sequence[Stretch],
-) -> Chart:
+) -> Shown:
     """Stems on a scale of powers of two; below them every step that differs."""
     upright = Scale(0.0, max([1.0, *(math.log2(1 + value) for value in distance.values() if value is not None)]))
     floor = ULP_HEIGHT - 24

@@ -6,6 +6,7 @@ copy buttons, tips and keys from `page.js`, both inlined. Everything is escaped 
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from markupsafe import Markup
 from chaosrun.wording import count, span
 
 TEMPLATES = Path(__file__).parent / "templates"
+Shown = Mapping[str, object]
+"""What a template is given under one name; it says how it is read."""
 
 
 @cache

@@ -1,12 +1,12 @@
 """The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.records.events import PlacementAcquired
-from chaosrun.report.diagnosis import Quantity, finding_rows, hazard_sentence, quantity_rows, replay_sentences
+from chaosrun.report.diagnosis import finding_rows, hazard_sentence, quantity_rows, replay_sentences
+from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
 from chaosrun.verify.compare import differing_keys
@@ -34,44 +34,18 @@ FILES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentRow:
-    name: str
-    reference: str
-    chaos: str
-    alike: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
-    account: str
-    reproduced: bool
-    facts: tuple[tuple[str, str], ...]
-    quantities: tuple[Quantity, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Particulars:
-    fingerprints_only: bool
-    environment: tuple[EnvironmentRow, ...]
-    where: tuple[tuple[str, str], ...]
-    """What is known of the machines and versions besides."""
-    diagnosis: Diagnosed | None
-    files: tuple[tuple[str, str], ...]
-    job: str | None
-    """The text of the job file."""
-
-
-def particulars(source: Source) -> Particulars:
-    found = source.view.verdict.divergence
-    return Particulars(
-        fingerprints_only=found is not None and found.kind in FINGERPRINTED,
-        environment=tuple(_environment(source)),
-        where=tuple(_where(source)),
-        diagnosis=_diagnosed(source.diagnosis) if source.diagnosis is not None else None,
-        files=tuple((name, what) for name, what in FILES.items() if (source.view.run.path / name).exists()),
-        job=_text(source.view.run.job_yaml),
-    )
+def particulars(source: Source) -> Shown:
+    """`environment`: rows of name, undisturbed, under faults, and whether they are the same."""
+    found, run = source.view.verdict.divergence, source.view.run
+    return {
+        "fingerprints_only": found is not None and found.kind in FINGERPRINTED,
+        "environment": list(_environment(source)),
+        "where": list(_where(source)),
+        "files": [(name, what) for name, what in FILES.items() if (run.path / name).exists()],
+        "job": _text(run.job_yaml),
+        "diagnosed": () if source.diagnosis is None else list(_diagnosed(source.diagnosis)),
+        "quantities": () if source.diagnosis is None else list(quantity_rows(source.diagnosis.comparison))[:MOST_QUANTITIES],
+    }
 
 
 def _text(path: Path) -> str | None:
@@ -82,13 +56,13 @@ def _text(path: Path) -> str | None:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}\n… ({len(text)} characters)"
 
 
-def _environment(source: Source) -> Iterator[EnvironmentRow]:
+def _environment(source: Source) -> Iterator[tuple[str, str, str, bool]]:
     """What differs first."""
     expected, seen = source.reference.history.environment or {}, source.chaos.history.environment or {}
     apart = differing_keys(expected, seen) if expected and seen else []
     for key in (*apart, *(key for key in {**expected, **seen} if key not in apart)):
         pair = [shown(facts[key]) if key in facts else "–" for facts in (expected, seen)]
-        yield EnvironmentRow(name=str(key).replace("_", " "), reference=pair[0], chaos=pair[1], alike=key not in apart)
+        yield str(key).replace("_", " "), pair[0], pair[1], key not in apart
 
 
 def _where(source: Source) -> Iterator[tuple[str, str]]:
@@ -118,11 +92,11 @@ def _nodes(leg: Leg) -> str:
     return ""
 
 
-def _diagnosed(found: "Diagnosis") -> Diagnosed:
-    finding = found.comparison.finding
-    facts = [] if finding is None else list(finding_rows(finding))
-    facts += [("hazard", hazard_sentence(found))] if found.hazard else []
-    facts += [("replayed", "; ".join(replay_sentences(found.replay)))]
-    facts += [("what to do", found.hint)] if found.hint else []
-    quantities = tuple(quantity_rows(found.comparison))[:MOST_QUANTITIES]
-    return Diagnosed(account=found.account, reproduced=found.reproduced, facts=tuple(facts), quantities=quantities)
+def _diagnosed(found: "Diagnosis") -> Iterator[tuple[str, str]]:
+    if found.comparison.finding is not None:
+        yield from finding_rows(found.comparison.finding)
+    if found.hazard is not None:
+        yield "hazard", hazard_sentence(found)
+    yield "replayed", "; ".join(replay_sentences(found.replay))
+    if found.hint:
+        yield "what to do", found.hint

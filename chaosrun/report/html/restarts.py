@@ -1,9 +1,9 @@
 """What the restarts took: their recovery in phases, where each attempt went on, and what the leg's time went into."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import median
 
+from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Source
 from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
 from chaosrun.wording import count, span
@@ -20,33 +20,20 @@ Piece = tuple[int, str, float]
 """Of a bar: colour, words, seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarts:
-    quarantined: Mapping[int, tuple[str, ...]]
-    """By attempt, the checkpoints that were set aside before it."""
-    times: tuple[tuple[RecoveryTimes, tuple[Piece, ...]], ...]
-    longest_s: float
-    recovered: str
-    """How long it took, in a sentence."""
-    work: Work
-    parts: tuple[Piece, ...]
-    """What the wall time went into."""
-
-
-def restarts(source: Source) -> Restarts | None:
-    """None without a chaos leg that began."""
+def restarts(source: Source) -> Shown | None:
+    """`times`: each with the pieces of its bar; `parts`: what the wall time went into. None without a chaos leg that began."""
     leg = source.chaos
     if not leg.history.attempts:
         return None
     times, work = recoveries_of(leg.history), work_of(leg.history, leg.chain)
-    return Restarts(
-        quarantined={attempt.number: attempt.quarantined for attempt in leg.history.attempts},
-        times=tuple((entry, tuple(_pieces(entry))) for entry in times[:MOST_ROWS]),
-        longest_s=max((entry.total_s or 0.0 for entry in times), default=0.0),
-        recovered=_recovered(times),
-        work=work,
-        parts=_parts(times, work),
-    )
+    return {
+        "quarantined": {attempt.number: attempt.quarantined for attempt in leg.history.attempts},
+        "times": [(entry, list(_pieces(entry))) for entry in times[:MOST_ROWS]],
+        "longest_s": max((entry.total_s or 0.0 for entry in times), default=0.0),
+        "recovered": _recovered(times),
+        "work": work,
+        "parts": _parts(times, work),
+    }
 
 
 def _pieces(entry: RecoveryTimes) -> Iterator[Piece]:

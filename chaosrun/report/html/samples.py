@@ -1,10 +1,10 @@
 """The sample ledger: what each micro-batch held in both legs, around the first divergence or else the first restart."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.records.traces import StepRecord
+from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Source
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.lineage import Lineage
@@ -15,38 +15,11 @@ MOST_ROWS = 40
 MOST_IDS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    step: int
-    micro_batch: int | None
-    """None where the step has only one."""
-    attempt: int | None
-    expected: str
-    seen: str
-    alike: bool
-    found_at: str | None
-    """Where in the undisturbed leg the batch that was seen instead belongs."""
-    here: bool
-    """The step that the ledger is about."""
+def ledger(source: Source) -> Shown | None:
+    """`about`: what lies at the step in the middle; `by_ids`: else by digests of the batches, all that the loader told.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    rank: int
-    step: int
-    about: str
-    """What lies at the step: "the first difference", "the first step after a restart"."""
-    by_ids: bool
-    """By sample ids; else by digests of the batches, which is all that the loader told."""
-    rows: tuple[Row, ...]
-
-    @property
-    def alike(self) -> bool:
-        return all(row.alike for row in self.rows)
-
-
-def ledger(source: Source) -> Ledger | None:
-    """None when there is no step to show."""
+    None when there is no step to show.
+    """
     place = _place(source)
     if place is None:
         return None
@@ -61,7 +34,13 @@ def ledger(source: Source) -> Ledger | None:
     ]
     if not rows:
         return None
-    return Ledger(rank=rank, step=step, about=about, by_ids=by_ids, rows=tuple(rows[:MOST_ROWS]))
+    return {
+        "rank": rank,
+        "about": about,
+        "by_ids": by_ids,
+        "rows": rows[:MOST_ROWS],
+        "alike": all(row["alike"] for row in rows),
+    }
 
 
 def _place(source: Source) -> tuple[int, int, int | None, str] | None:
@@ -96,24 +75,24 @@ def _rows(
     origins: Mapping[Any, Sequence[int]],
     *,
     here: bool,
-) -> Iterator[Row]:
+) -> Iterator[Shown]:
+    """`found_at`: where in the undisturbed leg the batch that was seen instead belongs."""
     left, right = _batches(expected, by_ids), _batches(seen, by_ids)
     count = max(len(left), len(right))
     for micro in range(count):
         pair = [values[micro] if micro < len(values) else None for values in (left, right)]
         alike = pair[0] == pair[1]
-        texts = _words(pair[0], pair[1]), _words(pair[1], pair[0])
         places = [] if alike or pair[1] is None else sorted(origins.get(_key(pair[1]), ()), key=lambda place: abs(place - step))
-        yield Row(
-            step=step,
-            micro_batch=micro if count > 1 else None,
-            attempt=None if seen is None else seen.attempt,
-            expected=texts[0],
-            seen=texts[1],
-            alike=alike,
-            found_at=f"step {places[0]}" if places else None,
-            here=here,
-        )
+        yield {
+            "step": step,
+            "micro_batch": micro if count > 1 else None,
+            "attempt": None if seen is None else seen.attempt,
+            "expected": _words(pair[0], pair[1]),
+            "seen": _words(pair[1], pair[0]),
+            "alike": alike,
+            "found_at": f"step {places[0]}" if places else None,
+            "here": here,
+        }
 
 
 def _batches(record: StepRecord | None, by_ids: bool) -> Sequence[Any]:

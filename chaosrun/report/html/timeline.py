@@ -18,7 +18,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.history import Attempt
 from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
-from chaosrun.report.html.page import since
+from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import sentence
 from chaosrun.verify.lineage import Lineage
@@ -60,21 +60,6 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    axis: Markup
-    plot: Markup
-    height: float
-    shapes: tuple[str, ...]
-    """Kinds of marks that are there, for the legend."""
-    rolled_back: bool
-    left_out: int
-    """Marks that were too many to draw."""
-    told: tuple[tuple[str, str], ...]
-    """The same in words: when, and what happened."""
-    untold: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Bar:
     """One rank in one attempt, by the clock."""
 
@@ -88,8 +73,9 @@ class _Bar:
     end: float
 
 
-def timeline(source: Source) -> Timeline | None:
-    """Of the leg that is told; None when it has nothing to show."""
+def timeline(source: Source) -> Shown | None:
+    """Of the leg that is told; None when it has nothing to show. `shapes`: kinds of marks that are there; `left_out`: how many
+    marks were too many to draw; `told`: the same in words."""
     leg = source.told.history
     if not leg.attempts or not leg.journal:
         return None
@@ -121,27 +107,19 @@ def timeline(source: Source) -> Timeline | None:
     ]
     labels = [text("0", 14, "attempt")]
     labels += [text("0", y + 4, _lane_name(rank, ranks, lanes)) for rank, y in place.items()]
+    if rollbacks:
+        labels.append(text("0", back_y + 4, "rolled back"))
     words = list(_told(leg.journal, clock))
-    return Timeline(
-        axis=join(
-            [
-                *labels,
-                text("0", saved_y + 4, "saved"),
-                *([text("0", back_y + 4, "rolled back")] if rollbacks else []),
-            ]
-        ),
-        plot=join(drawn),
-        height=bottom + 26,
-        shapes=tuple(
-            kind
-            for kind in ("kill", "fault", "unseen", "unplanned", "hang", "save", "aside")
-            if any(m.shape == kind for m in placed)
-        ),
-        rolled_back=bool(rollbacks) or any(bar.lost < bar.end for bar in bars),
-        left_out=left_out,
-        told=tuple(words[:MOST_TOLD]),
-        untold=max(0, len(words) - MOST_TOLD),
-    )
+    return {
+        "axis": join([*labels, text("0", saved_y + 4, "saved")]),
+        "plot": join(drawn),
+        "height": bottom + 26,
+        "shapes": {mark.shape for mark in placed},
+        "rolled_back": bool(rollbacks) or any(bar.lost < bar.end for bar in bars),
+        "left_out": left_out,
+        "told": words[:MOST_TOLD],
+        "untold": max(0, len(words) - MOST_TOLD),
+    }
 
 
 def _followed(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | None]]:
