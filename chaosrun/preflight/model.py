@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from chaosrun.spec.source import Job
 
 F = TypeVar("F")
-Facts = Mapping[str, Any]
 PROBES = "chaosrun.preflight.probes"
 
 
@@ -174,10 +173,6 @@ class Answers(Struct, Generic[F], frozen=True, kw_only=True):
     unanswered: Mapping[str, Silence]
     asked_s: tuple[float, float] = (0.0, 0.0)
     """When they were asked and when the last one had answered, by the clock of who asked: seconds since the epoch."""
-
-    def raw(self) -> dict[str, Any]:
-        silent = {name: {"ended": s.ended, "error": s.error, "limit_s": s.limit_s} for name, s in self.unanswered.items()}
-        return {"answered": self.answered, "unanswered": silent}
 
 
 def read_answers(

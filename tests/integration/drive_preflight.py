@@ -23,7 +23,7 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight import conduct
 from chaosrun.preflight.checks import cluster as cluster_check
 from chaosrun.preflight.checks import devices, host, network
-from chaosrun.preflight.model import Answers, Check, Facts, Finding, Level, Pool, Setting, Status, ask
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Setting, Status, ask
 from chaosrun.preflight.result import Result, to_json
 from chaosrun.processes import children, identify, is_alive, kill_marked, marked, wait_gone
 from tests.conftest import REPOSITORY
@@ -47,7 +47,7 @@ def waiting(folder: Path, limit_s: float) -> Check:
         parameters = {"do": "answer", "until": str(folder / STRUCK), "leave": str(folder / node.node_id)}
         return ask("strange", limit_s, strange, **parameters)
 
-    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Any]) -> Sequence[Finding]:
         return [Finding(check="waiting", name="waits", status=Status.PASS, node=name) for name in facts.answered]
 
     return Check(name="waiting", about="waits", order=1, level=Level.QUICK, judge=judge, call=call)
@@ -56,12 +56,12 @@ def waiting(folder: Path, limit_s: float) -> Check:
 def all_together(name: str, meanwhile: Callable[[], None] = lambda: None) -> Check:
     """What several do: whoever is left takes part."""
 
-    def gather(setting: Setting, pool: Pool) -> Facts:
+    def gather(setting: Setting, pool: Pool) -> Any:
         asked = [node.name for node in pool.nodes]
         meanwhile()
         return {"asked": asked}
 
-    def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Any) -> Sequence[Finding]:
         return [Finding(check=name, name="asked", status=Status.PASS)]
 
     return Check(name=name, about="asked", order=2, level=Level.QUICK, judge=judge, gather=gather)

@@ -1,14 +1,16 @@
 """Killing a worker with the real probe: where all is well, and under layers that keep something alive."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from chaosrun.preflight.checks.kill import CHECK
-from chaosrun.preflight.model import Facts, Finding, Status, ask
+from chaosrun.preflight.model import Finding, Status, ask
 from tests.local_pool import FAULTY, LocalPool
 from tests.preflight_answers import SETTING, judged
 
 
-def found_with(layer: str | None, limit_s: float) -> tuple[Facts, dict[str, Finding]]:
+def found_with(layer: str | None, limit_s: float) -> tuple[Mapping[str, Any], dict[str, Finding]]:
     pool = LocalPool({"a": {"PYTHONPATH": str(FAULTY / layer)} if layer else {}})
     outcome = pool.probe({"a": ask("kill", 300, within_s=limit_s, gpus=0)})["a"]
     assert outcome.facts is not None, outcome.error

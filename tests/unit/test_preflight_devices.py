@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.checks.devices import CHECK, call
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import read_cpuinfo
 from chaosrun.preflight.probes.devices import gpu_devices, how_it_ended, patience_in, visible_gpus
 from chaosrun.preflight.probes.nvidia import matched, parse
@@ -102,13 +102,15 @@ INSTANCE = ("<mig_devices>None", "<mig_devices><mig_device><index>0</index><gpu_
 
 
 def answer(
-    *gpus: str, told: str = "all", error: str = "", visible: list[str] | None = None, made: Facts | None = None
-) -> Facts:
+    *gpus: str, told: str = "all", error: str = "", visible: list[str] | None = None, made: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
     driver = to_plain(parse(report(*gpus))) if told == "all" else {"told": told, "error": error}
     return {"visible": visible, "driver": driver, "computed": {"cuda:0": made} if made else {}}
 
 
-def judge(answers: Mapping[str, Facts], setting: Setting | None = None, gpus: int = 1) -> dict[tuple[str, str], Finding]:
+def judge(
+    answers: Mapping[str, Mapping[str, Any]], setting: Setting | None = None, gpus: int = 1
+) -> dict[tuple[str, str], Finding]:
     """By device ("" of a node's own) and row, of the node that is last in the alphabet."""
     found = judged(CHECK, setting or SETTING, [node_of(name, gpus=gpus) for name in answers], answers)
     return {(finding.device or "", finding.name): finding for finding in found if finding.node == max(answers)}

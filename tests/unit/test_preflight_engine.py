@@ -13,7 +13,7 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.errors import UsageError
 from chaosrun.preflight.conduct import choose, expect_good_nodes, write_good_nodes
 from chaosrun.preflight.engine import Engine
-from chaosrun.preflight.model import Answers, Check, Facts, Finding, Level, Measure, Pool, Setting, Silence, Status, worst
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Pool, Setting, Silence, Status, worst
 from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result
 
@@ -68,7 +68,7 @@ class SimulatedPool:
 def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Level = Level.QUICK) -> Check:
     """Each node passes, but for those of which `bad` says otherwise."""
 
-    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Facts]) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Answers[Any]) -> Sequence[Finding]:
         return [_finding(name, (bad or {}).get(each, PASS), each) for each in facts.answered]
 
     return Check(
@@ -76,11 +76,11 @@ def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Leve
     )
 
 
-def together(name: str, *findings: Finding, gather: Callable[[Setting, Pool], Facts] | None = None) -> Check:
-    def ask_all(setting: Setting, pool: Pool) -> Facts:
+def together(name: str, *findings: Finding, gather: Callable[[Setting, Pool], Any] | None = None) -> Check:
+    def ask_all(setting: Setting, pool: Pool) -> Any:
         return {"asked": [each.name for each in pool.nodes], "earlier": sorted(setting.earlier)}
 
-    def judge(setting: Setting, nodes: Sequence[Node], facts: Facts) -> Sequence[Finding]:
+    def judge(setting: Setting, nodes: Sequence[Node], facts: Any) -> Sequence[Finding]:
         return findings or [_finding(name, PASS, None)]
 
     return Check(name=name, about=f"about {name}", order=1, level=Level.STANDARD, judge=judge, gather=gather or ask_all)
@@ -236,7 +236,7 @@ def test_facts_that_cannot_be_read_do_not_keep_the_others_from_being_judged() ->
 def test_a_node_that_dies_while_several_do_something(noticed: str) -> None:
     pool = SimulatedPool(("a", "b"))
 
-    def gather(setting: Setting, asking: Pool) -> Facts:
+    def gather(setting: Setting, asking: Pool) -> Any:
         if noticed == "asked":
             pool.lost["b"] = "gone"
         else:
@@ -275,7 +275,7 @@ def test_a_node_on_which_everything_was_skipped_is_not_good() -> None:
 
 
 def test_what_passes_for_the_whole_cluster_covers_those_that_answered() -> None:
-    def ask_one(setting: Setting, pool: Pool) -> Facts:
+    def ask_one(setting: Setting, pool: Pool) -> Any:
         pool.ask({"a": Call(probe="x", limit_s=1.0)}, dict)
         return {}
 
@@ -288,7 +288,7 @@ def test_what_passes_for_the_whole_cluster_covers_those_that_answered() -> None:
 
 
 def test_an_interrupt_goes_through() -> None:
-    def interrupted(setting: Setting, pool: Pool) -> Facts:
+    def interrupted(setting: Setting, pool: Pool) -> Any:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,12 +1,15 @@
 """What is made of a worker that was killed: gone with all it held, or what is left."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from chaosrun.preflight.checks.kill import CHECK as KILL
-from chaosrun.preflight.model import Facts, Finding, Status
+from chaosrun.preflight.model import Finding, Status
 from tests.preflight_answers import SETTING, judged, node_of
 
-GOOD: Facts = {
+GOOD: Mapping[str, Any] = {
     "alive": [],
     "killed_s": 0.006,
     "port": 4711,
@@ -21,7 +24,7 @@ GOOD: Facts = {
 }
 
 
-def judge(found: Facts, gpus: int = 0) -> dict[str, Finding]:
+def judge(found: Mapping[str, Any], gpus: int = 0) -> dict[str, Finding]:
     findings = judged(KILL, SETTING, [node_of("a", gpus=gpus)], {"a": found})
     return {finding.name: finding for finding in findings}
 
@@ -54,7 +57,7 @@ def judge(found: Facts, gpus: int = 0) -> dict[str, Finding]:
         ({}, "device memory", Status.SKIP, ""),
     ],
 )
-def test_what_is_left_is_judged(changed: Facts, name: str, status: Status, says: str) -> None:
+def test_what_is_left_is_judged(changed: Mapping[str, Any], name: str, status: Status, says: str) -> None:
     finding = judge({**GOOD, **changed}, gpus=1)[name]
     assert finding.status is status and says in finding.measured
 

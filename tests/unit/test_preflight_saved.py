@@ -9,7 +9,7 @@ import pytest
 
 from chaosrun.errors import UsageError
 from chaosrun.integrations.schemas import preflight_schema
-from chaosrun.preflight.model import Facts, Measure, Rows
+from chaosrun.preflight.model import Measure, Rows
 from chaosrun.preflight.result import DERIVED, EXIT_UNFIT, RESULT_VERSION, CheckRun, Result, from_json, to_json
 from tests.unit.fuzzing import AMOUNTS, changed_value, tried
 from tests.unit.preflight_results import left_out, lost, node, odd_bits, result, sound, swap
@@ -76,7 +76,7 @@ def test_every_field_is_explained() -> None:
 def test_numbers_and_text_that_json_does_not_know() -> None:
     endless = Measure(number=float("inf"), unit="s", better="lower")
     odd = Rows(check="host", name="a\udcffb", node="gpu-001").passed(measure=endless)
-    facts: dict[str, Facts] = {"host": {"worst": float("nan"), "pair": (1, 2), "\udcff": {3: "x"}}}
+    facts: dict[str, Any] = {"host": {"worst": float("nan"), "pair": (1, 2), "\udcff": {3: "x"}}}
     value = written(result(NODES, [odd], facts=facts))
     assert wrong(value) == []
     assert value["findings"][0]["measure"] is None and value["findings"][0]["name"] == "a\\udcffb"
