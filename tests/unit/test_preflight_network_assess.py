@@ -10,14 +10,14 @@ import pytest
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks import network
 from chaosrun.preflight.checks import network_sums as sums
+from chaosrun.preflight.checks.network import judge_interfaces
 from chaosrun.preflight.checks.network_connections import judge_connections
-from chaosrun.preflight.checks.network_names import judge_names
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
 from chaosrun.preflight.majority import fewest_to_blame
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.allreduce import DONE, START, RankFacts, Sum, SumFacts, Wrong
+from chaosrun.preflight.probes.interfaces import Interface, InterfaceFacts
 from chaosrun.preflight.probes.mesh import Failure, MeshFacts, Stream
-from chaosrun.preflight.probes.names import Interface, Lookup, NamesFacts
 from chaosrun.records.codec import changed, to_plain
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -25,8 +25,7 @@ from tests.preflight_answers import Answering, told
 
 SETTING = Setting(level=Level.QUICK, root=Path("/nowhere"), storage=Path("/nowhere"))
 LO = Interface(addresses=("127.0.0.1", "::1"), up=True)
-LOOPBACK = Lookup(found=("127.0.1.1",))
-UNKNOWN = Lookup(error="Name or service not known")
+LOOPBACK = ("127.0.1.1",)
 
 
 def nodes(count: int = 3) -> list[Node]:
@@ -45,12 +44,12 @@ def job(gpu: Any) -> Job:
 # Names and interfaces
 
 
-def named(node: Node, **changes: Any) -> NamesFacts:
+def named(node: Node, **changes: Any) -> InterfaceFacts:
     """Facts of a node of its own machine where all is well."""
-    facts = NamesFacts(
-        asked=2,
+    facts = InterfaceFacts(
         hostname=node.hostname,
-        own=Lookup(found=(node.address,)),
+        own=(node.address,),
+        own_error="",
         network=node.name,
         interfaces={
             "lo": LO,
@@ -59,39 +58,33 @@ def named(node: Node, **changes: Any) -> NamesFacts:
         },
         environment={},
         no_route="",
-        astray={},
-        slowest="host-a",
-        slowest_s=0.001,
         free_ports=(4001, 4002, 4003),
     )
     return changed(facts, **changes)
 
 
-def judged_names(changes: Mapping[str, Any], backend: str = "gloo", count: int = 3) -> dict[str, Finding]:
-    """Findings of node b, where `changes` hold, by name."""
+def interface(changes: Mapping[str, Any], backend: str = "gloo", count: int = 3) -> Finding:
+    """Of node b (of a, where it is alone), where `changes` hold."""
     mine = "b" if count > 1 else "a"
     answered = {node.name: named(node, **(changes if node.name == mine else {})) for node in nodes(count)}
-    found = judge_names(nodes(count), told(NamesFacts, answered), {backend: [*answered]})
-    return {finding.name: finding for finding in found if finding.node == mine}
-
-
-def test_names_that_lead_where_they_should_pass() -> None:
-    found = judged_names({})
-    assert {name: finding.status for name, finding in found.items()} == {
-        "interface": Status.PASS,
-        "names of the nodes": Status.PASS,
-    }
-    assert found["interface"].measured == "gloo: eth0 10.0.0.2"
+    found = judge_interfaces(nodes(count), told(InterfaceFacts, answered), {backend: [*answered]})
+    return next(finding for finding in found if finding.node == mine)
 
 
 @pytest.mark.parametrize(
     ("changes", "backend", "status", "says"),
     [
+        ({}, "gloo", Status.PASS, "gloo: eth0 10.0.0.2"),
         ({"own": LOOPBACK}, "gloo", Status.FAIL, "host-b resolves to 127.0.1.1: gloo would listen on the loop"),
         ({"own": LOOPBACK}, "nccl", Status.PASS, "eth0 10.0.0.2"),
-        ({"own": UNKNOWN}, "gloo", Status.FAIL, "resolves to nothing (Name or service not kn"),
-        ({"own": Lookup(found=("10.9.9.9",))}, "gloo", Status.FAIL, "resolves to 10.9.9.9"),
-        ({"own": Lookup(found=("10.9.9.9", "10.0.0.2"))}, "gloo", Status.PASS, "gloo: eth0 10.0.0.2"),
+        (
+            {"own": (), "own_error": "Name or service not known"},
+            "gloo",
+            Status.FAIL,
+            "resolves to nothing (Name or service not kn",
+        ),
+        ({"own": ("10.9.9.9",)}, "gloo", Status.FAIL, "resolves to 10.9.9.9"),
+        ({"own": ("10.9.9.9", "10.0.0.2")}, "gloo", Status.PASS, "gloo: eth0 10.0.0.2"),
         (
             {"own": LOOPBACK, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}},
             "gloo",
@@ -109,7 +102,7 @@ def test_names_that_lead_where_they_should_pass() -> None:
     ],
 )
 def test_where_ranks_would_be_reached(changes: Mapping[str, Any], backend: str, status: Status, says: str) -> None:
-    finding = judged_names(changes, backend)["interface"]
+    finding = interface(changes, backend)
     assert finding.status is status and says in finding.measured
 
 
@@ -118,34 +111,19 @@ def test_a_node_that_ray_knows_by_a_loopback_address_is_out_of_reach(network: An
     """On one machine it is where everybody is."""
     all_nodes = [replace(node, address="127.0.0.1" if node.name == "b" else node.address) for node in nodes()]
     answered = {node.name: named(node, **network) for node in all_nodes}
-    found = [finding for finding in judge_names(all_nodes, told(NamesFacts, answered), {}) if finding.status is Status.FAIL]
+    found = [
+        finding for finding in judge_interfaces(all_nodes, told(InterfaceFacts, answered), {}) if finding.status is Status.FAIL
+    ]
     assert [finding.node for finding in found] == failed and all("127.0.0.1" in finding.measured for finding in found)
 
 
-def test_one_node_has_nobody_to_look_up_and_none_to_connect_to() -> None:
-    found = judged_names({"own": LOOPBACK}, count=1)
-    assert found["interface"].status is Status.PASS
-    assert found["names of the nodes"].status is Status.SKIP
+def test_one_node_has_nobody_to_connect_to() -> None:
+    assert interface({"own": LOOPBACK}, count=1).status is Status.PASS
     assert {finding.status for finding in judge_connections(nodes(1), told(MeshFacts, {}), {})} == {Status.SKIP}
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "says"),
-    [
-        ({"astray": {"a": UNKNOWN}}, Status.WARN, "host-a does not resolve"),
-        ({"astray": {"a": Lookup(found=("127.0.0.1",))}}, Status.WARN, "host-a resolves to 127.0.0.1 instead of 10.0.0.1"),
-        ({"astray": {"a": Lookup(found=("10.0.0.77",))}}, Status.WARN, "host-a resolves to 10.0.0.77 instead of 10.0.0.1"),
-        ({"astray": {"a": Lookup(found=("192.0.0.1",))}}, Status.PASS, ""),  # its other interface
-        ({"slowest_s": 5.0}, Status.WARN, "looking up host-a took 5.0 s"),
-    ],
-)
-def test_what_names_lead_to(changes: Mapping[str, Any], status: Status, says: str) -> None:
-    finding = judged_names(changes)["names of the nodes"]
-    assert finding.status is status and says in finding.measured
-
-
 def test_a_node_that_did_not_answer_is_an_error() -> None:
-    (finding,) = judge_names(nodes(1), told(NamesFacts, {}, {"a": {"error": "it died"}}), {})
+    (finding,) = judge_interfaces(nodes(1), told(InterfaceFacts, {}, {"a": {"error": "it died"}}), {})
     assert finding.status is Status.ERROR and finding.reason == "it died" and finding.remedy
 
 
@@ -176,7 +154,7 @@ def test_a_head_without_gpus_is_not_held_to_what_gloo_needs() -> None:
     setting, all_nodes = replace(SETTING, job=job(1)), [replace(node, gpus=0 if node.head else 4) for node in nodes()]
     ((name, group),) = network.backends(setting, all_nodes)
     backend = Backend(name=name, nodes=tuple(node.name for node in group))
-    found = judge_names(all_nodes, told(NamesFacts, debian), {name: backend.nodes})
+    found = judge_interfaces(all_nodes, told(InterfaceFacts, debian), {name: backend.nodes})
     assert not [finding for finding in found if finding.status is Status.FAIL]
     skipped = {found.node: found.reason for found in judge_sums(all_nodes, [backend])}
     assert skipped["a"] == "no worker that sums with others is placed there"
@@ -454,7 +432,7 @@ class Answers(Answering):
             self.sums.append(sorted(calls))
         return {name: Outcome(facts=to_plain(getattr(self, probe)(name, call.parameters))) for name, call in calls.items()}
 
-    def names(self, name: str, asked: Any) -> NamesFacts:
+    def interfaces(self, name: str, asked: Any) -> InterfaceFacts:
         (node,) = [node for node in self.nodes if node.name == name]
         return named(node)
 

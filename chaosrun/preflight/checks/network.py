@@ -1,4 +1,4 @@
-"""The check "network": names, then connections between all nodes, then sums over all that can still take part.
+"""The check "network": interfaces, then connections between all nodes, then sums over all that can still take part.
 
 When a sum over all nodes fails and does not itself show on whom, it is repeated within each node and between pairs of
 neighbours, and then once more without whoever is to blame, so that the others are shown to be right.
@@ -6,20 +6,21 @@ neighbours, and then once more without whoever is to blame, so that the others a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from msgspec import Struct
 
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.network_connections import USED_PORTS, judge_connections, late
-from chaosrun.preflight.checks.network_names import judge_names
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Setting, Status, ask
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
-from chaosrun.preflight.probes import allreduce, mesh, names
+from chaosrun.preflight.probes import allreduce, mesh
+from chaosrun.preflight.probes.interfaces import InterfaceFacts
 from chaosrun.records.codec import changed, to_plain
 
-MOST_LOOKUPS = 32
-"""Nodes that a node looks up, those after it: a name server need not stand what the square of hundreds would be."""
+INTERFACE = Rows(check="network", name="interface")
+LOOKUP_S = 20.0
 START_S = {Level.QUICK: 8.0, Level.STANDARD: 15.0, Level.DEEP: 30.0}
 """For the processes of all nodes to come up, before a closed port counts as one."""
 CONNECT_S = {Level.QUICK: 2.0, Level.STANDARD: 5.0, Level.DEEP: 10.0}
@@ -45,7 +46,7 @@ VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
 class NetworkFacts(Struct, frozen=True, kw_only=True):
     """Of nodes that cannot take part in the next question there is no answer to it."""
 
-    names: Answers[names.NamesFacts]
+    interfaces: Answers[InterfaceFacts]
     connections: Answers[mesh.MeshFacts] = Answers(answered={}, unanswered={})
     ports: dict[str, int] = {}
     """Where each node was to listen."""
@@ -55,21 +56,18 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
 def gather(setting: Setting, pool: Pool) -> NetworkFacts:
     nodes = list(pool.nodes)
     env = {name: value for name, value in setting.env.items() if name.startswith(VARIABLES)}
-    peers = [{"name": node.name, "hostname": node.hostname, "address": node.address} for node in nodes]
-    calls = {
-        node.name: ask("names", names.LOOKUP_S + 15, env, peers=[*peers[index + 1 :], *peers[:index]][:MOST_LOOKUPS])
-        for index, node in enumerate(nodes)
-    }
-    told = pool.ask(calls, names.NamesFacts)
+    others = {node.name: nodes[index - 1].address if len(nodes) > 1 else None for index, node in enumerate(nodes)}
+    calls = {name: ask("interfaces", LOOKUP_S, env, other=other) for name, other in others.items()}
+    told = pool.ask(calls, InterfaceFacts)
     groups = backends(setting, nodes)
     talking = tuple(Backend(name=name, nodes=tuple(node.name for node in group)) for name, group in groups)
-    facts = NetworkFacts(names=told, backends=talking)
+    facts = NetworkFacts(interfaces=told, backends=talking)
     ports = _Ports(told.answered)
     nodes = [node for node in nodes if node.name in told.answered]
     if len(nodes) > 1:
         connections, listening = _connect(setting.level, pool, nodes, ports)
         facts = changed(facts, connections=connections, ports=listening)
-    found = [*_judge_names(nodes, facts), *judge_connections(nodes, facts.connections, facts.ports)]
+    found = [*_judge_interfaces(nodes, facts), *judge_connections(nodes, facts.connections, facts.ports)]
     good = {node.name for node in nodes} - {each.node for each in found if each.status in (Status.FAIL, Status.ERROR)}
     summed: list[Backend] = []
     for backend, (name, group) in zip(talking, groups, strict=True):
@@ -84,7 +82,7 @@ def gather(setting: Setting, pool: Pool) -> NetworkFacts:
 class _Ports:
     """Ports that nodes have said are free, each given out once; nodes of one machine share theirs."""
 
-    def __init__(self, told: Mapping[str, names.NamesFacts]) -> None:
+    def __init__(self, told: Mapping[str, InterfaceFacts]) -> None:
         self._told = told
         self._taken: set[tuple[str, int]] = set()
 
@@ -248,14 +246,99 @@ def _neighbours(nodes: Sequence[Node]) -> list[list[list[Node]]]:
     return [batch for batch in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if batch]
 
 
-def _judge_names(nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
-    return judge_names(nodes, facts.names, {backend.name: backend.nodes for backend in facts.backends})
+# Interfaces
+
+
+def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], used: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """`used`: the nodes over which each backend is."""
+    findings: list[Finding] = []
+    for node in nodes:
+        rows = INTERFACE.of(node=node.name)
+        if found := told.answered.get(node.name):
+            backends = [backend for backend, names in used.items() if node.name in names]
+            machines = {told.answered[other.name].network for other in nodes if other.name in told.answered}
+            findings.append(_interface(rows, node, found, backends, alone=len(machines) == 1))
+        elif silence := told.unanswered.get(node.name):
+            remedy = "look at this node's name server (/etc/resolv.conf) and at its load, and repeat"
+            findings.append(rows.error(silence.error, remedy))
+    return findings
+
+
+def _interface(rows: Rows, node: Node, found: InterfaceFacts, backends: Sequence[str], *, alone: bool) -> Finding:
+    """Where ranks of this node will be reached: Ray, torch and chaosrun go by addresses, gloo by what a node's own hostname
+    resolves to, unless GLOO_SOCKET_IFNAME names an interface. `alone`: all nodes are on its machine."""
+    for backend in ("nccl", "gloo"):
+        variable = f"{backend.upper()}_SOCKET_IFNAME"
+        chosen = found.environment.get(variable)
+        if chosen is not None and not _matching(backend, chosen, found):
+            return rows.row(
+                Status.FAIL if backend in backends else Status.WARN,
+                f"{variable}={chosen} names no interface with an address",
+                f"one of {', '.join(sorted(name for name, interface in found.interfaces.items() if interface.addresses))}",
+                remedy=f"set {variable} on this node to the interface that the other nodes reach, or unset it everywhere",
+            )
+    if found.no_route:
+        return rows.fail(
+            found.no_route, "a route to every node", "check this node's network interface and its routes (ip route)"
+        )
+    if ip_address(node.address).is_loopback and not alone:
+        return rows.fail(
+            f"Ray knows this node as {node.address}, which leads every other node to itself",
+            "an address that the other nodes can reach",
+            "start Ray there with --node-ip-address and the address of its network interface",
+        )
+    if "gloo" in backends and "GLOO_SOCKET_IFNAME" not in found.environment and not alone:
+        return _gloo(rows, found)
+    chosen = [f"{name}={value}" for name, value in sorted(found.environment.items()) if not alone]
+    return rows.passed(", ".join([_named(node.address, found), *chosen]))
+
+
+def _gloo(rows: Rows, found: InterfaceFacts) -> Finding:
+    """Of the addresses of its own name gloo takes the first that it can bind to, and the loopback one when there is none."""
+    usable = next((address for address in found.own if _interface_of(address, found)), None)
+    if usable is not None and not ip_address(usable).is_loopback:
+        return rows.passed(f"gloo: {_named(usable, found)}")
+    to = ", ".join(found.own) or f"nothing ({found.own_error})"
+    return rows.fail(
+        f"its own hostname {found.hostname} resolves to {to}: gloo would listen on the loopback interface",
+        "an address that the other nodes can reach, like the one that Ray knows",
+        "set GLOO_SOCKET_IFNAME to the interface of that address, or give the hostname that address in /etc/hosts",
+    )
+
+
+def _matching(backend: str, chosen: str, found: InterfaceFacts) -> list[str]:
+    """Interfaces that a *_SOCKET_IFNAME means: gloo knows a list of names; NCCL's are beginnings of names, whole names after a
+    "=", and after a "^" those that are not to be used (docs.nvidia.com, NCCL, environment variables)."""
+    usable = [name for name, interface in found.interfaces.items() if interface.addresses and interface.up]
+    if backend == "gloo":
+        return [name for name in chosen.split(",") if name in usable]
+    excluded, exact = chosen.startswith("^"), chosen.lstrip("^").startswith("=")
+    wanted = [part for part in chosen.lstrip("^").lstrip("=").split(",") if part]
+    return [name for name in usable if any(name == part if exact else name.startswith(part) for part in wanted) != excluded]
+
+
+def _interface_of(address: str, found: InterfaceFacts) -> str | None:
+    if ip_address(address).is_loopback:
+        return "lo"
+    return next((name for name, interface in found.interfaces.items() if address in interface.addresses), None)
+
+
+def _named(address: str, found: InterfaceFacts) -> str:
+    name = _interface_of(address, found)
+    return f"{name} {address}" if name else f"{address} (on no interface here: translated on the way)"
+
+
+# All of it
+
+
+def _judge_interfaces(nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
+    return judge_interfaces(nodes, facts.interfaces, {backend.name: backend.nodes for backend in facts.backends})
 
 
 def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
     """Who told nothing of names is asked nothing more."""
     return [
-        *_judge_names(nodes, facts),
+        *_judge_interfaces(nodes, facts),
         *judge_connections(nodes, facts.connections, facts.ports),
         *judge_sums(nodes, facts.backends),
     ]
@@ -263,7 +346,7 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[
 
 CHECK = Check(
     name="network",
-    about="names, connections between all nodes, exact sums over all ranks",
+    about="interfaces, connections between all nodes, exact sums over all ranks",
     order=70,
     level=Level.QUICK,
     judge=judge,

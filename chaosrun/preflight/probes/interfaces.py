@@ -1,0 +1,82 @@
+"""What a node makes of its own name, through which interfaces it talks, and a few ports that are free."""
+
+import os
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+from msgspec import Struct
+
+FREE_PORTS = 12
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Interface(Struct, frozen=True, kw_only=True):
+    addresses: tuple[str, ...]
+    up: bool
+
+
+class InterfaceFacts(Struct, frozen=True, kw_only=True):
+    hostname: str
+    own: tuple[str, ...]
+    """Addresses of its hostname, in the resolver's order."""
+    own_error: str
+    network: str
+    """Processes for which this is equal share their interfaces and ports."""
+    interfaces: dict[str, Interface]
+    environment: dict[str, str]
+    no_route: str
+    """Why another node cannot be reached; empty where it can."""
+    free_ports: tuple[int, ...]
+
+
+def probe(*, other: str | None) -> InterfaceFacts:
+    """`other`: another node's address."""
+    hostname, own, own_error = socket.gethostname(), (), ""
+    try:
+        found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+        own = tuple(dict.fromkeys(str(address[0]).partition("%")[0] for *_, address in found))
+    except OSError as error:
+        own_error = error.strerror or str(error)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return InterfaceFacts(
+        hostname=hostname,
+        own=own,
+        own_error=own_error,
+        network=f"{boot} {os.readlink('/proc/self/ns/net')}",
+        interfaces=_interfaces(),
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        no_route=_no_route(other) if other else "",
+        free_ports=_free_ports(),
+    )
+
+
+def _interfaces() -> dict[str, Interface]:
+    state, internet = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: Interface(
+            addresses=tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in internet),
+            up=name in state and state[name].isup,
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
+def _no_route(address: str) -> str:
+    """Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        try:
+            datagrams.connect((address, 9))
+        except OSError as error:
+            return f"no route to {address}: {error.strerror or error}"
+    return ""
+
+
+def _free_ports() -> tuple[int, ...]:
+    """Held all at once, so that they differ."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(FREE_PORTS)]
+        for each in sockets:
+            each.bind(("0.0.0.0", 0))
+        return tuple(each.getsockname()[1] for each in sockets)
