@@ -145,10 +145,10 @@ def test_two_kinds_of_node_are_no_faults_of_each_other() -> None:
 
 
 def test_a_core_that_computes_something_else_is_named() -> None:
-    found = judge(a=computed(cores={"tried": 64, "differing": {"17": "1 softmax"}}))
+    found = judge(a=computed(cores=64, differing={"17": "1 softmax"}))
     assert bad(found) == {("a", "cpu", "cores")}
     assert found["a", "cpu", "cores"].measured == "core 17 in softmax (step 1)"
-    assert judge(a=computed(cores={"tried": 64, "differing": {}}))["a", "cpu", "cores"].status is Status.PASS
+    assert judge(a=computed(cores=64))["a", "cpu", "cores"].status is Status.PASS
 
 
 def test_a_device_that_no_worker_gets_has_no_vote_and_is_no_fault() -> None:
@@ -272,7 +272,7 @@ def test_what_the_environment_does_to_products_is_not_the_processors_fault(monke
     kind = to_plain(kind_of(CPU))
     assert kind["settings"] == {"OMP_THREAD_LIMIT": "1"}
     wrong = {"dtype": "bfloat16", "entries": 4, "wrong": 2, "first": "0 instead of 1 in row 0, column 2"}
-    more = {"memory": {"bytes": 8, "wrong": 0}, "products": [wrong], "gflops": 1.0}
+    more = {"memory_bytes": 8, "products": [wrong], "gflops": 1.0}
     found = judge(a=computed(trained(2, differs="1 matmul"), kind=kind, **more))
     for row in ("product", "repeats"):
         assert found["a", "cpu", row].remedy.startswith("unset OMP_THREAD_LIMIT and try again: ")

@@ -337,7 +337,7 @@ def computed(ended: str = "done", phase: str = "", error: str = "", **facts: Any
     kind = {"model": "NVIDIA H100 80GB HBM3", "capability": "9.0", "torch": "2.9.0"}
     sound = {
         "kind": kind,
-        "memory": {"bytes": 1 << 30, "wrong": 0},
+        "memory_bytes": 1 << 30,
         "products": [{"dtype": "float32", "entries": 100, "wrong": 0, "first": ""}],
         "gflops": 5e4,
     }
@@ -353,7 +353,7 @@ WRONG = {"dtype": "bfloat16", "entries": 100, "wrong": 3, "first": "1.0 instead 
     [
         (computed(), "product", Status.PASS, "exact in float32"),
         (computed(), "speed of NVIDIA H100 80GB HBM3", Status.PASS, "5e+04 GFLOP/s"),
-        (computed(memory={"bytes": 99, "wrong": 8}), "memory", Status.FAIL, "8 of 99 bytes"),
+        (computed(memory_bytes=99, memory_wrong=8), "memory", Status.FAIL, "8 of 99 bytes"),
         (computed(products=[WRONG]), "product", Status.FAIL, "3 of 100 entries wrong in bfloat16"),
         (computed("hung", "float64 product", error="no progress"), "product", Status.FAIL, "hangs in: float64 product"),
         (computed("died", "allocation", error="killed by SIGSEGV"), "product", Status.FAIL, "died in: allocation"),

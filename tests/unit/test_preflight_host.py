@@ -380,10 +380,6 @@ def test_room_of_control_groups(tmp_path: Path) -> None:
     membership.write_text("4:memory:/\n")
     older = "total_inactive_file 20\ntotal_active_file 30\nactive_file 9"
     (tmp_path / "memory").mkdir()
-    for name, content in {
-        "limit_in_bytes": "500",
-        "usage_in_bytes": "450",
-        "stat": older,
-    }.items():
+    for name, content in {"limit_in_bytes": "500", "usage_in_bytes": "450", "stat": older}.items():
         (tmp_path / "memory" / f"memory.{name}").write_text(content)
     assert (memory_room(tmp_path, membership), process_room(tmp_path, membership)) == (100, None)

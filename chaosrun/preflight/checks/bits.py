@@ -109,11 +109,11 @@ def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
         measured = f"{bad.differing} of {bad.repeats} differ{_with(row, bad)}, {first}"
         why = "this device does not repeat itself: what it trains cannot be trusted"
         yield row.fail(measured, same, remedy, name="repeats", reason=why)
-    if facts.cores is not None:
-        shown = [f"core {core} in {_step(operation)}" for core, operation in facts.cores.differing.items()]
+    if facts.cores:
+        shown = [f"core {core} in {_step(operation)}" for core, operation in facts.differing.items()]
         yield row.judged(
             Status.FAIL if shown else Status.PASS,
-            listed(shown, 4) if shown else f"{facts.cores.tried} equal",
+            listed(shown, 4) if shown else f"{facts.cores} equal",
             "the same bits on each core",
             remedy,
             reason="a core that computes something else spoils what it trains without an error",

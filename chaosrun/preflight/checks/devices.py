@@ -268,11 +268,11 @@ def unfinished(row: Rows, computed: Computed, holders: str = "") -> Finding:
 
 def product(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
     """Memory, products and their speed, of a device on which they were tried."""
-    if not facts.products or facts.memory is None:
+    if not facts.products:
         return
     gpu, remedy = row.device != "cpu", remedy_for(row.device, facts.kind)
-    if facts.memory.wrong:
-        measured = f"{facts.memory.wrong} of {facts.memory.bytes} bytes read back wrong"
+    if facts.memory_wrong:
+        measured = f"{facts.memory_wrong} of {facts.memory_bytes} bytes read back wrong"
         yield row.fail(measured, "as they were written", remedy, name="memory")
     if wrong := [entry for entry in facts.products if entry.wrong]:
         worst = max(wrong, key=lambda entry: entry.wrong)

@@ -156,10 +156,9 @@ def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
         yield row.error(place.error, "look at the mount, or choose another directory")
         return
     if place.read_only or not place.writable:
-        why, remedy = "may not be written to by this user", "give this user write permission"
-        if place.read_only:
-            why, remedy = "is mounted read-only", "remount it, or look at the kernel's messages for why it was"
-        yield row.fail(f"{place.there} {why}", "can be written to", f"{remedy}; or choose another directory")
+        why = "is mounted read-only" if place.read_only else "may not be written to by this user"
+        remedy = "remount it, or give this user write permission; or choose another directory"
+        yield row.fail(f"{place.there} {why}", "can be written to", remedy)
         return
     elsewhere = "or set TMPDIR, and Ray's --temp-dir, to a larger disk"
     if purpose in ROOM:

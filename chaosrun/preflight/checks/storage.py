@@ -177,14 +177,17 @@ def _lock(row: Rows, lock: Lock, default: bool) -> Iterator[Finding]:
 
 
 def _speed(row: Rows, mount: Mount, speed: Speed, level: Level) -> Iterator[Finding]:
-    where = "past the kernel's cache" if speed.past_cache else "perhaps out of the kernel's cache"
-    for name, rate, sample, how in (
-        ("write speed", speed.bytes / speed.write_s, speed.bytes, f"{size(speed.bytes)} synced"),
-        ("read speed", speed.read_bytes / speed.read_s, speed.read_bytes, where),
-    ):
+    def measure(rate: float, sample: int) -> Measure:
         fail = FAIL_SHARE if level is not Level.QUICK and sample >= SAMPLE_BYTES else None
-        measure = Measure(number=rate, unit="B/s", better="higher", warn=WARN_SHARE, fail=fail)
-        yield row.passed(f"{size(rate)}/s, {how}", name=name, measure=measure)
+        return Measure(number=rate, unit="B/s", better="higher", warn=WARN_SHARE, fail=fail)
+
+    rate = speed.bytes / speed.write_s
+    yield row.passed(f"{size(rate)}/s, {size(speed.bytes)} synced", name="write speed", measure=measure(rate, speed.bytes))
+    if speed.read_bytes:
+        rate = speed.read_bytes / speed.read_s
+        yield row.passed(f"{size(rate)}/s", name="read speed", measure=measure(rate, speed.read_bytes))
+    else:
+        yield row.skip("this file system gives back nothing past the kernel's cache", name="read speed")
     yield _fsync(row.of(name="fsync"), mount, speed)
 
 

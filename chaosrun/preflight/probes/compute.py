@@ -63,26 +63,20 @@ class Product(Struct, frozen=True, kw_only=True):
     """Where and what the first wrong one is."""
 
 
-class MemoryTried(Struct, frozen=True, kw_only=True):
-    bytes: int
-    wrong: int
-    """Of them, how many were not read back as they had been written."""
-
-
-class Cores(Struct, frozen=True, kw_only=True):
-    tried: int
-    differing: dict[str, str]
-    """The first operation that differs, by core."""
-
-
 class ComputeFacts(Struct, frozen=True, kw_only=True):
     kind: Kind
-    memory: MemoryTried | None = None
+    memory_bytes: int = 0
+    """That were tried."""
+    memory_wrong: int = 0
+    """Of them, how many were not read back as they had been written."""
     products: tuple[Product, ...] = ()
     gflops: float = 0.0
     training: tuple[Training, ...] = ()
     """With each number of threads."""
-    cores: Cores | None = None
+    cores: int = 0
+    """On so many of a CPU the training was made alone."""
+    differing: dict[str, str] = {}
+    """The first operation that differs, by core."""
 
 
 def probe(
@@ -119,10 +113,10 @@ def probe(
     if products:
         say("allocation")
         size = CPU_BYTES if device == "cpu" else int(torch.cuda.mem_get_info(which)[0] * GPU_SHARE)
-        memory = MemoryTried(bytes=size, wrong=check_memory(which, size))
-        exact = tuple(check_products(which, say))
+        wrong, exact = check_memory(which, size), tuple(check_products(which, say))
         say("speed of a product")
-        facts = structs.replace(facts, memory=memory, products=exact, gflops=product_gflops(which))
+        gflops = product_gflops(which)
+        facts = structs.replace(facts, memory_bytes=size, memory_wrong=wrong, products=exact, gflops=gflops)
     if repeats:
         counts = sorted({1, threads}) if device == "cpu" else [threads]
         each_s = seconds / len(counts)
@@ -133,7 +127,7 @@ def probe(
         if device == "cpu" and cores:
             numbers = sorted(os.sched_getaffinity(0))
             differing = fingerprinted_training.other_cores(training[0].operations, numbers, say)
-            facts = structs.replace(facts, cores=Cores(tried=len(numbers), differing=differing))
+            facts = structs.replace(facts, cores=len(numbers), differing=differing)
     return facts
 
 

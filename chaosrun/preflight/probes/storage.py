@@ -49,11 +49,10 @@ class Speed(Struct, frozen=True, kw_only=True):
     dirty_before: int | None
     """Pages that the kernel had yet to write before the fsync; None: it does not tell."""
     dirty_after: int | None
-    read_bytes: int
-    read_s: float
-    past_cache: bool
-    """Whether the kernel's cache was left out."""
-    changed: int
+    read_bytes: int = 0
+    """Past the kernel's cache; none where the file system does not let one."""
+    read_s: float = 0.0
+    changed: int = 0
     """Bytes of those blocks that were not what had been written."""
 
 
@@ -160,26 +159,16 @@ def measure_speed(path: Path, budget_s: float, most_bytes: int, goes_on: Callabl
         if grows:
             size, rounds = size * GROWTH, []
         rounds.append(_write(path, blocks, size, goes_on))
-    past_cache = True
+    read_bytes, read_s, changed = 0, 0.0, 0
     try:
-        read = _read(path, os.O_DIRECT, blocks, size, budget_s, goes_on)
+        read_bytes, read_s, changed = _read(path, blocks, size, budget_s, goes_on)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        past_cache, read = False, _read(path, 0, blocks, size, budget_s, goes_on)
     os.unlink(path)
-    write_s, fsync_s, *dirty = min(rounds)
-    return Speed(
-        bytes=size,
-        write_s=write_s,
-        fsync_s=fsync_s,
-        dirty_before=dirty[0],
-        dirty_after=dirty[1],
-        read_bytes=read[0],
-        read_s=read[1],
-        past_cache=past_cache,
-        changed=read[2],
-    )
+    write_s, fsync_s, before, after = min(rounds)
+    written = {"bytes": size, "write_s": write_s, "fsync_s": fsync_s, "dirty_before": before, "dirty_after": after}
+    return Speed(**written, read_bytes=read_bytes, read_s=read_s, changed=changed)
 
 
 def _write(path: Path, blocks: list[bytes], size: int, goes_on: Callable[[], None]) -> Round:
@@ -213,11 +202,9 @@ def _dirty_pages(descriptor: int) -> int | None:
     return cached[1] + cached[2]
 
 
-def _read(
-    path: Path, flag: int, blocks: list[bytes], size: int, budget_s: float, goes_on: Callable[[], None]
-) -> tuple[int, float, int]:
+def _read(path: Path, blocks: list[bytes], size: int, budget_s: float, goes_on: Callable[[], None]) -> tuple[int, float, int]:
     """(bytes, seconds, bytes of the blocks that are not what was written)"""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     # Aligned, as reading past the cache needs it.
     buffer = mmap.mmap(-1, BLOCK)
     changed = done = 0
