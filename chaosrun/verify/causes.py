@@ -207,7 +207,12 @@ def _source_apart(moment: Moment, record: StepRecord) -> dict[str, Any] | None:
     expected = moment.drill.reference_lineage.at(record.rank, record.step)
     other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None
     sides = [_source_at(trace, record.epoch) for trace in (other, moment.attempt.traces[record.rank])]
-    if sides[0] is None or sides[1] is None or not (apart := differing_keys(sides[0].held, sides[1].held)):
+    if sides[0] is None or sides[1] is None:
+        return None
+    # Of a source that can be told its epoch, chaosrun answers for that.
+    told = () if sides[1].own else ("epoch", "_epoch")
+    apart = [name for name in differing_keys(sides[0].held, sides[1].held) if name.split("/")[-1] not in told]
+    if not apart:
         return None
     values = [side.held.get(apart[0], "absent") for side in sides if side]
     return {"name": apart[0], "expected": values[0], "seen": values[1], "epoch": record.epoch}
