@@ -1,7 +1,7 @@
 """Whose fault something is, and the rows of the table of causes. Values only; the rows stand in `code_*`, see `codes`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Whose = Literal["nobody", "planned", "yours", "machine", "chaosrun", "unknown"]
@@ -45,7 +45,7 @@ class Blame:
         return f"{self.words}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"whose": self.whose, "likely": self.likely, "part": self.part, "reason": self.reason}
+        return asdict(self)
 
 
 def nobody(reason: str) -> Blame:

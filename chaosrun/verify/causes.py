@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
+from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Field, Mismatch, differing_keys
+from chaosrun.verify.compare import Field, Mismatch, differing_keys, starts_of, unlike_orders
 from chaosrun.verify.ledger import displacement
-from chaosrun.verify.loading import sample_finding, unrepeatable
-from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters

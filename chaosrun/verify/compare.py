@@ -4,12 +4,12 @@ Pure. Owns what "equal" means, bitwise or within a tolerance; decides nothing ab
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from chaosrun.records.history import LegHistory
-from chaosrun.records.traces import StepRecord
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.spec.model import Tolerance
 
 Field = Literal["ids", "batch", "position", "rng", "loss", "grad", "lr", "param"]
@@ -35,16 +35,7 @@ class Mismatch:
     tensor: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "field": self.field,
-            "step": self.step,
-            "rank": self.rank,
-            "attempt": self.attempt,
-            "expected": self.expected,
-            "seen": self.seen,
-            "micro_batch": self.micro_batch,
-            "tensor": self.tensor,
-        }
+        return asdict(self)
 
     @property
     def place(self) -> str:
@@ -104,6 +95,23 @@ def differing_keys(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list
     keys = [*expected, *(key for key in seen if key not in expected)]
     missing = object()
     return [key for key in keys if expected.get(key, missing) != seen.get(key, missing)]
+
+
+def starts_of(attempt: Attempt) -> list[StartRecord]:
+    return [trace.start for _, trace in sorted(attempt.traces.items()) if trace.start]
+
+
+def unlike_orders(starts: Iterable[StartRecord]) -> str | None:
+    """How the first of these differs that holds the first one's parameters in another order; None where all are alike. The
+    state of an optimizer is saved and restored by number (hazard O5)."""
+    first: StartRecord | None = None
+    for start in starts:
+        first = first or start
+        if start.tensors != first.tensors and sorted(start.tensors) == sorted(first.tensors):
+            pairs = enumerate(zip(first.tensors, start.tensors, strict=True))
+            number, (expected, seen) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+            return f"parameter {number} is {seen} on rank {start.rank} of attempt {start.attempt}, {expected} elsewhere"
+    return None
 
 
 def _mismatch(field: Field, seen: StepRecord, expected: Any, value: Any, **more: Any) -> Mismatch:

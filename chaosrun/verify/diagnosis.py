@@ -179,16 +179,6 @@ class Replay:
     changed: tuple[str, ...]
     """Local files of the script that are not as they were in the run."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "start": self.start,
-            "why": self.why,
-            "steps": self.steps,
-            "attempts": self.attempts,
-            "faults": list(self.faults),
-            "changed": list(self.changed),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
@@ -224,5 +214,5 @@ class Diagnosis:
             "candidates": [asdict(entry) for entry in candidates_of(self.comparison)],
             "quantities": [entry.to_json() for entry in self.comparison.quantities],
             "moments": self.comparison.moments,
-            "replay": self.replay.to_json(),
+            "replay": asdict(self.replay),
         }

@@ -5,7 +5,7 @@ it looks deeper. A hazard is a suspicion with a reason, not a proof.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chaosrun.records.inspection import Quantity
@@ -93,7 +93,7 @@ class Hazard:
         return f"{CATALOGUE}#{self.row.lower()}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"row": self.row, "what": self.what, "link": self.link}
+        return {**asdict(self), "link": self.link}
 
 
 def hazard_of(finding: Finding | None, divergence: Divergence | None, *, after_restore: bool, repeats: bool) -> Hazard | None:

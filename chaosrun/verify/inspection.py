@@ -6,7 +6,7 @@ Reads what `records.inspection` describes, knows nothing of causes. No torch: by
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +55,7 @@ class Finding:
     worst_ulp: int | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "quantity": self.quantity,
-            "step": self.step,
-            "at_end": self.at_end,
-            "attempt": self.attempt,
-            "rank": self.rank,
-            "ranks": list(self.ranks),
-            "micro_batch": self.micro_batch,
-            "tensor": self.tensor,
-            "tensors": self.tensors,
-            "of": self.of,
-            "expected": self.expected,
-            "seen": self.seen,
-            "difference": self.difference.to_json() if self.difference else None,
-            "problem": self.problem,
-            "worst": self.worst,
-            "worst_ulp": self.worst_ulp,
-        }
+        return {**asdict(self), "difference": self.difference and self.difference.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +69,7 @@ class QuantityComparison:
     finding: Finding | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "quantity": self.quantity,
-            "micro_batch": self.micro_batch,
-            "compared": self.compared,
-            "finding": self.finding.to_json() if self.finding else None,
-        }
+        return {**asdict(self), "finding": self.finding and self.finding.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

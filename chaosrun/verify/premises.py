@@ -12,9 +12,8 @@ from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import Mismatch, compare, compared_fields, differing_keys
+from chaosrun.verify.compare import Mismatch, compare, compared_fields, differing_keys, starts_of, unlike_orders
 from chaosrun.verify.corruption import injections
-from chaosrun.verify.order import starts_of, unlike_orders
 from chaosrun.verify.restored import saved_difference
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import first_difference
-from chaosrun.verify.order import starts_of, unlike_orders
+from chaosrun.verify.compare import first_difference, starts_of, unlike_orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

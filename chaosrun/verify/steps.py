@@ -9,8 +9,7 @@ from typing import Any
 from chaosrun.records.traces import StepRecord
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import Field, Mismatch, compare, first_difference
-from chaosrun.verify.order import unlike_orders
+from chaosrun.verify.compare import Field, Mismatch, compare, first_difference, unlike_orders
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 

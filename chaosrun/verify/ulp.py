@@ -8,7 +8,7 @@ and from a number to infinity no count of steps means anything: such pairs are c
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -47,19 +47,7 @@ class TensorDifference:
     """Differing pairs of which one is NaN or infinite."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "elements": self.elements,
-            "differing": self.differing,
-            "index": list(self.index),
-            "expected": self.expected,
-            "seen": self.seen,
-            "ulp": self.ulp,
-            "max_ulp": self.max_ulp,
-            "max_distance": self.max_distance,
-            "not_finite": self.not_finite,
-        }
+        return asdict(self)
 
 
 def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int, ...]) -> TensorDifference | None:
