@@ -72,25 +72,23 @@ __all__ = [
 PROGRAM = "chaosrun.cli.supervisor"
 """Supervises a drill that this process only follows."""
 _HOMES = {
-    "RunResult": "chaosrun.campaign.drill",
-    "RunSummary": "chaosrun.records.runs",
-    "cancel": "chaosrun.supervise.remote",
-    "clean": "chaosrun.housekeeping.cleaning",
-    "environment": "chaosrun.housekeeping.environment",
-    "export": "chaosrun.integrations.export",
-    "find_run": "chaosrun.supervise.runs",
-    "init": "chaosrun.integrations.scaffold",
-    "inject": "chaosrun.supervise.remote",
-    "list_runs": "chaosrun.supervise.runs",
-    "plan": "chaosrun.supervise.run",
-    "resume": "chaosrun.campaign.drill",
-    "schema": "chaosrun.integrations.schemas",
-    "shrink": "chaosrun.campaign.shrink",
-    "submit": "chaosrun.campaign.drill",
-    "suite": "chaosrun.campaign.suite_run",
-    "suite_plan": "chaosrun.campaign.suite_run",
-    "sweep": "chaosrun.campaign.sweep",
-    "verify": "chaosrun.campaign.drill",
+    name: f"chaosrun.{home}"
+    for home, names in {
+        "campaign.drill": ("RunResult", "resume", "submit", "verify"),
+        "campaign.shrink": ("shrink",),
+        "campaign.suite_run": ("suite", "suite_plan"),
+        "campaign.sweep": ("sweep",),
+        "housekeeping.cleaning": ("clean",),
+        "housekeeping.environment": ("environment",),
+        "integrations.export": ("export",),
+        "integrations.scaffold": ("init",),
+        "integrations.schemas": ("schema",),
+        "records.runs": ("RunSummary",),
+        "supervise.remote": ("cancel", "inject"),
+        "supervise.run": ("plan",),
+        "supervise.runs": ("find_run", "list_runs"),
+    }.items()
+    for name in names
 }
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Literal
 
 from chaosrun.errors import UsageError
 from chaosrun.integrations.export import workflow
-from chaosrun.integrations.schemas import job_schema
+from chaosrun.integrations.schemas import schema
 
 Template = Literal["accelerate", "trainer", "torch"]
 CI = Literal["github", "none"]
@@ -48,13 +48,12 @@ class Scaffold:
 def init(directory: Path, *, template: Template = "accelerate", ci: CI = "github", force: bool = False) -> Scaffold:
     """Write a job that passes as it is. Raises UsageError, with nothing written, where files are in its way (unless `force`),
     and when the template needs what is not installed."""
-    made = scaffold(directory, template, ci)
-    write_scaffold(made, force=force)
+    made = _scaffold(directory, template, ci)
+    _write(made, force=force)
     return made
 
 
-def scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
-    """The files of a new job in `directory`. Raises UsageError when its template needs what is not installed."""
+def _scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
     needed = NEEDS.get(template)
     if needed and find_spec(needed) is None:
         raise UsageError(
@@ -65,7 +64,7 @@ def scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
     files = {
         directory / "job.yaml": job.replace("{name}", job_name(directory)).replace("{more}", MORE.get(template, "")),
         directory / "train.py": (TEMPLATES / template / "train.py").read_text(),
-        directory / SCHEMA_NAME: json.dumps(job_schema(), indent=1) + "\n",
+        directory / SCHEMA_NAME: json.dumps(schema("job"), indent=1) + "\n",
     }
     warning = None
     if ci == "github":
@@ -78,16 +77,17 @@ def scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
     return Scaffold(directory=directory, template=template, files=files, warning=warning)
 
 
-def write_scaffold(made: Scaffold, *, force: bool) -> None:
-    """Write every file, or none: raises UsageError, before anything is written, when one is there already (unless `force`) or
-    its place is not a file's, and when a directory cannot be made."""
+def _write(made: Scaffold, *, force: bool) -> None:
+    """Write every file, or none."""
     taken = [path for path in made.files if os.path.lexists(path)]
     if wrong := [path for path in taken if path.is_dir() or path.is_symlink()]:
-        raise UsageError(f"{_list(wrong)}: not an ordinary file, and never overwritten", hint="name another directory")
-    if taken and not force:
         raise UsageError(
-            f"already there: {_list(taken)}; nothing was written", hint="name another directory, or overwrite them with --force"
+            f"{', '.join(map(str, wrong))}: not an ordinary file, and never overwritten", hint="name another directory"
         )
+    if taken and not force:
+        there = ", ".join(map(str, taken))
+        hint = "name another directory, or overwrite them with --force"
+        raise UsageError(f"already there: {there}; nothing was written", hint=hint)
     staged: list[tuple[str, Path]] = []
     try:
         for path, text in made.files.items():
@@ -114,10 +114,6 @@ def job_name(directory: Path) -> str:
     """The directory's name, as far as a job can be called so."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", directory.resolve().name).lstrip("._-")[:64]
     return name or "job"
-
-
-def _list(paths: Sequence[Path]) -> str:
-    return ", ".join(map(str, paths))
 
 
 def _github(directory: Path, template: Template) -> dict[Path, str]:

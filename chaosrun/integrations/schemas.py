@@ -6,7 +6,6 @@ the schema refuses, too. It knows nothing of how keys go together, and cannot te
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 
@@ -21,43 +20,21 @@ class _Schema(GenerateJsonSchema):
 
 def schema(of: Literal["job", "suite", "verdict", "preflight"]) -> dict[str, Any]:
     """Of a job file, a suite, a verdict or a preflight's result."""
-    return {"job": job_schema, "suite": suite_schema, "verdict": verdict_schema, "preflight": preflight_schema}[of]()
+    if of == "verdict":
+        from chaosrun.verify.schema import verdict_schema
 
+        return verdict_schema()
+    if of == "preflight":
+        from chaosrun.preflight.result import result_adapter
 
-def job_schema() -> dict[str, Any]:
-    """Of a job file."""
-    from chaosrun.spec.model import JobSpec
+        made = result_adapter().json_schema(mode="serialization", schema_generator=_Schema)
+        title = "A chaosrun preflight's result"  # what `chaosrun preflight -o json` prints
+    else:
+        from chaosrun.spec.model import JobSpec
+        from chaosrun.spec.suite import SuiteSpec
 
-    return _schema(JobSpec, "A chaosrun job")
-
-
-def suite_schema() -> dict[str, Any]:
-    """Of a suite."""
-    from chaosrun.spec.suite import SuiteSpec
-
-    return _schema(SuiteSpec, "A chaosrun suite")
-
-
-def verdict_schema() -> dict[str, Any]:
-    """Of verdict.json."""
-    from chaosrun.verify.schema import verdict_schema as of_verdict
-
-    return of_verdict()
-
-
-def preflight_schema() -> dict[str, Any]:
-    """Of what `chaosrun preflight -o json` prints."""
-    from chaosrun.preflight.result import result_adapter
-
-    schema = result_adapter().json_schema(mode="serialization", schema_generator=_Schema)
-    return _titled(schema, "A chaosrun preflight's result")
-
-
-def _schema(model: type[BaseModel], title: str) -> dict[str, Any]:
-    return _titled(model.model_json_schema(schema_generator=_Schema), title)
-
-
-def _titled(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    for part in schema.get("$defs", {}).values():
+        made = (JobSpec if of == "job" else SuiteSpec).model_json_schema(schema_generator=_Schema)
+        title = f"A chaosrun {of}"
+    for part in made.get("$defs", {}).values():
         part.pop("title", None)  # the name of a class of ours
-    return {**schema, "title": title}
+    return {**made, "title": title}

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, TRAINING_PHASES, Kind
 from chaosrun.faults.kinds import KINDS
-from chaosrun.integrations.schemas import job_schema, suite_schema
+from chaosrun.integrations.schemas import schema as schema_of
 from chaosrun.spec.faults import FaultOptions
 from chaosrun.spec.fields import (
     Argument,
@@ -172,13 +172,13 @@ def _section(title: str, about: str, schema: Schema, shared: Mapping[str, Schema
 def job_reference() -> str:
     shared = FaultOptions.model_json_schema()["properties"]
     shared = {name: {key: value for key, value in each.items() if key != "title"} for name, each in shared.items()}
-    lines = [*sections(job_schema(), shared)]
+    lines = [*sections(schema_of("job"), shared)]
     lines += ["### Every fault", "", "What is done to whom: keys that scheduled, random and preset faults share.", ""]
     return "\n".join([*lines, *table(shared, []), ""])
 
 
 def suite_reference() -> str:
-    return "\n".join(sections(suite_schema(), {}))
+    return "\n".join(sections(schema_of("suite"), {}))
 
 
 def kinds_reference() -> str:

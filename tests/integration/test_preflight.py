@@ -17,7 +17,7 @@ import pytest
 from chaosrun.cluster.connection import Connection
 from chaosrun.cluster.probe_pool import ProbePool
 from chaosrun.cluster.probing import Call
-from chaosrun.integrations.schemas import preflight_schema
+from chaosrun.integrations.schemas import schema
 from chaosrun.preflight.report.text import render_text
 from chaosrun.preflight.result import from_json, to_json
 from chaosrun.processes import identify, is_alive, marked
@@ -118,7 +118,7 @@ def test_an_agent_that_hangs_and_a_raylet_that_dies_cost_no_more_than_their_time
 @pytest.mark.parametrize("which", ["bad", "silent"])
 def test_real_results_are_what_the_schema_says_and_are_read_back(driven: dict[str, Any], which: str) -> None:
     saved = driven[which]["saved"]
-    jsonschema.Draft202012Validator(preflight_schema()).validate(saved)
+    jsonschema.Draft202012Validator(schema("preflight")).validate(saved)
     result = from_json(saved)
     assert to_json(result) == saved and result.exit_code == 8
     text = render_text(result, width=80, colour=False)

@@ -8,13 +8,13 @@ import jsonschema
 import pytest
 
 from chaosrun.errors import UsageError
-from chaosrun.integrations.schemas import preflight_schema
+from chaosrun.integrations.schemas import schema
 from chaosrun.preflight.model import Measure, Rows
 from chaosrun.preflight.result import DERIVED, EXIT_UNFIT, RESULT_VERSION, CheckRun, Result, from_json, to_json
 from tests.unit.fuzzing import AMOUNTS, changed_value, tried
 from tests.unit.preflight_results import left_out, lost, node, odd_bits, result, sound, swap
 
-VALIDATOR = jsonschema.Draft202012Validator(preflight_schema())
+VALIDATOR = jsonschema.Draft202012Validator(schema("preflight"))
 NODES = [node(number) for number in (1, 2, 3)]
 
 
@@ -65,9 +65,9 @@ def test_what_is_derived_is_all_that_is_not_read_back() -> None:
 
 
 def test_every_field_is_explained() -> None:
-    schema = preflight_schema()
-    assert schema["properties"]["v"]["const"] == RESULT_VERSION
-    for part in (schema, *schema["$defs"].values()):
+    whole = schema("preflight")
+    assert whole["properties"]["v"]["const"] == RESULT_VERSION
+    for part in (whole, *whole["$defs"].values()):
         silent = [name for name, about in part.get("properties", {}).items() if not about.get("description")]
         assert not silent
         assert part.get("additionalProperties") is False or "properties" not in part

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from chaosrun import api, cli
 from chaosrun.errors import UsageError
 from chaosrun.integrations import scaffold as files
-from chaosrun.integrations.scaffold import init, job_name, scaffold, write_scaffold
+from chaosrun.integrations.scaffold import init, job_name
 from chaosrun.spec.problems import Source
 from chaosrun.spec.tree import plain, read_tree
 
@@ -111,7 +111,6 @@ def test_a_directory_that_cannot_be_made_is_said_to_be_one(tmp_path: Path) -> No
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = scaffold(tmp_path, "torch", "none")
     calls = []
 
     def full(descriptor: int, mode: int) -> None:
@@ -121,7 +120,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(files.os, "fchmod", full)
     with pytest.raises(UsageError, match="No space left on device"):
-        write_scaffold(made, force=False)
+        init(tmp_path, template="torch", ci="none")
     assert written(tmp_path) == {}
 
 

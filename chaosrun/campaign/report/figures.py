@@ -1,7 +1,7 @@
 """The figures of a suite's page: how many drills were as expected each night, how long recovery took, what one drill did."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,9 @@ def rates(known: "Sequence[Night]") -> Figure | None:
         if odd:
             parts.append(bar.format("odd", x, floor - all_high, width, all_high - high))
         bars.append(_target(said, x, width, floor, join(parts), first=place == 0))
-    values = sorted({0, most})
-    axis = join(text("100%", _y(scale, value), str(value), anchor="end") for value in values)
-    plot = rules([_y(scale, value) - 4 for value in values]) + join(bars) + _dates(known)
     latest = known[-1]
     told = f"Drills as expected over {count(len(known), 'night')}, last {latest.passed} of {len(latest.drills)}"
-    return Figure(height=HEIGHT, axis=axis, plot=plot, told=told)
+    return _figure(known, scale, {value: str(value) for value in sorted({0, most})}, join(bars), told)
 
 
 def recoveries(known: "Sequence[Night]") -> Figure | None:
@@ -77,15 +74,12 @@ def recoveries(known: "Sequence[Night]") -> Figure | None:
         ).format(x, low, high, y)
         marks.append(_target(said, f"{share * place:.3f}%", width, HEIGHT - BOTTOM, drawn, first=not marks))
         line.append((WIDE * share * (place + 0.5) / 100, y))
-    values = ticks(0.0, scale.high, 3)
-    axis = join(text("100%", _y(scale, value), f"{value:g} s", anchor="end") for value in values)
     drawn_line = Markup(
         '<svg viewBox="0 0 {} {}" preserveAspectRatio="none" width="100%" height="{}"><path class="trend" d="{}"/></svg>'
     ).format(WIDE, HEIGHT, HEIGHT, path_of(line) if len(line) > 1 else "")
-    plot = rules([_y(scale, value) - 4 for value in values]) + drawn_line + join(marks) + _dates(known)
-    latest = found[-1][2]
-    told = f"Recovery over {count(len(found), 'night')} with restarts, last median {clock(statistics.median(latest))}"
-    return Figure(height=HEIGHT, axis=axis, plot=plot, told=told)
+    told = f"Recovery over {count(len(found), 'night')} with restarts, last median {clock(statistics.median(found[-1][2]))}"
+    values = {value: f"{value:g} s" for value in ticks(0.0, scale.high, 3)}
+    return _figure(known, scale, values, drawn_line + join(marks), told)
 
 
 def strip(drill: str, known: "Sequence[Night]") -> Markup:
@@ -116,12 +110,14 @@ def _target(said: str, x: str, width: str, floor: float, drawn: Markup, *, first
     ).format(0 if first else -1, said, x, width, floor, drawn)
 
 
+def _figure(known: "Sequence[Night]", scale: Scale, values: Mapping[float, str], drawn: Markup, told: str) -> Figure:
+    """With its values beside it, and the first night and the last beneath."""
+    axis = join(text("100%", _y(scale, value), words, anchor="end") for value, words in values.items())
+    places, shown = ([0.5], known) if len(known) == 1 else ([0, 1], (known[0], known[-1]))
+    dates = beneath(places, [night.night for night in shown], Scale(0, 1), HEIGHT - 6)
+    return Figure(height=HEIGHT, axis=axis, plot=rules([_y(scale, value) - 4 for value in values]) + drawn + dates, told=told)
+
+
 def _y(scale: Scale, value: float) -> float:
     """Where the words stand that name a value; a rule is 4 pixels above."""
     return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * scale.at(value) + 4
-
-
-def _dates(known: "Sequence[Night]") -> Markup:
-    """The first night and the last."""
-    places, shown = ([0.5], known) if len(known) == 1 else ([0, 1], (known[0], known[-1]))
-    return beneath(places, [night.night for night in shown], Scale(0, 1), HEIGHT - 6)
