@@ -62,7 +62,7 @@ def test_an_interrupt_leaves_nothing_behind(number: signal.Signals, tmp_path: Pa
 
 
 def test_nothing_is_begun_after_the_time_for_all_and_on_a_node_that_is_lost() -> None:
-    pool = ProbePool(Connection(kind="borrowed", address=None))
+    pool = ProbePool(Connection(kind="borrowed", address=None, mark=""))
     pool.until = time.monotonic()
     pool.lost["b"] = "no answer"
     told: list[tuple[str, int, str]] = []
