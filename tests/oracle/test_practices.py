@@ -12,6 +12,7 @@ import jinja2
 import pytest
 from ruamel.yaml import YAML
 
+from chaosrun.errors import UsageError
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
 from tests.oracle.mutants import MUTANTS
@@ -127,9 +128,15 @@ def test_a_script_gets_the_verdict_that_it_deserves(
     warm_drills: WarmDrills, tmp_path: Path, score: Score, practice: Practice, workers: int
 ) -> None:
     with score.of(f"{practice.name} on {workers} workers", practice.family) as outcome:
-        verdict = warm_drills(practice.write(tmp_path, workers), root=tmp_path / "root").verdict
-        outcome.said = f"{verdict.status} {verdict.code} {verdict.blame.whose}"
-        outcome.missed = practice.missed(verdict, workers)
+        try:
+            verdict = warm_drills(practice.write(tmp_path, workers), root=tmp_path / "root").verdict
+        except UsageError as error:
+            outcome.said = "REFUSED usage yours"
+            right = practice.says[0] == "REFUSED" and practice.tells in str(error)
+            outcome.missed = None if right else f"{practice.says} was refused: {error}"
+        else:
+            outcome.said = f"{verdict.status} {verdict.code} {verdict.blame.whose}"
+            outcome.missed = practice.missed(verdict, workers)
 
 
 @pytest.mark.ray
