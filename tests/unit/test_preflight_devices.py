@@ -1,19 +1,18 @@
 """What drivers say, read and judged: reports as healthy and as broken GPUs give them."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from chaosrun.preflight.checks.devices import CHECK, call
-from chaosrun.preflight.model import Finding, Level, Setting, Status
+from chaosrun.preflight.model import Finding, Setting, Status
 from chaosrun.preflight.probes.compute import read_cpuinfo
 from chaosrun.preflight.probes.devices import gpu_devices, how_it_ended, patience_in, visible_gpus
 from chaosrun.preflight.probes.nvidia import matched, parse
 from chaosrun.records.codec import to_plain
-from chaosrun.spec.source import load_job
-from tests.preflight_answers import SETTING, judged, node_of
+from tests.preflight_answers import SETTING, job_of, judged, node_of
 
 UUIDS = ("GPU-6f8a1c52-0d7e-4b39-9a51-2f6f3f0e7c11", "GPU-1b2d9e40-77aa-4c0e-8f13-90c2a6d5b3f8")
 GPU = """
@@ -206,10 +205,8 @@ def test_the_number_is_compared_with_rays() -> None:
     assert {finding.status for finding in judge({"n": answer(gpu(0))}, gpus=0).values()} == {Status.SKIP}
 
 
-def test_a_job_on_gpus_wants_ray_to_have_them(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    (tmp_path / "job.yaml").write_text("name: j\nscript: train.py\nworkers: 1\nper_worker: {cpu: 3, gpu: 1}\nenv: {A: b}\n")
-    setting = Setting(level=Level.QUICK, root=tmp_path, storage=tmp_path, job=load_job(tmp_path / "job.yaml"))
+def test_a_job_on_gpus_wants_ray_to_have_them() -> None:
+    setting = asking(1, env={"A": "b"})
     assert judge({"n": answer(gpu(0))}, setting, gpus=0)["", "number"].status is Status.WARN
     # One worker needs no NCCL.
     assert judge({"n": answer(gpu(0, *MIG_ON, INSTANCE))}, setting)["cuda:0", "MIG"].status is Status.PASS
@@ -250,32 +247,30 @@ def test_a_driver_that_does_not_answer_fails_only_where_ray_counts_gpus() -> Non
 BROKEN = leaf("remapped_row_failure", "No", "Yes")
 
 
-def asking(folder: Path, gpus: int | str, workers: int = 1) -> Setting:
-    (folder / "train.py").touch()
-    (folder / "job.yaml").write_text(f"name: j\nscript: train.py\nworkers: {workers}\nper_worker: {{gpu: {gpus}}}\n")
-    return Setting(level=Level.QUICK, root=folder, storage=folder, job=load_job(folder / "job.yaml"))
+def asking(gpus: int | str, workers: int = 1, **parts: Any) -> Setting:
+    return replace(SETTING, job=job_of(workers, per_worker={"gpu": gpus}, **parts))
 
 
-def test_a_broken_gpu_that_no_worker_gets_is_no_fault_of_the_node(tmp_path: Path) -> None:
+def test_a_broken_gpu_that_no_worker_gets_is_no_fault_of_the_node() -> None:
     hung = computed("hung", "allocation", error="no progress for 20 s")
     bad = answer(gpu(0, BROKEN), gpu(1), made=hung)
     assert judge({"n": bad}, gpus=2)["cuda:0", "remapped rows"].status is Status.FAIL
-    assert judge({"n": bad}, asking(tmp_path, 1), gpus=2)["cuda:0", "remapped rows"].status is Status.FAIL
+    assert judge({"n": bad}, asking(1), gpus=2)["cuda:0", "remapped rows"].status is Status.FAIL
     # The second of two, when Ray counts one.
     second = judge({"n": answer(gpu(0), gpu(1, BROKEN))}, gpus=1)["cuda:1", "remapped rows"]
     assert second.status is Status.WARN and "no worker gets" in second.reason
     # None for a job on CPUs, for one that asks for what there is where there is too little, and on a head without any.
     for found in (
-        judge({"n": bad}, asking(tmp_path, 0), gpus=2),
-        judge({"n": bad}, asking(tmp_path, "auto", workers=3), gpus=2),
+        judge({"n": bad}, asking(0), gpus=2),
+        judge({"n": bad}, asking("auto", workers=3), gpus=2),
         judge({"n": bad}, gpus=0),
     ):
         assert found["cuda:0", "product"].status is found["cuda:0", "remapped rows"].status is Status.WARN
         assert {finding.status for finding in found.values()} == {Status.WARN, Status.SKIP}
-    lost = judge({"n": answer(told="nothing", error="nvidia-smi: no driver")}, asking(tmp_path, 0), gpus=2)
+    lost = judge({"n": answer(told="nothing", error="nvidia-smi: no driver")}, asking(0), gpus=2)
     assert {finding.status for finding in lost.values()} == {Status.WARN}
-    assert call(asking(tmp_path, 0), node_of(gpus=1)).parameters["gpus"] == 0
-    assert call(asking(tmp_path, "auto"), node_of(gpus=1)).parameters["gpus"] == 1
+    assert call(asking(0), node_of(gpus=1)).parameters["gpus"] == 0
+    assert call(asking("auto"), node_of(gpus=1)).parameters["gpus"] == 1
 
 
 def test_a_model_that_no_worker_gets_is_none_of_the_jobs() -> None:

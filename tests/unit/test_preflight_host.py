@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from chaosrun import processes
-from chaosrun.cluster.probing import Node
 from chaosrun.housekeeping.limits import memory_room, process_room
 from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.checks.host import CHECK as HOST
@@ -25,30 +24,19 @@ from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
 from chaosrun.preflight.probes.script import ScriptFacts
 from chaosrun.preflight.probes.software import SoftwareFacts
-from chaosrun.spec.source import Job, load_job
+from chaosrun.spec.source import Job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
-from tests.preflight_answers import judged, told
+from tests.preflight_answers import job_of, judged, node_of, told
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 PLACE: dict[str, Any] = {
-    "path": "/runs",
-    "there": "/runs",
-    "total": 100 * GIB,
-    "free": 50 * GIB,
-    "inodes": 10**7,
-    "inodes_free": 10**6,
-    "read_only": False,
-    "writable": True,
-    "block_devices": ["nvme0n1p1", "nvme0n1"],
+    **{"path": "/runs", "there": "/runs", "total": 100 * GIB, "free": 50 * GIB, "inodes": 10**7, "inodes_free": 10**6},
+    **{"read_only": False, "writable": True, "block_devices": ["nvme0n1p1", "nvme0n1"]},
 }
 GOOD: dict[str, Any] = {
     "cpus": {"machine": 8, "usable": 8.0},
-    "memory": {
-        "total": 64 * GIB,
-        "available": 60 * GIB,
-        "limited": False,
-    },
+    "memory": {"total": 64 * GIB, "available": 60 * GIB, "limited": False},
     "places": {"storage": PLACE, "temporary files": {**PLACE, "path": "/tmp"}},
     "shared_memory": {"path": "/dev/shm", "total": 32 * GIB, "free": 32 * GIB},
     "limits": {"open_files": 65536, "process_room": 9700},
@@ -59,26 +47,11 @@ GOOD: dict[str, Any] = {
 PROCESS = {"pid": 77, "name": "python train.py", "cores": 3.0, "created_s": 0.0}
 
 
-def node(name: str, *, cpus: float = 8, gpus: int = 0) -> Node:
-    return Node(name=name, node_id=name, address="10.0.0.1", hostname=name, cpus=cpus, gpus=gpus, head=name == "a")
-
-
-def job(folder: Path, *lines: str) -> Job:
-    (folder / "train.py").write_text("loader = DataLoader(data, num_workers=4)\n")
-    (folder / "job.yaml").write_text("\n".join(["name: probe", "script: train.py", *lines]))
-    return load_job(folder / "job.yaml")
-
-
 def judge(
-    changes: Mapping[str, Any],
-    *,
-    with_job: Job | None = None,
-    of: Node | None = None,
-    every_node: bool = False,
-    loaders: int | None = 0,
+    changes: Mapping[str, Any], *, with_job: Job | None = None, every_node: bool = False, loaders: int | None = 0
 ) -> list[Finding]:
     """What is said when node b has these values, by "memory/total"-like keys."""
-    nodes = [node("a"), of or node("b"), node("c")]
+    nodes = [node_of(name, cpus=8) for name in "abc"]
     answered = {each.name: copy.deepcopy(GOOD) for each in nodes}
     for name in "abc" if every_node else "b":
         for place, value in changes.items():
@@ -201,8 +174,8 @@ def test_what_is_left_over_goes_with_a_command_that_can_be_pasted() -> None:
     assert remedies[2].endswith("rm -- /dev/shm/psm_1")
 
 
-def test_the_need_grows_with_the_job(tmp_path: Path) -> None:
-    its = job(tmp_path, "workers: 16", "per_worker: {cpu: 1, gpu: 0}")
+def test_the_need_grows_with_the_job() -> None:
+    its = job_of(16, per_worker={"cpu": 1, "gpu": 0})
     enough = {"memory/available": 5 * GIB, "limits/open_files": 300, "limits/process_room": 300}
     assert {row[2] for row in bad(judge(enough)) if row[0] != "open files"} == set()
     assert bad(judge(enough, with_job=its)) == {
@@ -212,9 +185,9 @@ def test_the_need_grows_with_the_job(tmp_path: Path) -> None:
     }
 
 
-def test_loader_workers_fill_shared_memory(tmp_path: Path) -> None:
+def test_loader_workers_fill_shared_memory() -> None:
     """8 workers on the node, 4 loader workers each, 2 batches ahead: 64 batches."""
-    its = job(tmp_path, "workers: 8", "per_worker: {cpu: 1, gpu: 0}")
+    its = job_of(8, per_worker={"cpu": 1, "gpu": 0})
     few = {"shared_memory": {"path": "/dev/shm", "total": 64 * MIB, "free": 63 * MIB}}
     some = {"shared_memory": {"path": "/dev/shm", "total": GIB, "free": GIB}}
     tiny = {"shared_memory": {"path": "/dev/shm", "total": MIB, "free": MIB // 2}}
@@ -227,13 +200,13 @@ def test_loader_workers_fill_shared_memory(tmp_path: Path) -> None:
     assert bad(judge(none, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
     # With --only host nothing is known of the script.
     assert bad(judge(few, with_job=its, loaders=None)) == {("/dev/shm", "b", Status.WARN)}
-    told = job(tmp_path, "workers: 8", "args: [--loader-workers, 4]", "per_worker: {cpu: 1, gpu: 0}")
+    told = job_of(8, args=["--loader-workers", "4"], per_worker={"cpu": 1, "gpu": 0})
     (row,) = [row for row in judge(few, with_job=told, loaders=None) if row.name == "/dev/shm" and row.node == "b"]
     assert row.status is Status.WARN and "64 batches" in row.threshold
 
 
 def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
-    its = job(tmp_path, "workers: 1", "per_worker: {gpu: 0}")
+    its = job_of(1, per_worker={"gpu": 0})
     cpus = len(os.sched_getaffinity(0))
     names = ["small_shm", "full_disk", "few_files", "few_cpus"]
     pool = LocalPool({"good": {}, **{name: {"PYTHONPATH": str(FAULTY / name)} for name in names}})

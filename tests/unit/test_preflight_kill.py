@@ -10,18 +10,14 @@ from chaosrun.preflight.model import Finding, Status
 from tests.preflight_answers import SETTING, judged, node_of
 
 GOOD: Mapping[str, Any] = {
-    "alive": [],
-    "killed_s": 0.006,
-    "port": 4711,
-    "unreached": "",
-    "port_s": 0.0,
-    "port_error": "",
-    "held_by": "",
-    "shared_memory": "/dev/shm/torch_x",
-    "shared_memory_left": False,
-    "devices": {},
-    "device_error": "",
+    **{"alive": [], "killed_s": 0.006, "port": 4711, "unreached": "", "port_s": 0.0, "port_error": "", "held_by": ""},
+    **{"shared_memory": "/dev/shm/torch_x", "shared_memory_left": False, "devices": {}, "device_error": ""},
 }
+STUCK = {"alive": [{"what": "child", "pid": 7, "state": "D"}]}
+
+
+def memory(after: int, seconds: float | None) -> Mapping[str, Any]:
+    return {"devices": {"cuda:1": {"before": 10, "held": 300, "after": after, "seconds": seconds}}}
 
 
 def judge(found: Mapping[str, Any], gpus: int = 0) -> dict[str, Finding]:
@@ -32,27 +28,12 @@ def judge(found: Mapping[str, Any], gpus: int = 0) -> dict[str, Finding]:
 @pytest.mark.parametrize(
     ("changed", "name", "status", "says"),
     [
-        (
-            {"alive": [{"what": "child", "pid": 7, "state": "D"}]},
-            "time until gone",
-            Status.FAIL,
-            "child (process 7, state D): alive 5 s",
-        ),
+        (STUCK, "time until gone", Status.FAIL, "child (process 7, state D): alive 5 s"),
         ({"port_error": "Address already in use"}, "port", Status.FAIL, "Address already in use, 5 s after"),
         ({"unreached": "Connection refused"}, "port", Status.FAIL, "Connection refused, while a worker listened there"),
         ({"shared_memory_left": True}, "shared memory", Status.FAIL, "left, and some process"),
-        (
-            {"devices": {"cuda:1": {"before": 10, "held": 300, "after": 290, "seconds": None}}},
-            "device memory",
-            Status.FAIL,
-            "290 MiB in use 5 s after the kill, 10 MiB before",
-        ),
-        (
-            {"devices": {"cuda:1": {"before": 10, "held": 300, "after": 12, "seconds": 0.4}}},
-            "device memory",
-            Status.PASS,
-            "288 MiB free again after 0.4 s",
-        ),
+        (memory(290, None), "device memory", Status.FAIL, "290 MiB in use 5 s after the kill, 10 MiB before"),
+        (memory(12, 0.4), "device memory", Status.PASS, "288 MiB free again after 0.4 s"),
         ({"device_error": "no CUDA"}, "device memory", Status.SKIP, ""),
         ({}, "device memory", Status.SKIP, ""),
     ],
