@@ -206,13 +206,12 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
 def _seconds(run: RunLayout, facts: RunFacts) -> float:
     """What the legs took, by their journals; a reference from the cache took no time here, nor does a run that waits for
     `chaosrun resume`."""
-    from chaosrun.records.codec import sound_records
-    from chaosrun.records.events import EVENTS
+    from chaosrun.records.history import read_leg
     from chaosrun.verify.recovery_times import pauses
 
     total = 0.0
     for leg in ("chaos", "confirm", *(() if facts.reference_source else ("reference",))):
-        events = [event for _, event in sound_records(run.leg(leg).journal, EVENTS, [])]
+        events = read_leg(run.leg(leg), traces=None).journal
         waits_s = sum(end - begin for begin, end in pauses(events))
         total += events[-1].time_s - events[0].time_s - waits_s if events else 0.0
     return max(0.0, total)

@@ -4,6 +4,7 @@
 that is damaged is named among the `damage`, and what hangs on it is left out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +43,8 @@ OUTCOME_WORDS: "dict[Outcome, str]" = {
 ENDED_BY_DEATH = ("user_error", "recovery_failed")
 """Outcomes of a leg whose last attempt's unplanned death says why. Of an inexact restore the verdict says more than it."""
 MOST_DEATHS = 8
+MOST_FAULTS = 3
+"""Told one by one in a sentence."""
 CHECK_WORDS = {"fail": "failed", "inconclusive": "inconclusive", "pass": "passed", "skip": "skipped"}
 """In the order of interest."""
 _Read = TypeVar("_Read")
@@ -171,8 +174,6 @@ class RunView:
 
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
-    from chaosrun.report.answers import differed, killed, tried
-
     damage: list[str] = []
     facts = _read(lambda: read_facts(run), damage) or RunFacts()
     spec, plan = _read(lambda: _spec(run), damage), _read(lambda: _plan(run), damage)
@@ -190,9 +191,9 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         headline=verdict.headline,
         place=verdict.place,
         blame=verdict.blame,
-        tried=tried(facts, spec, plan),
-        killed=killed(verdict, facts, legs["chaos"]),
-        differed=differed(verdict),
+        tried=_tried(facts, spec, plan),
+        killed=_killed(verdict, facts, legs["chaos"]),
+        differed=_differed(verdict),
         faults_title=_faults_title(verdict.faults, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts_title=_attempts_title(verdict),
@@ -234,6 +235,59 @@ def _plan(run: RunLayout) -> "FaultPlan":
         return FaultPlan.from_json(found)
     except ChaosrunError as error:
         raise UsageError(f"{run.plan_json}: {error.message}") from error
+
+
+def _tried(facts: RunFacts, spec: "JobSpec | None", plan: "FaultPlan | None") -> str:
+    name = facts.name or "a job whose file cannot be read"
+    workers = "" if facts.workers is None else f" on {count(facts.workers, 'worker')}"
+    every = "" if spec is None else f", a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
+    if plan is None:
+        again = "once with its faults"
+    elif not plan.faults:
+        again = "once again with no fault planned"
+    else:
+        injected = facts.injected_faults
+        more = f", {injected} more injected" if injected else ""
+        again = f"once with its faults ({len(plan.faults) - injected}, seed {plan.seed}{more})"
+    exact = spec is None or (spec.verify.weights.exact and spec.verify.losses.exact)
+    compared = "bit for bit" if exact else "within the job file's tolerances"
+    return f"{name}{workers}{every}: once undisturbed, {again}, and the two compared {compared}"
+
+
+def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
+    faults = verdict.faults
+    deaths = len(chaos.events(DeathUnplanned))
+    unplanned = f" {count(deaths, 'death')} nobody had planned." if deaths else ""
+    if not chaos.journal:
+        return "Nothing: the disturbed run never began."
+    if not faults:
+        return f"Nothing was planned.{unplanned}"
+    if len(faults) <= MOST_FAULTS:
+        doubt = " (NOT SHOWN to have happened)"
+        return (
+            "; ".join(f"{fault.id}: {fault.description}{'' if fault.landed else doubt}" for fault in faults) + f".{unplanned}"
+        )
+    kinds = ", ".join(f"{number} × {kind}" for kind, number in Counter(fault.kind for fault in faults).most_common())
+    ends = f"the first {faults[0].description}, the last {faults[-1].description}"
+    of = "faults" if facts.injected_faults else "planned faults"
+    landed = sum(fault.landed for fault in faults)
+    return f"{landed} of {len(faults)} {of} landed{facts.whose} ({kinds}): {ends}.{unplanned}"
+
+
+def _differed(verdict: "Verdict") -> str:
+    found = verdict.divergence
+    if found is not None:
+        ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"{len(found.ranks)} ranks, first rank {found.rank}"
+        tensor = f", {found.tensor}" if found.tensor else ""
+        return f"{found.kind} first: at step {found.step}, {ranks}, attempt {found.attempt}{tensor}."
+    if verdict.status == "PASS":
+        return "Nothing."
+    failing = next((check for check in verdict.checks if check.status == "fail"), None)
+    if failing is not None:
+        return f"{failing.name.replace('_', ' ')}: {failing.summary}."
+    if verdict.outcome not in CONCLUSIVE:
+        return "Not known: a leg did not come to its end, so there was nothing to compare."
+    return "Nothing that was compared."
 
 
 def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:

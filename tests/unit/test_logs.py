@@ -95,26 +95,17 @@ class TestFollower:
                 write(run, "chaos", attempt, rank, b"x\n")
         assert self.lines(follower) == ["chaos/1/1 x", "chaos/2/1 x"]
 
-    def test_one_attempt_is_complete_when_the_next_begins(self, run: RunLayout) -> None:
-        write(run, "chaos", 1, 0, b"x\n")
-        follower = self.follow(run, attempt=1)
-        assert not follower.is_complete
-        write(run, "chaos", 2, 0, b"y\n")
-        assert (self.lines(follower), follower.is_complete) == (["chaos/1/0 x"], True)
-
-    def test_one_leg_is_complete_when_the_next_begins(self, run: RunLayout) -> None:
+    def test_what_is_asked_for_is_complete_when_something_later_has_begun(self, run: RunLayout) -> None:
         write(run, "reference", 1, 0, b"x\n")
+        first, leg = self.follow(run, attempt=1), self.follow(run, leg="reference")
+        assert not first.is_complete and not leg.is_complete
         write(run, "reference", 2, 0, b"y\n")
-        follower = self.follow(run, leg="reference")
-        assert (self.lines(follower), follower.is_complete) == (["reference/2/0 y"], False)
+        assert (self.lines(first), first.is_complete) == (["reference/1/0 x"], True)
+        over_before = self.follow(run, attempt=1)
+        assert (self.lines(over_before), over_before.is_complete) == (["reference/1/0 x"], True)
+        assert (self.lines(leg), leg.is_complete) == (["reference/1/0 x", "reference/2/0 y"], False)
         write(run, "chaos", 1, 0, b"z\n")
-        assert (self.lines(follower), follower.is_complete) == ([], True)
-
-    def test_an_attempt_that_was_over_before(self, run: RunLayout) -> None:
-        for attempt in (1, 2):
-            write(run, "chaos", attempt, 0, b"x\n")
-        follower = self.follow(run, attempt=1)
-        assert (self.lines(follower), follower.is_complete) == (["chaos/1/0 x"], True)
+        assert (self.lines(leg), leg.is_complete) == ([], True)
 
     def test_the_last_line_needs_no_newline(self, run: RunLayout) -> None:
         follower = self.follow(run)
@@ -131,10 +122,16 @@ class TestFollower:
             lines = self.lines(follower)
         assert lines == ["chaos/1/0 naïve ∂"]
 
-    def test_a_character_that_never_ends(self, run: RunLayout) -> None:
-        follower = self.follow(run)
-        write(run, "chaos", 1, 0, b"a\xe2\x88\nb\xff\xfe\x00\n")
-        assert [line.text for line in follower.poll()] == ["a\ufffd", "b\ufffd\ufffd\x00"]
+    @pytest.mark.parametrize(
+        ("written", "lines"),
+        [
+            (b"a\xe2\x88\nb\xff\xfe\x00\n", ["a\ufffd", "b\ufffd\ufffd\x00"]),
+            (b"\r 1%\r 2%\r100%\ndone\r\n", ["100%", "done"]),
+        ],
+    )
+    def test_whatever_bytes_it_holds(self, run: RunLayout, written: bytes, lines: list[str]) -> None:
+        write(run, "chaos", 1, 0, written)
+        assert [line.text for line in self.follow(run).poll()] == lines
 
     def test_huge_lines_come_in_pieces(self, run: RunLayout) -> None:
         follower = self.follow(run)
@@ -145,11 +142,6 @@ class TestFollower:
         rest = [line.text for line in follower.poll()]
         assert rest[-1] == "short"
         assert "".join(lines + rest[:-1]) == "x" * 3_000_000 + "y"
-
-    def test_a_progress_bar(self, run: RunLayout) -> None:
-        follower = self.follow(run)
-        write(run, "chaos", 1, 0, b"\r 1%\r 2%\r100%\ndone\r\n")
-        assert self.lines(follower) == ["chaos/1/0 100%", "chaos/1/0 done"]
 
     def test_a_log_that_is_begun_again(self, run: RunLayout) -> None:
         write(run, "chaos", 1, 0, b"one\n")
@@ -189,15 +181,6 @@ class TestEvents:
         {"event": "attempt.starting", "attempt": 1, "resume": None, "resume_step": 0, "armed": []},
         {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 7, "phase": "step", "requested_s": 1042.5},
     )
-
-    def test_at_the_time_they_happened(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
-        tell(run, "chaos", *self.RECORDS, time_s=1050.0)
-        where = ["--root", str(run.path.parents[1])]
-        assert cli.main(["logs", "latest", "--events", *where]) == 0
-        # A fault fires before it is written down, and before what was written in the same moment.
-        first, *_ = capsys.readouterr().out.splitlines()
-        clock = time.strftime("%H:%M:%S", time.localtime(1042.5))
-        assert first == f"{clock} [0:42] chaos: F1 fired: rank 1, step 7"
 
     @pytest.mark.parametrize(
         ("asked", "events"),
@@ -353,16 +336,20 @@ class TestCommands:
         assert found and all(os.path.isabs(path) and os.path.exists(path) for path in found)
 
     def test_events_of_a_run_that_has_ended(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
-        tell(run, "chaos", *TestEvents.RECORDS)
+        tell(run, "chaos", *TestEvents.RECORDS, time_s=1050.0)
         where = ["--root", str(run.path.parents[1])]
         assert cli.main(["logs", "latest", "--events", "-o", "json", *where]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["v"], told["run"]) == (1, "small-1")
         assert [event["sentence"] for event in told["events"]] == [
+            # It fires before it is written down, and before what was written in the same moment.
+            "F1 fired: rank 1, step 7",
             "started, 2 workers",
             "attempt 1 starts from the beginning",
-            "F1 fired: rank 1, step 7",
         ]
+        assert cli.main(["logs", "latest", "--events", *where]) == 0
+        clock = time.strftime("%H:%M:%S", time.localtime(1042.5))
+        assert capsys.readouterr().out.startswith(f"{clock} [0:42] chaos: F1 fired: rank 1, step 7\n")
         assert cli.main(["logs", "latest", "--events", "-f", "-o", "json", *where]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert lines == [{"v": 1, **event} for event in told["events"]]

@@ -103,8 +103,13 @@ def read(suites: Sequence[TestSuite]) -> list[TestSuite]:
     return whole
 
 
+def read_drill(run: RunLayout, verdict: Verdict, **more: Any) -> TestSuite:
+    (suite,) = read([drill_suite("toy", read_view(run, verdict), **more)])
+    return suite
+
+
 def test_a_pass_is_green(exact: Judged) -> None:
-    (suite,) = read([drill_suite("toy", read_view(*exact))])
+    suite = read_drill(*exact)
     found = outcomes(suite)
     assert set(found.values()) == {"pass"}
     assert [name for name in found if "checks" not in name] == [
@@ -116,7 +121,7 @@ def test_a_pass_is_green(exact: Judged) -> None:
 
 def test_a_fail_is_red_with_what_is_needed_to_do_it_again(differing: Judged) -> None:
     run, verdict = differing
-    (suite,) = read([drill_suite("toy", read_view(run, verdict))])
+    suite = read_drill(run, verdict)
     found = outcomes(suite)
     for check in verdict.checks:
         expected = {"pass": "pass", "fail": "fail", "skip": "skip", "inconclusive": "error"}[check.status]
@@ -179,7 +184,7 @@ def test_only_an_interruption_is_no_time_of_the_run(
 
 def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
     run, verdict = lost
-    (suite,) = read([drill_suite("toy", read_view(run, verdict))])
+    suite = read_drill(run, verdict)
     found = outcomes(suite)
     assert [found[f"chaosrun.toy.faults/F{number}"] for number in (1, 2, 3)] == ["pass", "error", "pass"]
     assert found["chaosrun.toy/verdict"] == found["chaosrun.toy.checks/faults_landed"] == "error"
@@ -188,8 +193,7 @@ def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
 def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
     run, verdict = lost
     checks = (passed("faults_landed", "2 of 3 landed", outrun=["F2"]),)
-    suite = drill_suite("toy", read_view(run, replace(verdict, status="PASS", checks=checks)))
-    assert outcomes(suite)["chaosrun.toy.faults/F2"] == "skip"
+    assert outcomes(read_drill(run, replace(verdict, status="PASS", checks=checks)))["chaosrun.toy.faults/F2"] == "skip"
 
 
 def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
@@ -201,7 +205,7 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
         passed("y", "fine"),
     )
     broken = script_failed(verdict, headline="chaos leg: rank 1 raised ValueError", checks=checks)
-    (suite,) = read([drill_suite("toy", read_view(run, broken))])
+    suite = read_drill(run, broken)
     found = outcomes(suite)
     assert [found[f"chaosrun.toy.checks/{name}"] for name in ("losses", "lr", "x", "y")] == ["skip", "fail", "skip", "pass"]
     assert [name for name, what in found.items() if what == "error"] == ["chaosrun.toy/verdict"]
@@ -210,7 +214,7 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
 def test_the_traceback_of_a_script_that_failed(exact: Judged, tmp_path: Path) -> None:
     run = copy_run(exact[0], tmp_path)
     die_raising(run, "Traceback:\nValueError: boom")
-    (suite,) = read([drill_suite("toy", read_view(run, script_failed(exact[1])))])
+    suite = read_drill(run, script_failed(exact[1]))
     assert "Traceback:\nValueError: boom\n" in (next(iter(suite)).result[0].text or "")
 
 
@@ -222,16 +226,16 @@ def test_names_stay_from_night_to_night(differing: Judged, exact: Judged) -> Non
 
 class TestInASuite:
     def test_a_fail_that_was_expected_is_green(self, differing: Judged) -> None:
-        (suite,) = read([drill_suite("control", read_view(*differing), surprises=())])
+        suite = read_drill(*differing, surprises=())
         assert set(outcomes(suite).values()) <= {"pass", "skip"}
         assert "as expected" in (next(case for case in suite if case.name == "rng").system_out or "")
 
     def test_a_surprise_is_red(self, differing: Judged, exact: Judged) -> None:
-        (suite,) = read([drill_suite("control", read_view(*exact), surprises=["PASS where FAIL was expected: …"])])
+        suite = read_drill(*exact, surprises=["PASS where FAIL was expected: …"])
         (case,) = [case for case in suite if case.is_failure]
         assert (case.name, case.result[0].message) == ("verdict", "PASS where FAIL was expected: …")
-        (suite,) = read([drill_suite("control", read_view(*differing), surprises=["FAIL where PASS was expected"])])
-        assert outcomes(suite)["chaosrun.control.checks/rng"] == "fail"
+        suite = read_drill(*differing, surprises=["FAIL where PASS was expected"])
+        assert outcomes(suite)["chaosrun.toy.checks/rng"] == "fail"
 
     def test_one_that_was_not_carried_out(self) -> None:
         (suite,) = read([suite_of("far", [Case(name="verdict", result="error", message="no room for 9 workers")])])
@@ -239,17 +243,10 @@ class TestInASuite:
         assert next(iter(suite)).result[0].message == "no room for 9 workers"
 
     def test_many_in_one_file(self, differing: Judged, exact: Judged) -> None:
-        text = to_xml(
-            [drill_suite("a", read_view(*exact)), drill_suite("b", read_view(*differing)), drill_suite("a", read_view(*exact))]
+        suites = read(
+            [drill_suite(name, read_view(*judged)) for name, judged in zip("aba", (exact, differing, exact), strict=True)]
         )
-        whole = JUnitXml.fromstring(text.encode())
-        assert [suite.name for suite in whole] == ["a", "b", "a"]
-        assert whole.tests == len(outcomes_of(whole))
-        assert whole.failures == outcomes_of(whole).count("fail")
-
-
-def outcomes_of(whole: JUnitXml) -> list[str]:
-    return [what for suite in whole for what in outcomes(suite).values()]
+        assert [suite.name for suite in suites] == ["a", "b", "a"]
 
 
 EVERYTHING = "".join(map(chr, range(0x20))) + "\x7f\x1b[31mred\x1b[0m\ud800\udfff\ufffe\uffff😀<>&\"']]>"
@@ -274,9 +271,7 @@ def test_what_xml_cannot_hold_is_left_out(exact: Judged) -> None:
 
 def test_evidence_is_cut_where_it_is_long(exact: Judged) -> None:
     run, verdict = exact
-    (suite,) = read(
-        [drill_suite("toy", read_view(run, replace(verdict, checks=(check_that("lr", "fail", "differs", all=["x"] * 9000),))))]
-    )
+    suite = read_drill(run, replace(verdict, checks=(check_that("lr", "fail", "differs", all=["x"] * 9000),)))
     text = next(case for case in suite if case.name == "lr").result[0].text or ""
     assert len(text) < 5000
     assert "verdict.json" in text

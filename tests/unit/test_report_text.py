@@ -233,19 +233,6 @@ def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: O
     assert account.endswith(end) and ("look  " in account) == (outcome is None)
 
 
-def test_a_hint_is_given_once(run: RunLayout) -> None:
-    account = text(replace(FAILED, hint=DIVERGENCE.hint), run, width=120)
-    assert account.count(DIVERGENCE.hint) == 1
-
-
-def test_fault_that_cannot_be_shown(run: RunLayout) -> None:
-    verdict = replace(PASSED, status="INCONCLUSIVE", exit_code=6, headline="faults_landed: …", faults=(LANDED, MISSING))
-    account = text(verdict, run, width=120)
-    assert "Faults: 1 of 2 landed" in account
-    assert "NOT SHOWN: it never fired" in account
-    assert "\nINCONCLUSIVE  faults_landed" in account
-
-
 def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     elsewhere = RunLayout(run.path.rename(new(tmp_path / "my runs" / "runs" / RUN_ID)))
     account = text(PASSED, elsewhere)
@@ -282,58 +269,25 @@ def test_colour_only_when_asked(run: RunLayout) -> None:
     assert "\x1b[1;31mFAIL" in rendered(render_text(read_view(run, FAILED)), width=80, colour=True)
 
 
-def test_markup_in_names_is_text(run: RunLayout) -> None:
-    verdict = replace(PASSED, headline="[bold]args[/bold] :smile: [1, 2]")
-    assert "PASS      [bold]args[/bold] :smile: [1, 2]\n" in text(verdict, run)
-
-
-def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout) -> None:
+@pytest.mark.parametrize(("leg", "attempt"), [("chaos", 2), ("reference", 1)])
+def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str, attempt: int) -> None:
     trace = 'Traceback (most recent call last):\n  File "train.py", line 7, in main\nValueError: boom'
+    error = RaisedError(type="ValueError", message="boom", traceback=trace)
+    if leg == "reference":
+        run.leg("chaos").journal.unlink()
     write_chaos(
         run,
-        ("attempt.starting", {"attempt": 2, "resume": None, "resume_step": 0, "armed": []}),
-        (
-            "death.unplanned",
-            {
-                "attempt": 2,
-                "rank": 1,
-                "step": 7,
-                "reason": "raised",
-                "error": {"type": "ValueError", "message": "boom", "traceback": trace},
-            },
-        ),
-        ("leg.finished", {"outcome": "user_error", "message": "rank 1 raised ValueError", "hint": None, "final_step": 5}),
+        ("attempt.starting", {"attempt": attempt}),
+        ("death.unplanned", {"attempt": attempt, "rank": 1, "step": 7, "reason": "raised", "error": error}),
+        ("leg.finished", {"outcome": "user_error", "message": "rank 1 raised ValueError"}),
+        leg=leg,
     )
-    verdict = script_failed(PASSED)
-    account = text(verdict, run)
-    assert "Checks" not in account
+    account = text(script_failed(PASSED, attempts=() if leg == "reference" else PASSED.attempts), run)
+    assert "Checks" not in account and ("Faults" in account) == (leg == "chaos")
     assert "\nINCONCLUSIVE  the script failed: chaos leg: rank 1 raised\n" in account
-    assert "Traceback of rank 1, attempt 2\n" in account
+    assert f"Traceback of rank 1, attempt {attempt}\n" in account
     assert '    File "train.py", line 7, in main\n  ValueError: boom\n' in account
     assert f"inspect   chaosrun logs {RUN_ID}\n" in account
-
-
-def test_reference_that_failed_shows_its_traceback(run: RunLayout) -> None:
-    run.leg("chaos").journal.unlink()
-    write_chaos(
-        run,
-        ("attempt.starting", {"attempt": 1, "resume": None, "resume_step": 0, "armed": []}),
-        (
-            "death.unplanned",
-            {
-                "attempt": 1,
-                "rank": 0,
-                "step": 1,
-                "reason": "raised",
-                "error": RaisedError(type="E", message="m", traceback="Traceback: X"),
-            },
-        ),
-        ("leg.finished", {"outcome": "user_error", "message": "m", "hint": None, "final_step": 0}),
-        leg="reference",
-    )
-    account = text(script_failed(PASSED, attempts=()), run)
-    assert "Traceback of rank 0, attempt 1\n  Traceback: X\n" in account
-    assert "Faults" not in account
 
 
 @pytest.mark.parametrize(
@@ -352,21 +306,31 @@ def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, faults:
     assert row.split("1-17   ")[1].rsplit("  ", 2)[0].rstrip(" 7-") == shown
 
 
-def test_an_injected_corruption_is_not_diagnosed(run: RunLayout) -> None:
-    injected = Cause.of("corruption_injected")
-    divergence = replace(DIVERGENCE, reason=injected.explained("where", what="F1 flipped bit 3"))
-    found = replace(FAILED, reason=injected, headline=f"{injected.sentence}: F1 flipped bit 3", divergence=divergence)
-    account = text(found, run, width=120)
-    assert "blame     as planned: " in account
-    assert "chaosrun diagnose" not in account
-    assert "chaosrun diagnose" in text(FAILED, run)
+INJECTED = Cause.of("corruption_injected")
+AS_PLANNED = replace(
+    FAILED, reason=INJECTED, divergence=replace(DIVERGENCE, reason=INJECTED.explained("where", what="F1 flipped bit 3"))
+)
+LONG = replace(FAILED, divergence=replace(DIVERGENCE, expected=list(range(1000)), seen=[1]))
+NOT_SHOWN = replace(PASSED, status="INCONCLUSIVE", exit_code=6, headline="faults_landed: …", faults=(LANDED, MISSING))
 
 
-def test_long_values_are_cut(run: RunLayout) -> None:
-    long = replace(DIVERGENCE, expected=list(range(1000)), seen=[1])
-    account = text(replace(FAILED, divergence=long), run)
-    assert "(4890 characters)" in account.replace("\n", " ")
-    assert "999" not in account
+@pytest.mark.parametrize(
+    ("verdict", "said", "unsaid"),
+    [
+        (NOT_SHOWN, ["Faults: 1 of 2 landed", "NOT SHOWN: it never fired", "\nINCONCLUSIVE  faults_landed"], []),
+        (replace(PASSED, headline="[bold]args[/bold] :smile: [1, 2]"), ["PASS      [bold]args[/bold] :smile: [1, 2]\n"], []),
+        (FAILED, ["chaosrun diagnose"], []),
+        (AS_PLANNED, ["blame     as planned: "], ["chaosrun diagnose"]),
+        (LONG, ["(4890 characters)"], ["999"]),
+    ],
+)
+def test_what_is_said_of_a_verdict(run: RunLayout, verdict: Verdict, said: list[str], unsaid: list[str]) -> None:
+    account = text(verdict, run, width=120)
+    assert [part for part in said if part not in account] == [part for part in unsaid if part in account] == []
+
+
+def test_a_hint_is_given_once(run: RunLayout) -> None:
+    assert text(replace(FAILED, hint=DIVERGENCE.hint), run, width=120).count(DIVERGENCE.hint) == 1
 
 
 PLAN = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
