@@ -3,9 +3,9 @@
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from chaosrun.checkpoint.storage import is_full
 from chaosrun.errors import (
@@ -26,7 +26,7 @@ from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end
 from chaosrun.records.traces import whole_lines
-from chaosrun.supervise.lifecycle import Failure
+from chaosrun.supervise.lifecycle import Failure, Reach
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
@@ -48,7 +48,7 @@ def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
     return step
 
 
-def reach_of(beat: Heartbeat | None) -> Literal["before", "in", "beyond"]:
+def reach_of(beat: Heartbeat | None) -> Reach:
     """How far a rank had come when its heart beat last: before the restore, in it, or beyond."""
     if beat is None or list(STAGES).index(beat.stage) < list(STAGES).index("restoring"):
         return "before"
@@ -72,40 +72,25 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
     if end is not None and end.error is not None:
         return _of_error(end, end.error, rank, log)
     step = last_step(leg, attempt, rank)
+    failed = partial(Failure, rank=rank, step=step)
+    if killed_by in CRASHES:
+        message = f"rank {rank} crashed with {signal_name(killed_by)} at step {step}"
+        hint, error = f"a crash in native code; the Python traceback is in {log}", ("signal", signal_name(killed_by))
+        return failed(message=message, hint=hint, outcome="user_error", error=error)
     if killed_by is not None:
-        name = signal_name(killed_by)
-        if killed_by in CRASHES:
-            return Failure(
-                message=f"rank {rank} crashed with {name} at step {step}",
-                hint=f"a crash in native code; the Python traceback is in {log}",
-                outcome="user_error",
-                rank=rank,
-                step=step,
-                error=("signal", name),
-            )
-        return Failure(
-            code="killed",
-            message=f"rank {rank} was killed by {name} at step {step}, and no fault was planned for it",
-            hint=f"the kernel (out of memory?), the cluster or a person did it; see {log}",
-            rank=rank,
-            step=step,
-        )
+        message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}, and no fault was planned for it"
+        hint = f"the kernel (out of memory?), the cluster or a person did it; see {log}"
+        return failed(code="killed", message=message, hint=hint)
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
-        return Failure(code="node_lost", message=message, hint=f"see {log}", rank=rank, step=step, of_node=True)
+        return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)
     if exit_code == ResourcesError.exit_code and is_full(leg.path):
         message = f"rank {rank} stopped at step {step}: no space is left for its records in {leg.path}"
         hint = "free some space there, or put the run elsewhere with --root"
-        return Failure(message=message, hint=hint, outcome="resources", rank=rank, step=step)
+        return failed(message=message, hint=hint, outcome="resources")
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
-    return Failure(
-        message=message,
-        hint=f"os._exit or a crash in native code; see {log}",
-        outcome="user_error",
-        rank=rank,
-        step=step,
-        error=("exit", str(exit_code)),
-    )
+    hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
+    return failed(message=message, hint=hint, outcome="user_error", error=error)
 
 
 def _of_notice(end: WorkerEnd, told: int) -> Failure:
@@ -158,11 +143,11 @@ def _of_error(end: WorkerEnd, error: RaisedError, rank: int, log: Path) -> Failu
         outcome = "user_error" if error.exit_code == UserScriptError.exit_code else "recovery_failed"
         inside = " inside chaosrun" if error.ours else ""
         raised = f" raised {error.type}{inside} at step {step}" if error.type not in OWN_TYPES else ""
-        message = f"rank {rank}{raised}: {of_reducer.message if of_reducer else error.message}"
+        message = f"rank {rank}{raised}: {of_reducer[0] if of_reducer else error.message}"
     return Failure(
         code=_code_of(error, outcome),
         message=message,
-        hint=of_reducer.hint if of_reducer else error.hint or f"the traceback is in {log}",
+        hint=of_reducer[1] if of_reducer else error.hint or f"the traceback is in {log}",
         outcome=outcome,
         rank=rank,
         step=step,
@@ -204,19 +189,12 @@ _ABOUT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducerError:
-    message: str
-    """Torch's first words, and what it says of the parameters."""
-    hint: str
-
-
-def reducer_error(message: str) -> ReducerError | None:
-    """None for any other error."""
+def reducer_error(message: str) -> tuple[str, str] | None:
+    """Torch's first words with what it says of the parameters, and a hint; None for any other error."""
     for words, hint in _HINTS.items():
         if words in message:
             # Names are worth more than numbers, and come before them.
             about = _ABOUT.search(message)
             said = f"{words} ({about.group().strip()})" if about else words
-            return ReducerError(message=said, hint=hint)
+            return said, hint
     return None

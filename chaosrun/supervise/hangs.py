@@ -179,8 +179,8 @@ def _place(beat: Heartbeat | None) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HungRank:
-    """A rank of an attempt that hangs."""
+class FoundRank:
+    """A rank of an attempt that hangs, as it was found."""
 
     rank: int
     beat: Heartbeat | None
@@ -211,7 +211,7 @@ class Standstill:
 
     attempt: int
     silence: Silence
-    ranks: tuple[HungRank, ...]
+    ranks: tuple[FoundRank, ...]
     """Those that had not ended; the one that stopped first comes first."""
 
     @classmethod
@@ -225,7 +225,7 @@ class Standstill:
     ) -> "Standstill":
         """`live`: pids by rank; `seen`: what `cluster.stacks` found, by rank. Of what it says nothing, nothing is known."""
         ranks = [
-            HungRank(rank=rank, beat=activities[rank].beat, process=seen.get(rank, RankStack(pid=pid)))
+            FoundRank(rank=rank, beat=activities[rank].beat, process=seen.get(rank, RankStack(pid=pid)))
             for rank, pid in sorted(live.items())
             if rank in activities
         ]
@@ -234,10 +234,10 @@ class Standstill:
         return cls(attempt=attempt, silence=silence, ranks=tuple(ranks))
 
     @property
-    def first(self) -> HungRank:
+    def first(self) -> FoundRank:
         return self.ranks[0]
 
-    def also_stopped(self) -> tuple[HungRank, ...]:
+    def also_stopped(self) -> tuple[FoundRank, ...]:
         """Others that wait for nobody: they stopped of themselves, too."""
         first = self.first
         return tuple(

@@ -41,9 +41,9 @@ STATIC = "Your training graph has changed in this iteration, e.g., one parameter
 def test_the_parameter_and_the_remedy_are_named(message: str, said: str, remedy: str) -> None:
     found = reducer_error(message)
     assert found is not None
-    assert found.message.endswith(said)
-    assert remedy in found.hint
-    assert "\n" not in found.message
+    words, hint = found
+    assert words.endswith(said) and "\n" not in words
+    assert remedy in hint
 
 
 def test_other_errors_are_none_of_its_business() -> None:
