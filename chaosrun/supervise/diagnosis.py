@@ -5,7 +5,6 @@ only read, the cache of references is not touched.
 """
 
 import dataclasses
-import hashlib
 import json
 import shutil
 import time
@@ -30,6 +29,7 @@ from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.drill import LegRunner, leg_of, read_run, remove_leg, run_files
+from chaosrun.supervise.reference import changed_inputs
 from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.check import Drill
@@ -121,7 +121,8 @@ class _Replays:
         source, why = self._common_checkpoint()
         shown = self._replay(source) if source else None
         if shown is not None and not self._reproduced(shown):
-            why = f"going on from {shown.start} {self._failing(shown)}"
+            exact = f"is not exact by itself ({shown.irreproducible})" if shown.irreproducible else None
+            why = f"going on from {shown.start} {exact or 'did not show the difference again'}"
             shown = None
         if shown is None:
             shown = self._replay(None)
@@ -237,17 +238,13 @@ class _Replays:
         same = repeats(self.target, shown.divergence)
         return shown.differs if same is None else same
 
-    def _failing(self, shown: _Shown) -> str:
-        if shown.irreproducible:
-            return f"is not exact by itself ({shown.irreproducible})"
-        return "did not show the difference again"
-
     def _diagnosis(self, shown: _Shown, why: str) -> Diagnosis:
         finding, reproduced = shown.comparison.finding, self._reproduced(shown)
         attempts = shown.replayed.chaos.attempts if shown.replayed else ()
         restored = {attempt.number: attempt.resume_step for attempt in attempts if attempt.resume is not None}
         after_restore = finding is not None and restored.get(finding.attempt, -1) + 1 == finding.step
-        changed = self._changed_files()
+        inputs = self.run.reference.path / "inputs.json"
+        changed = changed_inputs(inputs) if inputs.is_file() else ()
         return Diagnosis(
             run_id=self.run.run_id,
             divergence=self.target.divergence,
@@ -293,11 +290,6 @@ class _Replays:
             return "the replay differs where the run did, in the same bits"
         return "the replay differs where the run did, in other bits: what it computes there changes from run to run"
 
-    def _changed_files(self) -> tuple[str, ...]:
-        inputs = self.run.reference.path / "inputs.json"
-        known: dict[str, str] = json.loads(inputs.read_text()) if inputs.is_file() else {}
-        return tuple(name for name, digest in known.items() if _sha256(Path(name)) != digest)
-
 
 def _unplanned(leg: LegLayout) -> list[str]:
     """Why attempts of a leg died of something else than a fault of its plan."""
@@ -307,10 +299,3 @@ def _unplanned(leg: LegLayout) -> list[str]:
 def _failure(which: str, result: LegResult) -> Exception:
     kind = ENDS.get(result.outcome, RecoveryError)
     return kind(f"the {which} replay did not get to the difference: {result.message}", hint=result.hint)
-
-
-def _sha256(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

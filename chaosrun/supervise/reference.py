@@ -62,9 +62,8 @@ class ReferenceCache:
         inputs = path / "inputs.json"
         if not inputs.is_file() or leg_end(LegLayout(path)) is None:
             return None
-        for name, digest in _inputs(inputs).items():
-            if not Path(name).is_file() or _sha256(Path(name)) != digest:
-                return None
+        if changed_inputs(inputs):
+            return None
         os.utime(path)  # what is in use is not old: `housekeeping.inventory` looks at this
         return LegLayout(path)
 
@@ -91,6 +90,12 @@ class ReferenceCache:
         folder.mkdir(parents=True, exist_ok=True)
         with awaited(folder / ".lock"):
             yield
+
+
+def changed_inputs(path: Path) -> tuple[str, ...]:
+    """Files that are not what a leg's inputs.json says of them."""
+    known = _inputs(path).items()
+    return tuple(name for name, digest in known if not Path(name).is_file() or _sha256(Path(name)) != digest)
 
 
 def _inputs(path: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from chaosrun.faults.node_evidence import EndNote
 from chaosrun.faults.outside import LastAct, StrikeOrder
 from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import Marker, read_marker, read_note, write_marker
+from chaosrun.records.markers import Marker, read_marker, read_markers, read_note, write_marker
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.workers import Workers
 
@@ -55,7 +55,6 @@ class OutsideFaults:
         timed = [fault for fault in plan.faults if fault.phase is None]
         self._timed = sorted(timed, key=_after_s)
         self._waited_for = [fault for fault in plan.faults if fault.phase is not None and fault.facts.inside is None]
-        self._group_sizes = _group_sizes(plan.faults)
         self._first_start_s: float | None = None
         self._attempt = 0
         self._ready: list[Fault] = []
@@ -100,7 +99,8 @@ class OutsideFaults:
         self._attempt, self._ending = attempt, None
         self._arrived.clear()
         self._claimed.clear()
-        self._ready = [fault for fault in self._timed if not self._is_claimed(fault)]
+        claimed = read_markers(self._leg)
+        self._ready = [fault for fault in self._timed if fault.id not in claimed]
         # What ranks have reached already is not to be missed: anything claimed in this attempt is looked at.
         self._parking = [
             fault
@@ -122,7 +122,6 @@ class OutsideFaults:
         assert all(fault.phase is None for fault in faults)
         self._timed = sorted([*self._timed, *faults], key=_after_s)
         self._ready = sorted([*self._ready, *faults], key=_after_s)
-        self._group_sizes |= _group_sizes(faults)
 
     def elapsed_s(self) -> float:
         """Since the leg's first start, 0 before it; may be asked by any thread."""
@@ -169,7 +168,7 @@ class OutsideFaults:
             return None
         if self._ending is not None and self._ready[0].group != self._ending:
             return None
-        return self._first_start_s + (self._ready[0].after_s or 0.0)
+        return self._first_start_s + _after_s(self._ready[0])
 
     def _arrivals(self) -> Iterator[tuple[Fault, Marker]]:
         """Faults to whose point a rank has come, with their markers; those of a group when all of them have."""
@@ -183,20 +182,21 @@ class OutsideFaults:
                 yield fault, self._arrived[fault.id]
 
     def _is_complete(self, group: str | None) -> bool:
-        if group is None:
-            return True
-        return sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for) >= self._group_sizes[group]
+        """As many have arrived as the group's name says."""
+        arrived = sum(fault.group == group and fault.id in self._arrived for fault in self._waited_for)
+        return group is None or arrived >= int(group.rpartition("/")[2])
 
     def _claims(self) -> Iterator[tuple[Fault, Marker]]:
         """Faults whose time has come and whose rank runs, claimed, with their markers."""
         now = self._clock()
-        due = [f for f in self._ready if self._first_start_s is not None and self._first_start_s + (f.after_s or 0.0) <= now]
+        due = [f for f in self._ready if self._first_start_s is not None and self._first_start_s + _after_s(f) <= now]
         for name in dict.fromkeys(fault.group or fault.id for fault in due):
             members = [fault for fault in due if (fault.group or fault.id) == name]
             ends = any(fault.facts.ends_attempt for fault in members)
             if ends and self._ending not in (None, name):
                 continue
-            who = {fault.id: self._identify(fault) for fault in members}
+            identify = self._workers.identify_rank
+            who = {f.id: identify(self._attempt, f.rank, listening=f.facts.notice) for f in members}
             if None in who.values():
                 continue  # all of them wait, for the next attempt perhaps
             if ends:
@@ -207,12 +207,6 @@ class OutsideFaults:
                 about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "ticks": ticks}
                 if marker := write_marker(self._leg, fault.id, **about, group=fault.group):
                     yield fault, marker
-
-    def _identify(self, fault: Fault) -> tuple[int, int] | None:
-        return self._workers.identify_rank(self._attempt, fault.rank, listening=fault.facts.notice)
-
-    def _is_claimed(self, fault: Fault) -> bool:
-        return (self._leg.faults / f"{fault.id}.json").exists()
 
     # Strikes
 
@@ -290,7 +284,3 @@ class OutsideFaults:
 
 def _after_s(fault: Fault) -> float:
     return fault.after_s or 0.0
-
-
-def _group_sizes(faults: Iterable[Fault]) -> dict[str, int]:
-    return {fault.group: int(fault.group.rpartition("/")[2]) for fault in faults if fault.group}
