@@ -26,28 +26,18 @@ from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Started
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify
+from chaosrun.records.events import NodePlace
 from chaosrun.records.order import WorkerOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlacement:
-    node_id: str
-    address: str
-    """IP address of the node."""
-    ranks: tuple[int, ...]
-    """Contiguous; local rank is the index."""
-    gpus: tuple[int, ...] = ()
-    """Device ids, in the order of the local ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    nodes: tuple[NodePlacement, ...]
-    """By rank: the first hosts rank 0."""
+    nodes: dict[str, NodePlace]
+    """By node id, in the order of their ranks: the first hosts rank 0."""
 
     @property
     def master_addr(self) -> str:
-        return "127.0.0.1" if len(self.nodes) == 1 else self.nodes[0].address
+        return "127.0.0.1" if len(self.nodes) == 1 else next(iter(self.nodes.values())).address
 
 
 Sink = Callable[[str, NodeEvent], None]
@@ -215,22 +205,16 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         bundles_of_node: dict[str, list[int]] = {}
         for index in range(self._workers):
             bundles_of_node.setdefault(node_of_bundle[index], []).append(index)
-        nodes: list[NodePlacement] = []
+        nodes: dict[str, NodePlace] = {}
         rank = 0
         for node_id, bundles in bundles_of_node.items():
-            nodes.append(
-                NodePlacement(
-                    node_id=node_id,
-                    address=addresses[node_id],
-                    ranks=tuple(range(rank, rank + len(bundles))),
-                    gpus=tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ())),
-                )
-            )
+            ranks = tuple(range(rank, rank + len(bundles)))
+            own_gpus = tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ()))
+            nodes[node_id] = NodePlace(address=addresses[node_id], ranks=ranks, gpus=own_gpus)
+            handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id, addresses[node_id])
+            self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
             rank += len(bundles)
-        for node in nodes:
-            handle = start_actor(NodeAgent, node.node_id, f"{self.mark}#{node.node_id}", node.node_id, node.address)
-            self.agents[node.node_id] = AgentClient(handle, node.node_id, self._take_event)
-        self.placement = Placement(nodes=tuple(nodes))
+        self.placement = Placement(nodes=nodes)
         for agent in self.agents.values():
             agent.info(timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
@@ -292,11 +276,8 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """Have a fork server with this environment ready on every node; returns at once where one is."""
         assert self.placement is not None, "acquire comes first"
         calls = [
-            (
-                self.agents[node.node_id],
-                self.agents[node.node_id].submit("start_server", dict(env), preload, target, len(node.ranks)),
-            )
-            for node in self.placement.nodes
+            (agent := self.agents[node], agent.submit("start_server", dict(env), preload, target, len(place.ranks)))
+            for node, place in self.placement.nodes.items()
         ]
         for agent, reference in calls:
             agent.collect(reference, timeout_s=timeout_s)
@@ -308,9 +289,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         pids: dict[int, int] = {}
         port: int | None = None
         calls: list[tuple[AgentClient, Any]] = []
-        for node in self.placement.nodes:
-            told = [by_rank[rank] if port is None else replace(by_rank[rank], master_port=port) for rank in node.ranks]
-            agent = self.agents[node.node_id]
+        for node, place in self.placement.nodes.items():
+            told = [by_rank[rank] if port is None else replace(by_rank[rank], master_port=port) for rank in place.ranks]
+            agent = self.agents[node]
             reference = agent.submit("start", attempt, told, port is None)
             if port is None:
                 first: Started = agent.collect(reference, timeout_s=timeout_s)

@@ -10,7 +10,7 @@ import ray
 
 from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.messages import AgentLost, RankStack
-from chaosrun.cluster.ray_cluster import AgentClient, NodePlacement, RayCluster
+from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
@@ -59,18 +59,17 @@ class ClusterWorkers:
             hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
             raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
         self._cluster.start_servers(self._env, preload=self._preload)
-        nodes = {node.node_id: NodePlace(address=node.address, ranks=node.ranks, gpus=node.gpus) for node in placement.nodes}
-        return PlacementAcquired(nodes=nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
+        return PlacementAcquired(nodes=placement.nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
 
     @property
     def nodes(self) -> Sequence[str]:
         placement = self._cluster.placement
-        return [] if placement is None else [node.node_id for node in placement.nodes]
+        return [] if placement is None else list(placement.nodes)
 
     def place(self, order: WorkerOrder) -> WorkerOrder:
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
-        number, node = next((n, node) for n, node in enumerate(placement.nodes) if order.rank in node.ranks)
+        number, node = next((n, node) for n, node in enumerate(placement.nodes.values()) if order.rank in node.ranks)
         return replace(
             order,
             node_rank=number,
@@ -112,7 +111,7 @@ class ClusterWorkers:
     def node_of(self, rank: int) -> str:
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
-        return next(node.node_id for node in placement.nodes if rank in node.ranks)
+        return next(node for node, place in placement.nodes.items() if rank in place.ranks)
 
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         try:
@@ -175,17 +174,18 @@ class ClusterWorkers:
     # What hangs
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
-        return self._gather(lambda node: ("activities", str(leg.path), attempt, node.ranks))
+        return self._gather(lambda place: ("activities", str(leg.path), attempt, place.ranks))
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
-        return self._gather(lambda node: ("stacks", str(leg.path), attempt, wait_s))
+        return self._gather(lambda place: ("stacks", str(leg.path), attempt, wait_s))
 
-    def _gather(self, call: Callable[[NodePlacement], tuple[Any, ...]]) -> dict[int, Any] | None:
+    def _gather(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> dict[int, Any] | None:
         """What all agents say, by rank; None when one has died: an event tells that."""
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
         try:
-            asked = [(agent := self._cluster.agents[node.node_id], agent.submit(*call(node))) for node in placement.nodes]
+            agents = self._cluster.agents
+            asked = [(agents[node], agents[node].submit(*call(place))) for node, place in placement.nodes.items()]
             answers = [agent.collect(reference, timeout_s=60.0) for agent, reference in asked]
         except RecoveryError:
             return None

@@ -143,9 +143,6 @@ class SupervisorProcess:
         """Can be read from, at the latest, when the process has ended: for `select`."""
         return self._answers.fileno()
 
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
     def wait(self) -> None:
         self._process.wait()
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,43 +15,31 @@ from chaosrun.records.runs import RunSummary, default_root
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
     """All runs under `root`, newest first."""
+    folder = (default_root() if root is None else root) / "runs"
+    runs = [RunLayout(path) for path in (folder.iterdir() if folder.is_dir() else ())]
+    # Without a run.json it is being created, or not ours.
+    summaries = [_summary(run) for run in runs if run.run_json.is_file()]
+    return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
+
+
+def _summary(run: RunLayout) -> RunSummary:
     from chaosrun.records.run_file import read_object, read_run
     from chaosrun.supervise.drill import is_supervised
 
-    folder = (default_root() if root is None else root) / "runs"
-    summaries = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        run = RunLayout(path)
-        if not run.run_json.is_file():
-            continue  # being created, or not ours
-        try:
-            info = read_run(run)
-            ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
-        except UsageError:
-            # One damaged run must not hide the others.
-            created_s = run.run_json.stat().st_mtime
-            summaries.append(RunSummary(run_id=run.run_id, name="?", status="damaged", created_s=created_s, path=path))
-            continue
-        outcome, exit_code = None, None
-        if ended is not None:
-            status = str(ended.get("status", "damaged"))
-            outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
-        elif is_supervised(run):
-            status = "running"
-        else:
-            status, exit_code = "interrupted", _exit_code(run)
-        summaries.append(
-            RunSummary(
-                run_id=run.run_id,
-                name=info["spec"]["name"],
-                status=status,
-                created_s=info["created_s"],
-                path=path,
-                outcome=outcome,
-                exit_code=exit_code,
-            )
-        )
-    return sorted(summaries, key=lambda summary: (-summary.created_s, summary.run_id))
+    summary = partial(RunSummary, run_id=run.run_id, path=run.path)
+    try:
+        info = read_run(run)
+        ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
+    except UsageError:
+        # One damaged run must not hide the others.
+        return summary(name="?", status="damaged", created_s=run.run_json.stat().st_mtime)
+    summary = partial(summary, name=info["spec"]["name"], created_s=info["created_s"])
+    if ended is not None:
+        outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
+        return summary(status=str(ended.get("status", "damaged")), outcome=outcome, exit_code=exit_code)
+    if is_supervised(run):
+        return summary(status="running")
+    return summary(status="interrupted", exit_code=_exit_code(run))
 
 
 def _exit_code(run: RunLayout) -> int | None:

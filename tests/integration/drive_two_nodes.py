@@ -40,15 +40,15 @@ def main(leg: Path, folder: str) -> None:
                 if isinstance(event, Stopped):
                     stopped.append(node_id)
             told = {
-                "nodes": [node.node_id for node in placement.nodes],
-                "ranks": [list(node.ranks) for node in placement.nodes],
-                "address": placement.nodes[0].address,
+                "nodes": list(placement.nodes),
+                "ranks": [list(place.ranks) for place in placement.nodes.values()],
+                "address": next(iter(placement.nodes.values())).address,
                 "master_addr": placement.master_addr,
                 "port": started.port,
                 "stopped": stopped,
             }
             cluster.release()
-            print(json.dumps({**told, **placed([node.node_id for node in placement.nodes])}), flush=True)
+            print(json.dumps({**told, **placed(list(placement.nodes))}), flush=True)
         assert not ray.is_initialized()
     finally:
         nodes.shutdown()
@@ -59,9 +59,9 @@ def placed(nodes: list[str]) -> dict[str, Any]:
     bound: list[str] = []
     for node in nodes:
         with RayCluster(None, workers=1, gpu=0, only_on=[node]) as cluster:
-            bound += [each.node_id for each in cluster.acquire(300).nodes]
+            bound += list(cluster.acquire(300).nodes)
     with RayCluster(None, workers=2, gpu=0, cpu=0.5, spread=True) as cluster:
-        spread = [each.node_id for each in cluster.acquire(300).nodes]
+        spread = list(cluster.acquire(300).nodes)
     return {"bound": bound, "spread": sorted(spread)}
 
 

@@ -77,14 +77,14 @@ def test_the_placement_has_all_ranks_and_the_agent_knows_its_node(placed: RayClu
     assert placed.kind == "borrowed"
     placement = placed.placement
     assert placement is not None
-    (node,) = placement.nodes
+    ((node_id, node),) = placement.nodes.items()
     assert node.ranks == (0, 1, 2)
     assert node.gpus == ()
     assert placement.master_addr == "127.0.0.1"
     assert placed.acquire(1) is placement
     info = only_agent(placed).info()
     assert info.hostname == socket.gethostname()
-    assert info.node_id == node.node_id
+    assert info.node_id == node_id
     assert "torch" not in Path(f"/proc/{info.pid}/maps").read_text(), "the agent must stay light"
 
 

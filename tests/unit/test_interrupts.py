@@ -27,7 +27,6 @@ class SupervisorProcess:
         if "short" in sys.argv:  # it is being asked
             threading.Timer(1.0, self.end).start()
         return self.reading
-    def ended(self): return self.over.is_set()
     def wait(self):
         print("WAITING", flush=True)
         while not self.over.wait(0.01): pass
