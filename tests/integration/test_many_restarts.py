@@ -173,8 +173,8 @@ def check_disk(run: RunLayout, count: int) -> None:
     assert not leg.quarantine.exists() or not list(leg.quarantine.iterdir())
     own = ("chaos", "job.yaml", "lock", "plan.json", "reference", "run.json", "supervisor.json", "verdict.json")
     assert sorted(run.path.iterdir()) == sorted(run.path / name for name in (*own, "junit.xml", "report.html", "report.md"))
-    records = {"attempts", "checkpoints", "environment.json", "faults", "inputs.json", "journal.jsonl", "quarantine", "staging"}
-    assert {path.name for path in leg.path.iterdir()} <= records
+    folders = {"attempts", "checkpoints", "faults", "output", "quarantine", "staging"}
+    assert {path.name for path in leg.path.iterdir()} <= {*folders, "environment.json", "inputs.json", "journal.jsonl"}
     assert len([path for path in leg.faults.iterdir() if path.is_file()]) == count
     assert leg.attempts() == list(range(1, count + 2))
     strangers = [
