@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.records.codec import encode
 from chaosrun.records.layout import AttemptLayout, LegLayout
+from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 NOTES = "notes.json"
@@ -66,7 +68,8 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 
 
 def leave_on_notice(attempt: AttemptLayout, order: WorkerOrder) -> int:
-    attempt.end(order.rank).write_text(json.dumps({"status": LEFT_ON_NOTICE, "completed": False}))
+    end = WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, told=1)
+    attempt.end(order.rank).write_bytes(encode(end))
     return PREEMPTED_EXIT_CODE
 
 
@@ -81,7 +84,7 @@ def wait_for_the_end_of_rank_1(attempt: AttemptLayout) -> None:
 
 
 def complete(attempt: AttemptLayout, order: WorkerOrder) -> None:
-    attempt.end(order.rank).write_text(json.dumps({"completed": True}))
+    attempt.end(order.rank).write_bytes(encode(WorkerEnd(status="returned", exit_code=0, completed=True)))
 
 
 def note(attempt: AttemptLayout, order: WorkerOrder, **notes: object) -> None:
