@@ -175,7 +175,7 @@ def test_only_an_interruption_is_no_time_of_the_run(
         {"event": "supervisor.resumed", "supervisor_pid": 2, "time_s": at_s + 10.0}
     ]
     told = [*lines, *more, {**last, "time_s": last["time_s"] + 10.0}]
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    journal.write_text("".join(f"{json.dumps({**line, 'seq': number})}\n" for number, line in enumerate(told, start=1)))
     took_s = [
         suite.time or 0.0 for suite in (drill_suite("toy", read_view(*exact)), drill_suite("toy", read_view(run, exact[1])))
     ]
