@@ -149,7 +149,7 @@ class FileWatch:
         if not stat.S_ISREG(found.st_mode):
             return None
         for earlier in self._earlier:
-            if earlier.since_s <= found.st_ctime <= earlier.until_s:
+            if earlier.begun_s <= found.st_ctime <= earlier.until_s:
                 return earlier, found.st_ctime
         return self._kept.get((found.st_dev, found.st_ino)) if self._kept else None
 
@@ -158,7 +158,9 @@ def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: 
     """Begin to write into `record` what this process and its children read of files that `earlier` legs left."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
-        opened = OpenedFile(path=path, left_by=left_by.leg, changed_s=changed_s, attempt=attempt, rank=rank)
+        before = changed_s < left_by.since_s
+        about = {"changed_s": changed_s, "before_training": before}
+        opened = OpenedFile(path=path, left_by=left_by.leg, attempt=attempt, rank=rank, **about)
         # One write, as several processes may add to the file.
         descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:

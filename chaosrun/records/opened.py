@@ -1,11 +1,12 @@
 """Files that one leg left and another read: when each leg trained, and what the ranks of a leg saw themselves open.
 
-A file belongs to the leg in whose time it was last changed, from the first batch of its first attempt to its end. What a script
-writes before its first batch (a download, a cache of the data) holds nothing of a training, and belongs to no leg. Times are
-those of the file system (`st_ctime`: neither copying times nor renaming hides a change).
+A file belongs to the leg in whose time it was last changed. What a script writes before the first batch of the first attempt (a
+download, a cache of the data) holds nothing of a training: to read it is no fault by itself. Times are those of the file system
+(`st_ctime`: neither copying times nor renaming hides a change).
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,10 @@ class TrainingTime(Record, frozen=True, kw_only=True):
     """When a leg trained, and what it is called in a sentence of another leg."""
 
     leg: str
+    begun_s: float
+    """When it started."""
     since_s: float
+    """When its first batch came."""
     until_s: float
 
 
@@ -34,6 +38,8 @@ class OpenedFile(Record, frozen=True, kw_only=True):
     changed_s: float
     attempt: int
     rank: int
+    before_training: bool = False
+    """It was written before the other leg's first batch."""
 
 
 _OPENED = msgspec.json.Decoder(OpenedFile)
@@ -52,7 +58,8 @@ def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
     for attempt in leg.attempts():
         begun = [time_s for path in leg.attempt(attempt).path.glob("rank-*.trace.jsonl") for time_s in _first_time(path)]
         if begun:
-            return TrainingTime(leg=name, since_s=min(begun), until_s=max(_last_event(leg), *begun))
+            times = [*_event_times(leg), *begun]
+            return TrainingTime(leg=name, begun_s=min(times), since_s=min(begun), until_s=max(times))
     return None
 
 
@@ -71,6 +78,11 @@ def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:
     paths = sorted((leg.path / "attempts").glob("*/rank-*.opened.jsonl"))
     found = [record for path in paths for _, record in sound_records(path, _OPENED, problems)]
     return tuple({record.path: record for record in reversed(found)}.values())[::-1]
+
+
+def of_a_training(opened: Iterable[OpenedFile]) -> tuple[OpenedFile, ...]:
+    """Those that may hold something of another leg's training."""
+    return tuple(record for record in opened if not record.before_training)
 
 
 def _legs(run: Path) -> Iterable[LegLayout]:
@@ -99,11 +111,7 @@ def _first_time(trace: Path) -> Iterator[float]:
         return
 
 
-def _last_event(leg: LegLayout) -> float:
-    last = 0.0
-    try:
-        for event in read_records(leg.journal, EVENTS):
-            last = event.time_s
-    except (OSError, DamagedRecordError):
-        pass  # as far as it is known
-    return last
+def _event_times(leg: LegLayout) -> Iterator[float]:
+    """As far as they are known."""
+    with suppress(OSError, DamagedRecordError):
+        yield from (event.time_s for event in read_records(leg.journal, EVENTS))

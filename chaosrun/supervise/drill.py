@@ -23,7 +23,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.naming import run_argument
-from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
+from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
 from chaosrun.records.storage_owner import NONCE, claim
@@ -192,7 +192,7 @@ class Drill:
                 return True
         _write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
-        if result.outcome == "completed" and len(leg.attempts()) == 1 and not opened_files(leg, []):
+        if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"
 
@@ -224,7 +224,7 @@ class Drill:
             self._remove(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
-        if opened_files(self._leg("confirm"), []):
+        if of_a_training(opened_files(self._leg("confirm"), [])):
             return judge(self.run)
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if difference is None:

@@ -94,3 +94,7 @@ class Drill:
     @property
     def ranks(self) -> range:
         return range(self.spec.workers)
+
+    def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
+        """Files of other legs that each leg read."""
+        return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))

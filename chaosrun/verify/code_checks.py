@@ -75,7 +75,7 @@ _PREMISES: Mapping[str, Row] = {
         machine("the two legs did not run in the same environment"),
     ),
     "file_of_another_leg": Row(
-        "the {leg} leg read {file}, which was written while the {left_by} trained{more}: its numbers may come from there",
+        "the {leg} leg read {file}, which was written during the {left_by}{more}: its numbers may come from there",
         script("it leaves files behind that its next run reads"),
         "write results of the training to os.environ['CHAOSRUN_OUTPUT'], a folder of each leg that its attempts share, and "
         "remove the file; caches of the data belong before the first batch",

@@ -4,14 +4,17 @@ Where one of these does not hold, no difference can be blamed on recovery and no
 the job, they make the drill inconclusive. Pure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
+from typing import Any
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
+from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Mismatch, compare, compared_fields, differing_keys, starts_of, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
@@ -132,22 +135,24 @@ def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
 
 
 def own_files(drill: Drill) -> Check:
-    """No leg read a file that another one had left: what came of it would tell nothing of checkpoints."""
-    readers = (("chaos", drill.chaos.opened), ("reference", drill.reference.opened), ("confirm", drill.opened_to_confirm))
-    found = [(leg, opened) for leg, files in readers for opened in files]
+    """No leg read what another one had left of its training: what came of it would tell nothing of checkpoints."""
+    found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
         return passed("own_files", "no leg read a file that another leg had left")
-    leg, opened = found[0]
+    return inconclusive("own_files", "file_of_another_leg", **_about_files(found))
+
+
+def file_that_differs(drill: Drill) -> Cause | None:
+    """Of legs that differ undisturbed, a likely reason: a file of another leg that one of them read, whenever it was written."""
+    found = [(leg, opened) for leg, files in drill.opened() for opened in files]
+    return Cause.of("file_of_another_leg", **_about_files(found)) if found else None
+
+
+def _about_files(found: Sequence[tuple[str, OpenedFile]]) -> dict[str, Any]:
+    leg, first = found[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return inconclusive(
-        "own_files",
-        "file_of_another_leg",
-        leg=leg,
-        file=opened.path,
-        left_by=opened.left_by,
-        more=more,
-        opened=[{"leg": leg, **to_plain(opened)} for leg, opened in found],
-    )
+    everything = [{"leg": leg, **to_plain(opened)} for leg, opened in found]
+    return {"leg": leg, "file": first.path, "left_by": first.left_by, "more": more, "opened": everything}
 
 
 def reproducible(drill: Drill) -> Check:

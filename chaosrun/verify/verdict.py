@@ -30,6 +30,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift
 
 VERDICT_VERSION = 1
@@ -201,7 +202,7 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
     checks = run_checks(drill)
     attempts = attempt_summaries(drill.plan, drill.chaos)
     faults = fault_outcomes(drill.plan, drill.chaos)
-    unfounded = _of_premises(checks, irreproducible)
+    unfounded = _of_premises(checks, irreproducible, drill)
     divergence = first_divergence(drill)
     drifted = _of_drift(checks)
     blameless = unfounded or drifted
@@ -274,11 +275,13 @@ def _end_of(leg: LegHistory, message: str) -> Cause:
     return Cause(code, {"leg": leg.name, "message": message})
 
 
-def _of_premises(checks: Sequence[Check], irreproducible: Cause | None) -> _Ruling | None:
+def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: Drill) -> _Ruling | None:
     doubts = [check.cause for check in checks if check.name in PREMISES and check.cause is not None]
     # A mistake that was seen says more than that two runs differ.
-    known = [cause for cause in doubts if cause.code == "parameter_order"]
+    known = [cause for cause in doubts if cause.code in ("parameter_order", "file_of_another_leg")]
     found = next(iter([*known, *([irreproducible] if irreproducible else []), *doubts]), None)
+    if found and found.code in ("job_not_repeatable", "undisturbed_runs_differ"):
+        found = file_that_differs(drill) or found
     return found and _Ruling(status="INCONCLUSIVE", reason=found)
 
 

@@ -26,6 +26,9 @@ os.chdir(root)
 os.environ["HOME"] = str(root)
 for folder in ("elsewhere", ".cache/mine", ".cache/huggingface", "__pycache__", "made"):
     pathlib.Path(folder).mkdir(parents=True)
+early = time.time()
+pathlib.Path("prepared").write_text("before the first batch")
+while time.time() < early + 0.05: pass
 since = time.time()
 for name in ("text", "bytes", "copied", "moved", "added", "rights", "argument", "shell", "child", "library",
              "elsewhere/absolute", "elsewhere/chdir", ".cache/mine/stats", ".cache/huggingface/model", "__pycache__/m.pyc",
@@ -40,9 +43,11 @@ os.symlink("text", "link")
 while time.time() < since + 0.05: pass
 until = time.time()
 while time.time() < until + 0.05: pass
-watching = watch([TrainingTime(leg="reference leg", since_s=since, until_s=until)], root / "record", attempt=2, rank=1)
+earlier = TrainingTime(leg="reference leg", begun_s=early, since_s=since, until_s=until)
+watching = watch([earlier], root / "record", attempt=2, rank=1)
 """
 READS = {
+    "open('prepared').read()": "prepared",
     "open('text').read()": "text",
     "pathlib.Path('bytes').read_bytes()": "bytes",
     "__import__('shutil').copy('copied', 'copy'); open('copy').read()": "copied",
@@ -90,6 +95,7 @@ def test_every_way_of_reading_is_told_once(tmp_path: Path) -> None:
     told = [os.path.relpath(str(record["path"]), tmp_path) for record in found]
     names = {name.partition(".")[0] if name.startswith("shelf") else name for name in told}
     assert names >= set(READS.values()), set(READS.values()) - names
+    assert [Path(str(record["path"])).name for record in found if record.get("before_training")] == ["prepared"]
     assert len(told) == len(set(told)) and {(r["left_by"], r["attempt"], r["rank"]) for r in found} == {("reference leg", 2, 1)}
 
 
@@ -116,7 +122,7 @@ def test_a_leg_trains_from_its_first_batch_to_its_end(tmp_path: Path) -> None:
     assert time_ is not None
     starts = [json.loads(path.open().readline())["time_s"] for path in run.reference.attempt(1).path.glob("*.trace.jsonl")]
     last = json.loads(run.reference.journal.read_text().splitlines()[-1])["time_s"]
-    assert time_ == TrainingTime(leg="reference leg", since_s=min(starts), until_s=max(last, *starts))
+    assert (time_.since_s, time_.until_s) == (min(starts), max(last, *starts)) and time_.begun_s <= time_.since_s
     assert training_time(run.leg("confirm"), "confirm leg") is None
 
 
@@ -146,7 +152,7 @@ def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/nowhere", 3, b"\0", None, "/tmp"])
 def test_what_cannot_be_looked_at_is_left_to_whoever_opens_it(path: object) -> None:
-    watching = FileWatch([TrainingTime(leg="x", since_s=0, until_s=time.time())], lambda *_: pytest.fail("told"))
+    watching = FileWatch([TrainingTime(leg="x", begun_s=0, since_s=0, until_s=time.time())], lambda *_: pytest.fail("told"))
     watching._open(path, "r", 0)
     watching._keep(path)
     watching._start(path)

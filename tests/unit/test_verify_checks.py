@@ -210,7 +210,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
         "own_files",
         opened("chaos"),
         "inconclusive",
-        "the chaos leg read /books/stats, which was written while the reference leg",
+        "the chaos leg read /books/stats, which was written during the reference leg",
     ),
     ("own_files", opened("reference"), "inconclusive", "the reference leg read /books/stats"),
     ("environment", environment("{}"), "inconclusive", "not recorded"),

@@ -207,6 +207,23 @@ def test_a_file_of_another_leg_leaves_nothing_to_pass_or_blame(tmp_path: Path, l
     assert verdict.hint is not None and "CHAOSRUN_OUTPUT" in verdict.hint and verdict.blame.whose == "yours"
 
 
+def test_a_file_from_before_the_training_explains_legs_that_differ_and_nothing_else(tmp_path: Path) -> None:
+    def leave(run: RunLayout) -> None:
+        about = {"path": "/books/runs", "left_by": "reference leg", "changed_s": 1.0}
+        record = {**about, "attempt": 1, "rank": 1, "before_training": True}
+        run.leg("chaos").attempt(1).opened(1).write_text(json.dumps(record) + "\n")
+
+    for name, bugs, status in (("exact", Bugs(), "PASS"), ("inexact", Bugs(keep_optimizer=False), "FAIL")):
+        run = write_run(tmp_path / name, bugs=bugs, reference_bugs=Bugs())
+        leave(run)
+        assert judge(run).status == status
+    run = write_run(tmp_path / "random", bugs=Bugs(random_script=True))
+    assert judge(run).code == "job_not_repeatable"
+    leave(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "file_of_another_leg") and "/books/runs" in verdict.cause
+
+
 def test_fault_that_never_fires(run: RunLayout) -> None:
     more = Fault(id="F4", rank=0, phase="step", at_step=11, source="faults.schedule[3]")
     run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=(*KILLS, more)).to_json()))
