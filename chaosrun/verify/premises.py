@@ -143,7 +143,7 @@ def own_files(drill: Drill) -> Check:
 
 
 def file_that_differs(drill: Drill) -> Cause | None:
-    """Of legs that differ undisturbed, a likely reason: a file of another leg that one of them read, whenever it was written."""
+    """Of legs that differ undisturbed, a likely reason: a file of another leg that one of them read, whenever it was made."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in files]
     return Cause.of("file_of_another_leg", **_about_files(found)) if found else None
 
