@@ -183,7 +183,9 @@ def made_anew(tree: ast.Module) -> set[str] | None:
         for name, use in first.items():
             reads = [other for other in uses if other.name == name and not other.stores]
             covered = all(other.branch[: len(use.branch)] == use.branch for other in reads)
-            if use.stores and covered and not (use.branch and name in outside):
+            # What is set now and then, and read nowhere beside that, is kept for something.
+            kept = use.branch and (name in outside or not reads)
+            if use.stores and covered and not kept:
                 names.add(name)
     return names
 

@@ -121,6 +121,8 @@ def test_an_optimizer_that_a_prepared_one_is_made_of_is_its_own(monkeypatch: pyt
         ("if good(x): best = x\nsave(best)", {"x"}),
         ("if good(x):\n        shown = f(x)\n        print(shown)", {"x", "shown"}),
         ("if good(x): kept = x\n    use(kept)", {"x"}),
+        ("if good(x): kept = x", {"x"}),
+        ("norm = clip(x)", {"x", "norm"}),
         ("for part in x:\n        y = f(part)\n        use(y)", {"x", "part", "y"}),
         ("with no_grad(): y = f(x)\nprint(y)", {"x", "y"}),
         ("y = [f(p) for p in x]", {"x", "y", "p"}),
