@@ -175,6 +175,10 @@ def test_a_storage_that_the_job_names_and_that_is_not_on_every_node() -> None:
     assert statuses(job_of()) == statuses(None) == [Status.PASS] * 3
 
 
+def test_a_storage_that_hangs_after_all_is_no_pass() -> None:
+    assert rows_of(facts_of(stopped="hung"))["removal"].status is Status.FAIL
+
+
 def test_who_is_slow_is_not_dead() -> None:
     rows = rows_of(facts_of(stopped="slow", without=("twice", "lock", "speed")))
     assert rows["exclusive create"].status is Status.WARN and "though it goes on" in rows["exclusive create"].measured

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chaosrun.checkpoint.storage import hint_of
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.storage import IN_MEMORY, failure
+from chaosrun.preflight.checks.storage import IN_MEMORY, failure, no_answer
 from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Pool, Rows, Setting, Status
 from chaosrun.preflight.placement import nodes_used
 from chaosrun.preflight.probes.shared_storage import Competition, Meeting, Ring, SharedFacts
@@ -34,7 +34,6 @@ OF_ONE_NODE = IN_MEMORY | {"overlay"}
 _EVERYONE = "files of every other node"
 _SOON = f"at most {duration(LATEST_SEEN_S)}"
 _LATE = "let clients keep what they know of directories for less long (NFS: actimeo), or expect restores to miss a save"
-_UP = "see whether its server and the network to it are up (`mount`, and `dmesg` on the node)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +98,7 @@ def _stopped(row: Rows, facts: SharedFacts) -> Iterator[Finding]:
     for failed in facts.failed.values():
         remedy = hint_of(failed.errno) or "see what the kernel log of the node says of it (dmesg)"
         yield row.fail(failure(failed, facts.mount.base if facts.mount else row.device or ""), "no error", remedy)
-    if facts.stopped == "hung":
-        yield row.fail(f"no answer within {duration(facts.patience_s)}", "storage that answers", _UP)
-    elif facts.stopped == "slow":
-        measured = f"not done within {duration(facts.limit_s)}, though it goes on"
-        yield row.warn(measured, "all of it within that time", "see how busy the storage and the network to it are")
+    yield from no_answer(row, facts)
 
 
 def _groups(meet: Meet, head: str | None) -> list[list[str]]:

@@ -9,7 +9,7 @@ from chaosrun.cluster.guard import PREFIX
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Rows, Setting, Status
-from chaosrun.preflight.probes.forked import Failed
+from chaosrun.preflight.probes.forked import Failed, Watched
 from chaosrun.preflight.probes.storage import Lock, Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
 from chaosrun.preflight.probes.storage_place import Mount
@@ -105,22 +105,28 @@ def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) 
         here = row.of(name=names[0])
         if (failed := facts.failed.get(step)) is not None:
             status = Status.WARN if step == "lock" and not default else Status.FAIL
-            known = (
-                "give this node the storage, or leave the node out" if failed.errno == errno.ENOENT else hint_of(failed.errno)
-            )
-            remedy = known or "see what the node's kernel log says of it (dmesg), or put checkpoints elsewhere"
+            remedy = hint_of(failed.errno) or "see what the node's kernel log says of it (dmesg), or put checkpoints elsewhere"
+            if failed.errno == errno.ENOENT:
+                remedy = "give this node the storage, or leave the node out"
             yield here.row(status, failure(failed, base), "no error", remedy=remedy)
         elif (value := getattr(facts, step)) is not None:
             yield from judged(value)
-        elif stopped == "hung":
-            yield here.fail(f"no answer within {duration(facts.patience_s)}", "storage that answers", _HUNG)
-            stopped = ""
-        elif stopped == "slow":
-            limit = duration(facts.limit_s)
-            yield here.warn(f"not done when {limit} had passed, though it goes on", f"at most {limit}", _SLOW)
+        elif stopped:
+            yield from no_answer(here, facts)
             stopped = ""
         else:
             yield from (row.skip(f"not tried: {why}", name=name) for name in names)
+    if stopped:
+        yield from no_answer(row.of(name="removal"), facts)
+
+
+def no_answer(row: Rows, facts: Watched) -> Iterator[Finding]:
+    """Of the step in which the storage hung, or was too slow."""
+    if facts.stopped == "hung":
+        yield row.fail(f"no answer within {duration(facts.patience_s)}", "storage that answers", _HUNG)
+    elif facts.stopped == "slow":
+        limit = duration(facts.limit_s)
+        yield row.warn(f"not done when {limit} had passed, though it goes on", f"at most {limit}", _SLOW)
 
 
 def failure(failed: Failed, base: str) -> str:

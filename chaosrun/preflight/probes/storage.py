@@ -66,15 +66,7 @@ class StorageFacts(Watched, frozen=True, kw_only=True):
 
 
 def probe(
-    *,
-    storage: str,
-    kills: int,
-    kills_s: float,
-    names: int,
-    speed_s: float,
-    speed_bytes: int,
-    patience_s: float,
-    limit_s: float,
+    *, storage: str, kills: int, kills_s: float, names: int, speed_s: float, speed_bytes: int, patience_s: float, limit_s: float
 ) -> StorageFacts:
     """The numbers say how much is tried, and for how long."""
 
