@@ -17,8 +17,9 @@ from chaosrun.records.run_file import read_object, read_run, recorded_leg
 from chaosrun.spec.source import Job
 from chaosrun.verify.recovery_times import recoveries_of
 
-OF_ONE_RUN = ("faults", "recovery", "verify", "timeout")
-"""Parts of a job that may be others in each run of it: what it trains, and what that costs, stays the same."""
+OF_ONE_RUN = ("recovery", "verify", "timeout")
+"""Parts of a job that may be others in each run of it. Its faults may not: some make steps and saves slow, and what `shrink`
+tries is no run of the job."""
 
 
 class Costs(Struct, frozen=True, kw_only=True):
@@ -40,13 +41,13 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
 
 def earlier_run(root: Path, job: Job) -> EarlierRun | None:
     """The newest run of this very job under a root that went through; None: there is none."""
-    found = list[tuple[float, RunLayout]]()
+    found, asked = list[tuple[float, RunLayout]](), _training(job.spec.model_dump(mode="json"))
     with suppress(OSError):
         for path in (root / "runs").iterdir():
             run = RunLayout(path)
             with suppress(UsageError):  # one that goes on, was interrupted, or is damaged
                 info = read_run(run)
-                same = info["job"] == str(job.path.resolve()) and _training(info["spec"]) == _training(_plain(job))
+                same = info["job"] == str(job.path.resolve()) and _training(info["spec"]) == asked
                 if same and read_object(run.verdict_json).get("outcome") == "completed":
                     found.append((info["created_s"], run))
     if not found:
@@ -58,10 +59,6 @@ def earlier_run(root: Path, job: Job) -> EarlierRun | None:
         size = next(filter(None, map(_newest_checkpoint, legs)), None)
         return EarlierRun(run=run.run_id, costs=costs_of([read_leg(leg) for leg in legs]), bytes=size)
     return EarlierRun(run=run.run_id)
-
-
-def _plain(job: Job) -> Mapping[str, Any]:
-    return job.spec.model_dump(mode="json")
 
 
 def _training(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -187,11 +187,12 @@ def test_only_runs_of_this_very_job_that_went_through_count(tmp_path: Path) -> N
     ran("interrupted", 4.0, outcome="interrupted")
     ran("elsewhere", 5.0, job="/elsewhere/job.yaml")
     ran("larger", 6.0, workers=8)
-    ran("shrunk", 7.0, max_steps=3)
+    ran("shorter", 7.0, max_steps=3)
+    ran("shrunk", 8.0, faults={"schedule": []})
     assert earlier_run(tmp_path, asked) is None
     ran("older", 1.0)
-    # Other faults and another interval make no other job.
-    ran("newer", 2.0, faults={"schedule": []}, checkpoint={**spec["checkpoint"], "every_steps": 9})
+    # Another interval makes no other job.
+    ran("newer", 2.0, checkpoint={**spec["checkpoint"], "every_steps": 9})
     last = earlier_run(tmp_path, asked)
     assert last is not None and (last.run, last.costs.steps) == ("newer", 12) and last.bytes
     assert all((last.costs.step_s, last.costs.save_s, last.costs.restart_s))
