@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,6 @@ def main(module: str) -> None:
     answers = os.dup(sys.stdout.fileno())
     # Libraries print; the answer is alone on its descriptor.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answer: dict[str, Any]
     try:
         facts = importlib.import_module(module).probe(**json.load(sys.stdin))
         answer = {"facts": msgspec.to_builtins(facts, str_keys=True)}

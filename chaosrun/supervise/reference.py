@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import chaosrun
 from chaosrun.errors import UsageError
@@ -160,9 +159,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> dict[str, Any]:
+def _processor() -> dict[str, str]:
     """Model and instruction set of this machine's processor (hazard K2: AVX2 and AVX-512 differ in bits)."""
-    facts: dict[str, Any] = {"machine": os.uname().machine}
+    facts = {"machine": os.uname().machine}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "flags", "Features"):
