@@ -30,6 +30,12 @@ LARGEST_BYTES = 1 << 20
 """Of a tensor or an array that is looked at: data sets are larger, and are no state."""
 MOST_VALUES = 4000
 MOST_CHILDREN = 256
+MOST_OBJECTS = 20000
+"""That are looked into."""
+MOST_ITEMS = 1 << 16
+"""Of a list that is looked at."""
+OWN_ITERATION = tuple(kind.__iter__ for kind in (list, tuple, deque, set, frozenset))
+"""What may be iterated: a class that does it otherwise might do more."""
 SHOWN = 40
 LIBRARIES = ("torch", "accelerate", "chaosrun", "numpy", "ray", "logging", "threading", "torchdata", "datasets", "transformers")
 ITERATORS = (
@@ -46,18 +52,21 @@ def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most:
     found: dict[str, str] = {}
     met = set(known)
     waiting = deque((name, value) for name, value in roots.items())
-    while waiting and len(found) < most:
+    while waiting and len(found) < most and len(met) < len(known) + MOST_OBJECTS:
         path, value = waiting.popleft()
-        text = _text(value)
-        if text is not None:
-            if id(value) not in met:
-                found[path] = text
-            continue
         if id(value) in met:
             continue
+        try:
+            text = _text(value)
+            held = [] if text is not None else list(itertools.islice(children(value), MOST_CHILDREN))
+        except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
+            met.add(id(value))
+            continue
+        if text is not None:
+            found[path] = text
+            continue
         met.add(id(value))
-        for name, child in itertools.islice(children(value), MOST_CHILDREN):
-            waiting.append((f"{path}/{name}", child))
+        waiting.extend((f"{path}/{name}", child) for name, child in held)
     return found
 
 
@@ -102,6 +111,8 @@ def is_own(module: str) -> bool:
 def _text(value: Any) -> str | None:
     """A value that is compared as a whole; None of one that holds others, or is none of ours."""
     match value:
+        case str() | bytes() if len(value) > LARGEST_BYTES:
+            return "large"
         case None | bool() | int() | str() | bytes() | complex():
             return _short(repr(value))
         case float():
@@ -119,7 +130,11 @@ def _text(value: Any) -> str | None:
             return _digest("numpy RandomState", repr(value.get_state()).encode())
         case random.Random():
             return _digest("random.Random", repr(value.getstate()).encode())
-        case list() | tuple() | deque() | set() | frozenset() if all(map(_is_plain, itertools.islice(value, 10000))):
+        case list() | tuple() | deque() | set() | frozenset() if type(value).__iter__ not in OWN_ITERATION:
+            return "a container"
+        case list() | tuple() | deque() | set() | frozenset() if len(value) > MOST_ITEMS:
+            return "large"
+        case list() | tuple() | deque() | set() | frozenset() if all(map(_is_plain, value)):
             items = sorted(map(repr, value)) if isinstance(value, set | frozenset) else list(map(repr, value))
             return (
                 _short(f"{type(value).__name__} of {len(items)}: {', '.join(items)}") if items else f"{type(value).__name__}()"

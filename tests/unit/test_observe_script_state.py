@@ -115,6 +115,21 @@ def test_what_is_saved_and_what_is_large_is_left_alone() -> None:
     assert script_state({"it": layer})["it/calls"] == "0" and "it/weight" not in before
 
 
+class Touchy:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("do not look")
+
+
+class Draining(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("a container of the script's was iterated")
+
+
+def test_what_must_not_be_touched_is_left_out() -> None:
+    held = script_state({"touchy": Touchy(), "draining": Draining([1]), "long": list(range(10**6)), "after": 1})
+    assert held == {"draining": "a container", "long": "large", "after": "1"}
+
+
 def test_a_cycle_and_a_flood_come_to_an_end() -> None:
     ring: list[Any] = [{}]
     ring[0]["ring"] = ring
