@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from chaosrun.preflight.checks.bits import CHECK, call
-from chaosrun.preflight.model import Facts, Finding, Level, Setting, Status
+from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import check_memory, check_products, kind_of
 from chaosrun.preflight.probes.fingerprinted_training import Difference, other_cores, repeated, train
 from chaosrun.records.codec import to_plain
@@ -40,8 +40,8 @@ def computed(*runs: Mapping[str, Any], kind: Mapping[str, Any] = KIND, **more: A
 
 
 def judge(**nodes: Mapping[str, Any]) -> dict[tuple[str, str, str], Finding]:
-    """Facts by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
-    about: Facts = {"visible": None, "driver": {"told": "absent"}}
+    """Mapping[str, Any] by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
+    about: Mapping[str, Any] = {"visible": None, "driver": {"told": "absent"}}
     devices = {name: {"cpu": facts} if "ended" in facts else facts for name, facts in nodes.items()}
     answered = {name: {**about, "computed": computed} for name, computed in devices.items()}
     found = judged(CHECK, SETTING, [node_of(name, gpus=2) for name in nodes], answered)
@@ -122,7 +122,7 @@ OTHER = trained(at="1 matmul")
     ],
 )
 def test_another_kind_is_no_fault_and_named_by_what_is_another(
-    usual: Facts, other: Facts, measured: str, threshold: str
+    usual: Mapping[str, Any], other: Mapping[str, Any], measured: str, threshold: str
 ) -> None:
     device = "cpu" if usual is KIND else "cuda:0"
     sound, odd = ({device: computed(run, kind=kind)} for run, kind in ((trained(), usual), (OTHER, {**usual, **other})))
