@@ -4,7 +4,7 @@ practices.yaml lists what scripts do, in families of which each deserves one ver
 Each is a real drill with one kill, compared with its own reference.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +146,19 @@ def test_a_reference_of_another_job_is_not_taken_for_this_one(warm_drills: WarmD
     verdict = warm_drills(one.write(tmp_path, 2), root=tmp_path / "root", reference=str(earlier.run.path)).verdict
     assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "reference_of_another_job")
     assert earlier.run.run_id in verdict.cause
+
+
+@pytest.mark.ray
+def test_a_confirming_leg_that_reads_what_the_chaos_leg_left_replaces_no_reference(
+    warm_drills: WarmDrills, tmp_path: Path
+) -> None:
+    found = next(each for each in PRACTICES if each.name == "statistics-by-torch")
+    job = replace(found, kill=6, every=5).write(tmp_path, 2)
+    for expected in ("chaos leg read", "confirm leg read"):
+        # The second time the reference comes from the cache, and the chaos leg finds nothing of its.
+        (tmp_path / "statistics.pt").unlink(missing_ok=True)
+        kept = {path: path.read_bytes() for path in tmp_path.glob("root/references/*/journal.jsonl")}
+        verdict = warm_drills(job, root=tmp_path / "root").verdict
+        assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "file_of_another_leg")
+        assert expected in verdict.cause and "statistics.pt" in verdict.cause
+    assert kept == {path: path.read_bytes() for path in tmp_path.glob("root/references/*/journal.jsonl")} != {}
