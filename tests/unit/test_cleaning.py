@@ -29,56 +29,53 @@ def found(name: str, age_d: float, status: str = "PASS", **more: Any) -> Found:
     return Found(kind=more.pop("kind", "run"), path=Path("/root/runs") / name, used_s=-age_d * DAY_S, status=status, **more)
 
 
-class TestChoose:
+def needing(name: str, age_d: float, needed: str, status: str = "PASS") -> Found:
+    return found(name, age_d, status, needs=frozenset({Path("/root/runs") / needed}))
+
+
+NEWEST = [found("a", 20), found("b", 30), found("c", 40), found("r", 50, "cached", kind="reference")]
+JUST_BEGUN = [found("a", 20, starting=True), found("b", 0, "interrupted", starting=True), found("c", 0, "interrupted")]
+NEEDED = "a run that is kept needs the reference"
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "removed", "kept"),
+    [
+        ([found("a", 15), found("b", 13)], {}, "a", {"b": "not old enough"}),
+        ([found("a", 15), found("b", 13)], {"older_than_s": 0.0}, "ab", {}),
+        (NEWEST, {"keep": 1}, "bc", {"a": "among the newest 1", "r": "among the newest 1"}),
+        # A reference is no evidence.
+        ([found("a", 20, "cached", kind="reference")], {}, "a", {}),
+        (JUST_BEGUN, {"older_than_s": 0.0, "failed": True}, "ac", {"b": "just begun"}),
+        ([found("a", 20, supervised=True)], {"failed": True}, "", {"a": "being supervised"}),
+        ([found("a", 20), needing("b", 1, "a", "interrupted")], {}, "", {"a": NEEDED, "b": "not old enough"}),
+        ([found("a", 20), needing("b", 1, "a", "interrupted")], {"older_than_s": 0.0, "failed": True}, "ab", {}),
+        # A suite of which a run is needed; a run that is needed by one that is needed.
+        (
+            [found("s", 20, kind="suite"), found("t", 20, kind="suite"), needing("b", 1, "s/runs/a")],
+            {},
+            "t",
+            {"s": NEEDED, "b": "not old enough"},
+        ),
+        (
+            [found("a", 20), needing("b", 20, "a"), needing("c", 1, "b")],
+            {},
+            "",
+            {"a": NEEDED, "b": NEEDED, "c": "not old enough"},
+        ),
+        *(
+            ([found("a", 20, status), found("b", 20, status, kind="sweep")], options, removed, dict.fromkeys(kept, why))
+            for status in ("FAIL", "INCONCLUSIVE", "interrupted", "damaged")
+            for why in [f"{status}: removed with --failed only"]
+            for options, removed, kept in (({}, "", "ab"), ({"failed": True}, "ab", ""))
+        ),
+    ],
+)
+def test_what_goes(entries: list[Found], options: dict[str, Any], removed: str, kept: dict[str, str]) -> None:
     """The rule alone; ages in days, now is 0."""
-
-    def names(self, entries: list[Found], **options: Any) -> tuple[set[str], dict[str, str]]:
-        choice = choose(entries, **{"now_s": 0.0, "older_than_s": 14 * DAY_S, "keep": 0, "failed": False, **options})
-        return {entry.name for entry in choice.removed}, {kept.found.name: kept.why for kept in choice.kept}
-
-    def test_age(self) -> None:
-        entries = [found("a", 15), found("b", 13)]
-        assert self.names(entries) == ({"a"}, {"b": "not old enough"})
-        assert self.names(entries, older_than_s=0.0)[0] == {"a", "b"}
-
-    def test_the_newest_of_each_kind(self) -> None:
-        entries = [found("a", 20), found("b", 30), found("c", 40), found("r", 50, "cached", kind="reference")]
-        removed, kept = self.names(entries, keep=1)
-        assert removed == {"b", "c"}
-        assert kept == {"a": "among the newest 1", "r": "among the newest 1"}
-
-    @pytest.mark.parametrize("status", ["FAIL", "INCONCLUSIVE", "interrupted", "damaged"])
-    def test_evidence(self, status: str) -> None:
-        entries = [found("a", 20, status), found("b", 20, status, kind="sweep")]
-        assert self.names(entries) == (set(), {name: f"{status}: removed with --failed only" for name in "ab"})
-        assert self.names(entries, failed=True)[0] == {"a", "b"}
-
-    def test_a_reference_is_no_evidence(self) -> None:
-        assert self.names([found("a", 20, "cached", kind="reference")])[0] == {"a"}
-
-    def test_just_begun(self) -> None:
-        entries = [found("a", 20, starting=True), found("b", 0, "interrupted", starting=True), found("c", 0, "interrupted")]
-        assert self.names(entries, older_than_s=0.0, failed=True) == ({"a", "c"}, {"b": "just begun"})
-
-    def test_supervised(self) -> None:
-        assert self.names([found("a", 20, supervised=True)], failed=True) == (set(), {"a": "being supervised"})
-
-    def test_needed(self) -> None:
-        needing = found("b", 1, "interrupted", needs=frozenset({Path("/root/runs/a")}))
-        assert self.names([found("a", 20), needing])[0] == set()
-        assert self.names([found("a", 20), needing], older_than_s=0.0, failed=True)[0] == {"a", "b"}
-
-    def test_a_suite_of_which_a_run_is_needed(self) -> None:
-        needing = found("b", 1, "interrupted", needs=frozenset({Path("/root/runs/s/runs/a")}))
-        assert self.names([found("s", 20, kind="suite"), found("t", 20, kind="suite"), needing])[0] == {"t"}
-
-    def test_needed_by_one_that_is_needed(self) -> None:
-        entries = [
-            found("a", 20),
-            found("b", 20, needs=frozenset({Path("/root/runs/a")})),
-            found("c", 1, needs=frozenset({Path("/root/runs/b")})),
-        ]
-        assert self.names(entries)[0] == set()
+    choice = choose(entries, **{"now_s": 0.0, "older_than_s": 14 * DAY_S, "keep": 0, "failed": False, **options})
+    assert {entry.name for entry in choice.removed} == {*removed}
+    assert {entry.found.name: entry.why for entry in choice.kept} == kept
 
 
 def run_of(root: Path, name: str, status: str | None, *, storage: str | None = None, reference: str = "auto") -> RunLayout:

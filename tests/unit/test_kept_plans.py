@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from suites import DRAWN as JOB
+from suites import write_suite
 
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans, reruns
 from chaosrun.campaign.planned_drill import PlannedDrill, plan_drills
@@ -18,17 +20,12 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 
-JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
 SUITE = "name: toys\njob: job.yaml\ndrills:\n  - {name: a}\n  - {name: b, matrix: {workers: [1, 2], faults: [torture, spot]}}\n"
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "job.yaml").write_text(JOB)
-    path = tmp_path / "toys.yaml"
-    path.write_text(SUITE)
-    return path
+    return write_suite(tmp_path, SUITE, JOB)
 
 
 def outcome(drill: PlannedDrill, folder: Path, *, ok: bool) -> DrillResult:

@@ -6,28 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
+from suites import DRILL
 
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.scheduler import Listener, PlacementPool, Scheduler, Shape
-from chaosrun.spec.suite import Expectation
-
-DRILL = PlannedDrill(
-    name="a",
-    drill="a",
-    base="a",
-    job="/job.yaml",
-    overrides=(),
-    expect=Expectation(verdict="PASS"),
-    workers=1,
-    cpu=1.0,
-    gpu=0,
-    faults=1,
-    kinds=("kill",),
-    seed=0,
-    plan="",
-    reference="",
-)
 
 
 def drills(*names: str, **about: Any) -> list[PlannedDrill]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_scheduler import DRILL
+from suites import DRILL
 from verdicts import PASSED
 
 from chaosrun.campaign.files import checked, plain

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from suites import write_suite
 
 from chaosrun import cli
 from chaosrun.campaign.results import DrillResult
@@ -13,18 +14,13 @@ from chaosrun.campaign.suite_run import SuiteRun
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.ticker import Ticker
 
-JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 SUITE = "name: toys\njob: job.yaml\nmatrix: {workers: [1, 2], faults: [spot, torture]}\ndrills:\n  - {name: a}\n  - {name: b}\n"
 
 
 @pytest.fixture
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "job.yaml").write_text(JOB)
-    path = tmp_path / "toys.yaml"
-    path.write_text(SUITE)
     monkeypatch.chdir(tmp_path)
-    return path
+    return write_suite(tmp_path, SUITE)
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

@@ -2,13 +2,12 @@
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from suites import JOB, night_of, write_suite
 
 from chaosrun import api
 from chaosrun.campaign.files import SuiteFolder, SuitePlan
@@ -17,14 +16,13 @@ from chaosrun.campaign.report.pages import junit_text, render_index, render_mark
 from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult, SuiteResult, compare_losses
 from chaosrun.campaign.suite_plan import Shard, SuiteRequest, plan_suite
-from chaosrun.campaign.suite_run import SuiteRun, opened
+from chaosrun.campaign.suite_run import opened
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.integrations.export import workflow
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.verify.trajectory import Trajectory
 
-JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 SUITE = (
     "name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}, {name: c}, {name: d, faults: ./mine.yaml}]\n"
     "comparison: {atol: 0.5, beyond: [c]}\n"
@@ -34,18 +32,10 @@ LOSSES = {"a": 1.0, "b": 1.1, "c": 9.0, "d": 0.9}
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text("")
+    path = write_suite(tmp_path, SUITE)
     (tmp_path / "mine.yaml").write_text("faults: [{kind: kill, mean: 30%}]\n")
     (tmp_path / "job.yaml").write_bytes(JOB.replace("\n", "\r\n").encode())
-    path = tmp_path / "toys.yaml"
-    path.write_text(SUITE)
     return path
-
-
-@contextmanager
-def night_of(suite: Path, root: Path, wish: SuiteRequest | None = None) -> Iterator[SuiteRun]:
-    with opened(root, wish or SuiteRequest(path=suite), None) as (folder, agenda, journal):
-        yield SuiteRun(folder, agenda, journal, root, None, lambda record: None, lambda run, verdict: ())
 
 
 def well(name: str, *, rerun: str | None = None) -> DrillResult:

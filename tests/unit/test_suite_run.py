@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from suites import DRAWN, night_of, write_suite
 
 from chaosrun.campaign.files import checked, plain
 from chaosrun.campaign.history import append, read_history
@@ -16,23 +17,17 @@ from chaosrun.campaign.report.text import render_suite
 from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.campaign.suite_plan import SuiteRequest
-from chaosrun.campaign.suite_run import SuiteRun, opened
+from chaosrun.campaign.suite_run import SuiteRun
 from chaosrun.errors import InterruptedRunError
 from chaosrun.report.output import rendered
 from chaosrun.spec.suite import Comparison
 
-JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\nfaults: {random: {count: 2}}\n"
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[SuiteRun]:
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "job.yaml").write_text(JOB)
-    path = tmp_path / "toys.yaml"
-    path.write_text("name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}]\n")
-    root = tmp_path / "root"
-    with opened(root, SuiteRequest(path=path, asked_s=1795262400.0), None) as (folder, agenda, journal):
-        yield SuiteRun(folder, agenda, journal, root, None, lambda record: None, lambda run, verdict: ())
+    path = write_suite(tmp_path, "name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}]\n", DRAWN)
+    with night_of(path, tmp_path / "root", SuiteRequest(path=path, asked_s=1795262400.0)) as run:
+        yield run
 
 
 def failed(drill: PlannedDrill) -> DrillResult:

@@ -1,0 +1,44 @@
+"""Suites for tests: a small one on disk, its run as it is carried out, a drill of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaosrun.campaign.planned_drill import PlannedDrill
+from chaosrun.campaign.suite_plan import SuiteRequest
+from chaosrun.campaign.suite_run import SuiteRun, opened
+from chaosrun.spec.suite import Expectation
+
+JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
+DRAWN = JOB + "faults: {random: {count: 2}}\n"
+DRILL = PlannedDrill(
+    name="a",
+    drill="a",
+    base="a",
+    job="/job.yaml",
+    overrides=(),
+    expect=Expectation(verdict="PASS"),
+    workers=1,
+    cpu=1.0,
+    gpu=0,
+    faults=1,
+    kinds=("kill",),
+    seed=0,
+    plan="",
+    reference="",
+)
+
+
+def write_suite(folder: Path, suite: str, job: str = JOB) -> Path:
+    (folder / "train.py").write_text("")
+    (folder / "job.yaml").write_text(job)
+    path = folder / "toys.yaml"
+    path.write_text(suite)
+    return path
+
+
+@contextmanager
+def night_of(suite: Path, root: Path, request: SuiteRequest | None = None) -> Iterator[SuiteRun]:
+    """A run of the suite, of which nothing has been carried out yet."""
+    with opened(root, request or SuiteRequest(path=suite), None) as (folder, plan, journal):
+        yield SuiteRun(folder, plan, journal, root, None, lambda record: None, lambda run, verdict: ())
