@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chaosrun.campaign.drill import takes_agents
-from chaosrun.campaign.scheduler import Shape
+from chaosrun.campaign.scheduler import Shape, Task
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kinds import KINDS
@@ -55,14 +55,9 @@ class PlannedDrill:
         return Shape(self.workers, self.cpu, self.gpu)
 
     @property
-    def needs_all(self) -> bool:
-        """Nothing else may run beside it."""
-        return any(KINDS[kind].takes_ray_along for kind in self.kinds)
-
-    @property
-    def needs_fresh(self) -> bool:
-        """Its place is of no use to the next one."""
-        return takes_agents(self.kinds)
+    def task(self) -> "Task[PlannedDrill]":
+        alone = any(KINDS[kind].takes_ray_along for kind in self.kinds)
+        return Task(self, self.name, self.shape, self.reference, needs_all=alone, needs_fresh=takes_agents(self.kinds))
 
 
 def derive_seed(seed: int, drill: str, draw: int = 0) -> int:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.interrupts import Interrupts
@@ -118,33 +118,23 @@ def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts
             cluster.close()
 
 
-class Task(Protocol):
-    """A drill, as far as its turn depends on it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def reference(self) -> str | None:
-        """Drills of the same share an undisturbed leg, which one of them makes first; None: it is there."""
-        ...
-
-    @property
-    def needs_all(self) -> bool:
-        """Nothing else may run beside it."""
-        ...
-
-    @property
-    def needs_fresh(self) -> bool:
-        """It leaves no agents for another drill, and takes none over."""
-        ...
-
-
-T = TypeVar("T", bound=Task)
+D = TypeVar("D")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[D]):
+    """A drill, and what its turn depends on."""
+
+    drill: D
+    name: str
+    shape: Shape
+    reference: str | None = None
+    """Drills of the same share an undisturbed leg, which one of them makes first; None: it is there."""
+    needs_all: bool = False
+    """Nothing else may run beside it."""
+    needs_fresh: bool = False
+    """It leaves no agents for another drill, and takes none over."""
 
 
 @dataclass(slots=True)
@@ -176,34 +166,34 @@ class RunningSupervisors:
                 supervisor.interrupt()
 
 
-Carry = Callable[[T, "RayCluster | None", RunningSupervisors, Listener], tuple[R, bool]]
+Carry = Callable[[D, "RayCluster | None", RunningSupervisors, Listener], tuple[R, bool]]
 """Carry a drill out, on kept agents or (None) with everything to itself; returns its result, and whether the agents may serve
 another drill."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Scheduler(Generic[T, R]):
+class Scheduler(Generic[D, R]):
     """Carries out drills in the order in which they are given, as far as there is room."""
 
-    carry: Carry[T, R]
+    carry: Carry[D, R]
     pool: PlacementPool
     at_once: int | None
     """None: as many as there is room for."""
-    on_result: Callable[[T, R], bool]
+    on_result: Callable[[D, R], bool]
     """Returns whether to begin more of them."""
-    on_start: Callable[[T], None] = lambda task: None
-    _waiting: list[T] = field(default_factory=list)
-    _running: dict[str, T] = field(default_factory=dict)
+    on_start: Callable[[D], None] = lambda drill: None
+    _waiting: list[Task[D]] = field(default_factory=list)
+    _running: dict[str, Task[D]] = field(default_factory=dict)
     _made: set[str | None] = field(default_factory=lambda: {None})
     """References that are there."""
-    _making: dict[str | None, T] = field(default_factory=dict)
+    _making: dict[str | None, Task[D]] = field(default_factory=dict)
     """References that a running drill is to make."""
     _events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     """What the threads have to tell, as what the scheduler's thread does about it."""
     _supervisors: RunningSupervisors = field(default_factory=RunningSupervisors)
     _beginning: bool = True
 
-    def run(self, tasks: Sequence[T]) -> None:
+    def run(self, tasks: Sequence[Task[D]]) -> None:
         """Carry all of them out. Raises what `carry` raises, KeyboardInterrupt too: once every drill that was under way has
         been interrupted and has ended."""
         self._waiting = list(tasks)
@@ -224,7 +214,7 @@ class Scheduler(Generic[T, R]):
                         self._events.get()()
                 raise
 
-    def _next(self) -> "tuple[T, RayCluster | None] | None":
+    def _next(self) -> "tuple[Task[D], RayCluster | None] | None":
         """The drill that begins now, and its agents; None: something has to end first."""
         if len(self._running) == self.at_once or any(task.needs_all for task in self._running.values()):
             return None
@@ -240,15 +230,15 @@ class Scheduler(Generic[T, R]):
             return None if cluster is None else (task, cluster)
         return None
 
-    def _begin(self, threads: ThreadPoolExecutor, task: T, cluster: "RayCluster | None") -> None:
+    def _begin(self, threads: ThreadPoolExecutor, task: Task[D], cluster: "RayCluster | None") -> None:
         self._waiting.remove(task)
         self._running[task.name] = task
         if task.reference not in self._made:
             self._making[task.reference] = task
-        self.on_start(task)
+        self.on_start(task.drill)
         threads.submit(self._work, task, cluster)
 
-    def _work(self, task: T, cluster: "RayCluster | None") -> None:
+    def _work(self, task: Task[D], cluster: "RayCluster | None") -> None:
         """In a thread of its own."""
 
         def listen(record: Mapping[str, Any]) -> None:
@@ -257,29 +247,29 @@ class Scheduler(Generic[T, R]):
                 self._events.put(partial(self._reference_made, task))
 
         try:
-            result, sound = self.carry(task, cluster, self._supervisors, listen)
+            result, sound = self.carry(task.drill, cluster, self._supervisors, listen)
         except BaseException as error:
             self._events.put(partial(self._failed, task, cluster, error))
         else:
             self._events.put(partial(self._ended, task, cluster, result, sound))
 
-    def _reference_made(self, task: T) -> None:
+    def _reference_made(self, task: Task[D]) -> None:
         self._made.add(task.reference)
         self._stop_waiting_for(task)
 
-    def _stop_waiting_for(self, task: T) -> None:
+    def _stop_waiting_for(self, task: Task[D]) -> None:
         if self._making.get(task.reference) is task:
             del self._making[task.reference]
 
-    def _ended(self, task: T, cluster: "RayCluster | None", result: R, sound: bool) -> None:
+    def _ended(self, task: Task[D], cluster: "RayCluster | None", result: R, sound: bool) -> None:
         self._leave(task, cluster, sound=sound)
-        self._beginning = self.on_result(task, result) and self._beginning
+        self._beginning = self.on_result(task.drill, result) and self._beginning
 
-    def _failed(self, task: T, cluster: "RayCluster | None", error: BaseException) -> None:
+    def _failed(self, task: Task[D], cluster: "RayCluster | None", error: BaseException) -> None:
         self._leave(task, cluster, sound=False)
         raise error
 
-    def _leave(self, task: T, cluster: "RayCluster | None", *, sound: bool) -> None:
+    def _leave(self, task: Task[D], cluster: "RayCluster | None", *, sound: bool) -> None:
         del self._running[task.name]
         self._stop_waiting_for(task)  # if it did not make it, the next one does
         if cluster is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.campaign.drill import drill_on, new_run
+from chaosrun.campaign.drill import drill_on, new_run, takes_agents
 from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded, SuiteFolder, SuitePlan, plain
 from chaosrun.campaign.history import Entry, History, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
@@ -166,7 +166,7 @@ class SuiteRun:
         scheduler = Scheduler(carry=self._carry, pool=pool, at_once=at_once, on_start=on_start, on_result=on_result)
         try:
             if not (self.plan.fail_fast and any(not result.ok for result in results.values())):
-                scheduler.run(left)
+                scheduler.run([drill.task for drill in left])
         except (KeyboardInterrupt, InterruptedRunError) as error:
             so_far = f"{len(results)} of {len(self.plan.drills)} drills done"
             hint = f"`{self._resume_command}` goes on"
@@ -241,7 +241,7 @@ class SuiteRun:
             log = self.folder.path / f"bug-{threading.get_native_id()}-{int(time.time())}.txt"
             log.write_text("".join(traceback.format_exception(error)))
             return failed(f"this is a bug in chaosrun: {type(error).__name__}: {error} (see {log})")
-        return result, verdict.outcome == "completed" and not drill.needs_fresh
+        return result, verdict.outcome == "completed" and not takes_agents(drill.kinds)
 
     def _run_of(self, drill: PlannedDrill) -> RunLayout:
         """The run that was begun before, if it can be gone on with, else a new one; written down before it starts."""

@@ -18,7 +18,7 @@ from chaosrun.campaign.drill import drill_on, new_run, remove_run
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.results import PointResult
 from chaosrun.campaign.scheduler import Listener as Listens
-from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, one_ray
+from chaosrun.campaign.scheduler import RunningSupervisors, Scheduler, Shape, Task, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.cluster.workers import ClusterWorkers
 from chaosrun.errors import (
@@ -48,21 +48,6 @@ UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {
     "timeout": RunTimeoutError,
 }
 """Outcome of the undisturbed job → what a sweep ends with."""
-
-
-@dataclass(frozen=True, slots=True)
-class PointDrill:
-    """A `scheduler.Task`: the reference of all is there."""
-
-    point: Point
-    shape: Shape
-    reference: None = None
-    needs_all: bool = False
-    needs_fresh: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.point.id
 
 
 def sweep(
@@ -103,7 +88,7 @@ def sweep(
                 known = run.begin(cluster, overrides, steps, only) if known is None else run.take_up(cluster, known)
             finally:
                 pool.give_back(run.shape, cluster, sound=True)
-            tasks = [PointDrill(point, run.shape) for point in known.left]
+            tasks = [Task(point, point.id, run.shape) for point in known.left]
             progress = _Progress(run, known)
             try:
                 Scheduler(carry=progress.carry, pool=pool, at_once=at_once, on_result=progress.on_result).run(tasks)
@@ -257,18 +242,17 @@ class _Progress:
     known: Sweep
 
     def carry(
-        self, task: PointDrill, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
+        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
     ) -> tuple[PointResult | None, bool]:
         assert cluster is not None, "no point takes a node along"
         try:
-            return self.run.drill(task.point, self.known, cluster, supervisors), True
+            return self.run.drill(point, self.known, cluster, supervisors), True
         except InterruptedRunError:
             if supervisors.interrupted:
                 raise
             return None, True  # `chaosrun cancel`, of this drill alone: the point stays left
 
-    def on_result(self, task: PointDrill, result: PointResult | None) -> bool:
-        point = task.point
+    def on_result(self, point: Point, result: PointResult | None) -> bool:
         if result is None:
             self.run.on_event({"leg": None, "event": "sweep.cancelled", "point": point.id})
             return True

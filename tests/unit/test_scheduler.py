@@ -80,7 +80,7 @@ class Stage:
             at_once=at_once,
             on_start=lambda drill: self.began.append(drill.name),
             on_result=on_result,
-        ).run(wanted)
+        ).run([drill.task for drill in wanted])
         assert self.room.used == 0
 
 
