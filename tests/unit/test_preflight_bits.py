@@ -40,8 +40,8 @@ def computed(*runs: Mapping[str, Any], kind: Mapping[str, Any] = KIND, **more: A
 
 
 def judge(**nodes: Mapping[str, Any]) -> dict[tuple[str, str, str], Finding]:
-    """Mapping[str, Any] by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
-    about: Mapping[str, Any] = {"visible": None, "driver": {"told": "absent"}}
+    """Facts by node: of its CPU, or {"device": facts}. Findings by node, device and row."""
+    about: dict[str, Any] = {"visible": None, "driver": {"told": "absent"}}
     devices = {name: {"cpu": facts} if "ended" in facts else facts for name, facts in nodes.items()}
     answered = {name: {**about, "computed": computed} for name, computed in devices.items()}
     found = judged(CHECK, SETTING, [node_of(name, gpus=2) for name in nodes], answered)
