@@ -103,7 +103,7 @@ def _trace(
     path = leg.attempt(attempt).trace(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
     base = steps.start - 1
-    start = {"kind": "start", "v": 1, "attempt": attempt, "rank": rank, "world_size": workers, "pid": 100 * attempt + rank}
+    start = {"kind": "start", "v": 2, "attempt": attempt, "rank": rank, "world_size": workers, "pid": 100 * attempt + rank}
     start |= {"entered_s": began_s - 0.1, "time_s": began_s, "position": {"epoch": 0, "batches": base, "step": base}}
     start |= {"restored": resume, "rng": "r", "param": f"p{base}", "params": WORDS, "tensors": ["w"], "digests": None}
     lines = [json.dumps(start)]

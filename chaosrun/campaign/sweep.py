@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from chaosrun.campaign.drill import drill_on, new_run, remove_run
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.results import PointResult
@@ -30,11 +32,13 @@ from chaosrun.errors import (
     UsageError,
     UserScriptError,
 )
+from chaosrun.faults.points import SurveyedPoint
 from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
+from chaosrun.records.codec import read_records
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
-from chaosrun.records.trace import read_lines
+from chaosrun.records.traces import read_trace
 from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import leg_of
@@ -156,8 +160,8 @@ class _SweepRun:
         attempt = reference.attempts()[-1]
         undisturbed = list(_passages(reference, attempt, spec.workers))
         recovering = list(_passages(leg_of(run, "chaos"), 2, spec.workers))  # of the attempt after the kill, if it came to one
-        lines = read_lines(reference.attempt(attempt).trace(0))
-        epochs = {line["step"]: line["epoch"] for line in lines if line["kind"] == "step"}
+        trace = read_trace(reference.attempt(attempt).trace(0), attempt, 0, [])
+        epochs = {record.step: record.epoch for record in trace.steps}
         last = max(epochs, default=0)
         steps = steps or chosen_steps(epochs, saved_steps(undisturbed))
         if missing := [step for step in steps if step not in epochs]:
@@ -264,8 +268,11 @@ class _Progress:
         return True
 
 
+_POINTS = msgspec.json.Decoder(SurveyedPoint)
+
+
 def _passages(leg: LegLayout, attempt: int, workers: int) -> Iterator[Passage]:
     for rank in range(workers):
         path = leg.attempt(attempt).points(rank)
-        for line in read_lines(path) if path.exists() else ():
-            yield Passage(rank=rank, **line)
+        for point in read_records(path, _POINTS) if path.exists() else ():
+            yield Passage(rank=rank, phase=point.phase, step=point.step, target=point.target)

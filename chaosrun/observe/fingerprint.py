@@ -7,7 +7,6 @@ their order, so it is deterministic on a GPU; odd weights make every single flip
 for one tensor: compare only fingerprints of the same device type.
 """
 
-import base64
 import ctypes
 import math
 import struct
@@ -32,8 +31,8 @@ _NONE_DIGEST = xxhash.xxh3_64_intdigest(b"None")
 class Fingerprint:
     value: str
     """64 bits over all tensors in order, 16 hex digits."""
-    each: str
-    """base64 of one little-endian uint32 a tensor."""
+    each: bytes
+    """One little-endian uint32 a tensor."""
 
 
 def tensor_digest(tensor: Tensor) -> int:
@@ -50,7 +49,7 @@ def fingerprint(tensors: Sequence[Tensor | None]) -> Fingerprint:
     each = np.array([_NONE_DIGEST if tensor is None else next(present) for tensor in tensors], dtype="<u8")
     return Fingerprint(
         value=xxhash.xxh3_64_hexdigest(each.tobytes()),
-        each=base64.b64encode((each & 0xFFFFFFFF).astype("<u4").tobytes()).decode(),
+        each=(each & 0xFFFFFFFF).astype("<u4").tobytes(),
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 import torch
@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, _DatasetKind
 
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.rng import digest_rng
+from chaosrun.records.traces import ProbeRecord
 
 SAMPLES = 3
 BUDGET_S = 5.0
@@ -35,17 +36,6 @@ ENOUGH_S = 1.0
 STATE, OTHER_STATES = 1, (2, 3, 5, 8, 13, 21, 34, 55)
 """Seeds. Of the others one will do, unless samples draw: what they draw may decide the same twice (a coin)."""
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
-    """`draws`: they move the global streams (or seed them), but do not depend on where those stood."""
-    detail: str
-    """What was seen of which sample, or why nothing was."""
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +59,7 @@ class _Unanswered(Exception):
     """A child said nothing, or why it could not."""
 
 
-def probe(loader: Any) -> Finding:
+def probe(loader: Any) -> ProbeRecord:
     """Look at the first samples of a torch DataLoader, or of accelerate's around one. Takes BUDGET_S at most, mostly far less;
     changes nothing in this process."""
     loader = getattr(loader, "base_dataloader", loader)
@@ -77,22 +67,24 @@ def probe(loader: Any) -> Finding:
     try:
         first, again = _twice(loader, deadline)
         if not first:
-            return Finding(items="unknown", detail="the dataset has no samples")
+            return ProbeRecord(items="unknown", detail="the dataset has no samples")
         for one, other in zip(first, again, strict=False):
             if one.collated != other.collated:
-                return Finding(items="never_repeats", detail=f"{_place(one, other)} differs from one fetch to the next")
+                return ProbeRecord(items="never_repeats", detail=f"{_place(one, other)} differs from one fetch to the next")
         drawing = [sample for sample in first if sample.all_drew]
         for others in _ask(lambda: _under(loader, OTHER_STATES if drawing else OTHER_STATES[:1]), deadline):
             for one, other in zip(first, others, strict=False):
                 if one.collated != other.collated:
                     streams = " and ".join(one.all_drew) or "state"
-                    return Finding(items="global_rng", detail=f"{_place(one, other)} depends on the global RNG ({streams})")
+                    return ProbeRecord(items="global_rng", detail=f"{_place(one, other)} depends on the global RNG ({streams})")
     except _Unanswered as unanswered:
-        return Finding(items="unknown", detail=str(unanswered))
+        return ProbeRecord(items="unknown", detail=str(unanswered))
     if drawing:
         streams = " and ".join(drawing[0].all_drew)
-        return Finding(items="draws", detail=f"{drawing[0].name} moves the global RNG ({streams}) and does not depend on it")
-    return Finding(items="independent", detail=f"{len(first)} samples fetched under several states of the global RNG")
+        return ProbeRecord(
+            items="draws", detail=f"{drawing[0].name} moves the global RNG ({streams}) and does not depend on it"
+        )
+    return ProbeRecord(items="independent", detail=f"{len(first)} samples fetched under several states of the global RNG")
 
 
 def _twice(loader: Any, deadline: float) -> tuple[list[_Fetched], list[_Fetched]]:

@@ -47,7 +47,7 @@ class ObservedState:
         }
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """Digests of everything, by component and by name inside it; see the `end` line in records.trace.
+        """Digests of everything, by component and by name inside it; see `records.traces.EndRecord`.
 
         Raises MisuseError when a state dict holds something that has no bits to compare.
         """

@@ -1,6 +1,6 @@
 """What one rank of one attempt does, on paper: a line of its trace for every step. Sees, and changes nothing.
 
-The protocol calls it at the points that the script comes by; the form of the lines is `records.trace`'s.
+The protocol calls it at the points that the script comes by; the form of the lines is `records.traces`'s.
 """
 
 import os
@@ -21,9 +21,20 @@ from chaosrun.observe.position import Position
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
 from chaosrun.observe.state import ObservedState
+from chaosrun.records.codec import RECORDS_VERSION
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.trace import TRACE_VERSION, TraceWriter
+from chaosrun.records.traces import (
+    BucketsRecord,
+    CheckpointRecord,
+    EndRecord,
+    LoaderWorkersRecord,
+    SourceRecord,
+    StartRecord,
+    StepRecord,
+    TraceWriter,
+)
+from chaosrun.records.traces import Position as RecordedPosition
 
 Digests = dict[str, dict[str, str]]
 """Of a whole state, by component and by name inside it."""
@@ -55,22 +66,23 @@ class Observer:
         self.parameters = [parameter for _, parameter in named]
         at_start = fingerprint(self.parameters)
         self._trace.write(
-            "start",
-            v=TRACE_VERSION,
-            attempt=self._order.attempt,
-            rank=self._order.rank,
-            world_size=self._order.world_size,
-            pid=os.getpid(),
-            entered_s=entered_s,
-            time_s=time.time(),
-            position=position.to_json(),
-            restored=self._order.resume,
-            rng=self._rng(),
-            canary=canary(self._device),
-            param=at_start.value,
-            params=at_start.each,
-            tensors=[name for name, _ in named],
-            digests=restored,
+            StartRecord(
+                v=RECORDS_VERSION,
+                attempt=self._order.attempt,
+                rank=self._order.rank,
+                world_size=self._order.world_size,
+                pid=os.getpid(),
+                entered_s=entered_s,
+                time_s=time.time(),
+                position=_recorded(position),
+                restored=self._order.resume,
+                rng=self._rng(),
+                canary=canary(self._device),
+                param=at_start.value,
+                params=at_start.each,
+                tensors=tuple(name for name, _ in named),
+                digests=restored,
+            )
         )
         if self._inspector:
             self._inspector.begin(position, named)
@@ -78,10 +90,10 @@ class Observer:
     def probe(self, loader: Any) -> None:
         """See whether the loader's samples can be had again after a restart. Once a leg: no recovery waits for it."""
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
-            self._trace.write("probe", **probe(loader).to_json())
+            self._trace.write(probe(loader))
 
     def source(self, epoch: int, own: str | None, held: dict[str, str]) -> None:
-        self._trace.write("source", epoch=epoch, own=own, held=held)
+        self._trace.write(SourceRecord(epoch=epoch, own=own, held=held))
 
     @property
     def is_between_steps(self) -> bool:
@@ -118,53 +130,58 @@ class Observer:
             self._inspector.before_optimizer_step()
 
     def buckets(self, step: int, layout: Any, *, primed: bool) -> None:
-        self._trace.write("buckets", step=step, layout=layout, primed=primed)
+        self._trace.write(BucketsRecord(step=step, layout=layout, primed=primed))
 
     def step(self, position: Position, *, items: int | None) -> None:
         """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
         parameters = fingerprint(self.parameters)
         self._trace.write(
-            "step",
-            step=position.step,
-            epoch=position.epoch,
-            batches=position.batches,
-            time_s=time.time(),
-            ids=None if None in self._ids else self._ids,
-            batch=self._digests,
-            rng=self._rng_before,
-            loss=_as_hex(self._losses),
-            lr=[rate.hex() for rate in self._rates],
-            grad=self._gradients.value,
-            grads=self._gradients.each,
-            param=parameters.value,
-            params=parameters.each,
-            **({} if items is None else {"items": items}),
+            StepRecord(
+                step=position.step,
+                epoch=position.epoch,
+                batches=position.batches,
+                time_s=time.time(),
+                ids=None if None in self._ids else tuple(tuple(ids or ()) for ids in self._ids),
+                batch=tuple(self._digests),
+                rng=self._rng_before,
+                loss=_as_hex(self._losses),
+                lr=tuple(rate.hex() for rate in self._rates),
+                grad=self._gradients.value,
+                grads=self._gradients.each,
+                param=parameters.value,
+                params=parameters.each,
+                items=items,
+            )
         )
         if self._inspector:
             self._inspector.step()
         self._clear_window()
 
     def loader_workers(self, epoch: int, streams: Any) -> None:
-        self._trace.write("loader_workers", epoch=epoch, workers=streams)
+        self._trace.write(LoaderWorkersRecord(epoch=epoch, workers=streams))
 
     def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str]) -> None:
         """`changed`: what the save itself changed of the live state."""
-        about = {"changed": changed, "hooks": self._state.hooks()} if changed else {}
+        hooks = tuple(self._state.hooks()) if changed else ()
         took_s = round(duration_s, 6)
-        self._trace.write("checkpoint", step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, **about)
+        record = CheckpointRecord(
+            step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, changed=changed, hooks=hooks
+        )
+        self._trace.write(record)
 
     def end(self, position: Position, *, checkpoint: str) -> None:
         """The training is complete: digests of everything."""
         if self._inspector:
             self._inspector.end()
         self._trace.write(
-            "end",
-            step=position.step,
-            position=position.to_json(),
-            time_s=time.time(),
-            digests=self._state.digests(),
-            checkpoint=checkpoint,
-            **({"outside": outside} if self._outside and (outside := self._outside.found()) else {}),
+            EndRecord(
+                step=position.step,
+                position=_recorded(position),
+                time_s=time.time(),
+                digests=self._state.digests(),
+                checkpoint=checkpoint,
+                outside=tuple(self._outside.found()) if self._outside else (),
+            )
         )
 
     def _clear_window(self) -> None:
@@ -173,13 +190,19 @@ class Observer:
         self._losses: list[torch.Tensor] = []
         self._rng_before = ""
         # Of a step that a gradient scaler skipped there is neither.
-        self._gradients = Fingerprint(value="", each="")
+        self._gradients = Fingerprint(value="", each=b"")
         self._rates: list[float] = []
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
 
 
-def _as_hex(losses: Sequence[torch.Tensor]) -> list[str]:
+def _recorded(position: Position) -> RecordedPosition:
+    return RecordedPosition(epoch=position.epoch, batches=position.batches, step=position.step)
+
+
+def _as_hex(losses: Sequence[torch.Tensor]) -> tuple[str, ...]:
     """Each scalar as `float.hex()`, by one transfer from the device; of a step whose batch was left out there is none."""
-    return [value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist()] if losses else []
+    if not losses:
+        return ()
+    return tuple(value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist())

@@ -1,95 +1,90 @@
-"""Traces, read back as typed values: the lines of one rank in one attempt.
+"""The trace: what one rank of one attempt did, a JSON line for each event; one writer a file. A torn last line is tolerated.
 
-Reading never fails on content: a file is parsed up to its first bad line, and that line becomes a problem. Knows the trace's
-schema (chaosrun.records.trace), not what any value should have been.
+A rank writes `start` first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch (the
+latter for persistent workers once); `buckets`, `step` and `checkpoint` as they come; `end` last.
+
+Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, which is enough to name the
+tensor: the 64-bit value decides. Floats are written as `float.hex()`. Reading never fails on content: a file is read up to its
+first bad line, and that line becomes a problem. Knows the form of a trace, not what any value should have been.
 """
 
-import base64
-import binascii
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+import msgspec
+from msgspec import Meta
 
+from chaosrun.records.codec import (
+    Count,
+    DamagedRecordError,
+    Record,
+    Text,
+    changed,
+    decode,
+    encode,
+    read_records,
+)
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.tail import Tail
-from chaosrun.records.trace import TRACE_VERSION, TornRecordError, read_lines
 
 WORD_BYTES = 4
 ENDS_BYTES = 1 << 16
 
-
-def _words(value: Any) -> bytes:
-    """base64 of little-endian uint32, one a tensor; kept as bytes, a long run has millions of them."""
-    if not isinstance(value, str):
-        raise ValueError("expected base64 text")
-    try:
-        raw = base64.b64decode(value, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64 ({error})") from error
-    if len(raw) % WORD_BYTES:
-        raise ValueError(f"{len(raw)} bytes are no whole number of 32-bit words")
-    return raw
-
-
-def _hex_float(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected float.hex() text")
-    float.fromhex(value)
-    return value
-
-
-Digest = Annotated[str, Field(min_length=1)]
-Digests = Mapping[str, Mapping[str, Digest]]
+Digests = Mapping[str, Mapping[str, Text]]
 """By component and by name inside it."""
-Words = Annotated[bytes, BeforeValidator(_words)]
-HexFloat = Annotated[str, BeforeValidator(_hex_float)]
-Count = Annotated[int, Field(ge=0)]
-Ids = tuple[Any, ...] | None
+HexFloat = Annotated[str, Meta(pattern=r"^-?(0x[01](\.[0-9a-f]+)?p[+-][0-9]+|inf|nan)$")]
+_L = TypeVar("_L")
+AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class Position(Record, frozen=True, kw_only=True):
     epoch: Count
     batches: Count
     step: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartRecord:
-    v: Literal[1]
+class TraceRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
+    """Any line."""
+
+
+class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
+    v: Literal[2]
     attempt: Count
     rank: Count
-    world_size: Annotated[int, Field(ge=1)]
+    world_size: AtLeastOne
     pid: int
     time_s: float
+    """When its checkpoint was restored."""
     position: Position
     restored: str | None
-    rng: Digest
-    param: Digest
-    params: Words
+    """Name of the checkpoint."""
+    rng: Text
+    param: Text
+    params: bytes
     tensors: tuple[str, ...]
-    canary: Digest | None = None
-    """None in a trace of a version without canaries."""
+    """Names, in the order of `params` and `grads`."""
+    canary: Text | None = None
+    """Of kernels' results on fixed inputs, in this process."""
     entered_s: float | None = None
-    """When the rank had built its training and turned to its checkpoint; None in a trace of a version that did not note it."""
+    """When the rank had built its training and turned to its checkpoint."""
     digests: Digests | None = None
     """Of the state that was restored."""
 
+    def __post_init__(self) -> None:
+        _expect_words(self.params, self.tensors)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRecord:
+
+class ProbeRecord(TraceRecord, frozen=True, kw_only=True, tag="probe"):
     """What rank 0 found out about its loader's samples; see chaosrun.observe.probe."""
 
     items: Literal["independent", "global_rng", "draws", "never_repeats", "unknown"]
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRecord:
+class SourceRecord(TraceRecord, frozen=True, kw_only=True, tag="source"):
     """What the script's samplers and dataset held when an epoch, or the rest of one, was opened."""
 
     epoch: Count
@@ -97,41 +92,48 @@ class SourceRecord:
     held: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderWorkersRecord:
+class LoaderWorkersRecord(TraceRecord, frozen=True, kw_only=True, tag="loader_workers"):
     epoch: Count
-    workers: tuple[Mapping[str, Digest] | None, ...]
-    """By worker, a digest of where each stream stands when it begins."""
+    workers: tuple[Mapping[str, Text] | None, ...]
+    """By worker, a digest of where each stream stands after worker_init_fn; None for one that did not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketsRecord:
+class BucketsRecord(TraceRecord, frozen=True, kw_only=True, tag="buckets"):
     step: Count
     layout: tuple[tuple[int, ...], ...] | None
+    """Indices of parameters; None without DDP."""
     primed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    attempt: Count
-    rank: Count
-    step: Annotated[int, Field(ge=1)]
+class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
+    step: AtLeastOne
     epoch: Count
     batches: Count
+    """Done in this epoch, this step's included."""
     time_s: float
-    ids: tuple[Ids, ...] | None
-    batch: Annotated[tuple[Digest, ...], Field(min_length=1)]
-    rng: Digest
+    ids: tuple[tuple[Any, ...] | None, ...] | None
+    """Sample ids of each micro-batch, as far as they are known."""
+    batch: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    """Of each micro-batch."""
+    rng: Text
+    """Before the step's first micro-batch."""
     loss: tuple[HexFloat, ...]
     """Of each micro-batch; empty for a step whose batch the script left out."""
     lr: tuple[HexFloat, ...]
+    """Of each parameter group, as the optimizer used it."""
     grad: str
-    grads: Words
-    """lr, grad and grads are empty for a step in which no optimizer was stepped, and only then."""
-    param: Digest
-    params: Words
-    items: Annotated[int, Field(ge=1)] | None = None
-    """Items of the step's window over all ranks; None where losses are means and nothing was counted."""
+    grads: bytes
+    """As the optimizer saw them: reduced and clipped. lr, grad and grads are empty for a step in which no optimizer was
+    stepped, and only then."""
+    param: Text
+    params: bytes
+    """After the step."""
+    items: AtLeastOne | None = None
+    """Items of the step's window over all ranks: each loss is then the micro-batch's sum / items, and they add up over the
+    ranks. None where losses are means and nothing was counted."""
+    attempt: int = 0
+    rank: int = 0
+    """Both those of its file."""
 
     @property
     def knows_ids(self) -> bool:
@@ -139,17 +141,20 @@ class StepRecord:
         return self.ids is not None and None not in self.ids and len(self.ids) == len(self.batch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRecord:
+class CheckpointRecord(TraceRecord, frozen=True, kw_only=True, tag="checkpoint"):
     step: Count
     name: str
     time_s: float
     duration_s: float
     digests: Digests | None = None
-    changed: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
     hooks: tuple[str, ...] = ()
     """Of a save that changed something: the script's hooks."""
+
+    def __post_init__(self) -> None:
+        if checkpoint_step(self.name) != self.step:
+            raise ValueError(f"checkpoint {self.name} is said to be of step {self.step}")
 
     @property
     def effect(self) -> str:
@@ -158,15 +163,22 @@ class CheckpointRecord:
         return ", ".join(f"{component} {names}" for component, names in self.changed.items()) + hooks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRecord:
+class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     step: Count
     position: Position
     time_s: float
     digests: Digests
+    """model, buffers, optimizer by tensor; scheduler, rng and registered by name."""
     checkpoint: str | None
+    """The final one."""
     outside: tuple[str, ...] = ()
     """What the training changed and nobody saves; of rank 0 of an undisturbed leg."""
+
+
+Line = (
+    StartRecord | ProbeRecord | SourceRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+)
+LINES = msgspec.json.Decoder(Line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,46 +201,26 @@ class RankTrace:
         return self.start.tensors[index] if self.start and index < len(self.start.tensors) else None
 
 
-def whole_lines(path: Path, problems: list[str]) -> list[Mapping[str, Any]]:
-    """All whole records before the first damaged one."""
-    records: list[Mapping[str, Any]] = []
-    try:
-        records.extend(read_lines(path))
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing")
-    except TornRecordError as error:
-        problems.append(str(error))
-        records = _before_damage(path)
-    return records
+class TraceWriter:
+    """Appends lines to one trace file; each line reaches the kernel before `write` returns (a SIGKILL loses nothing)."""
 
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-def _before_damage(path: Path) -> list[Mapping[str, Any]]:
-    records: list[Mapping[str, Any]] = []
-    lines = read_lines(path)
-    while True:
-        try:
-            records.append(next(lines))
-        except (StopIteration, TornRecordError):
-            return records
+    def write(self, record: Line) -> None:
+        line = encode(record) + b"\n"
+        done = os.write(self._file, line)
+        while done < len(line):
+            done += os.write(self._file, line[done:])
 
-
-_START = TypeAdapter(StartRecord)
-_PROBE = TypeAdapter(ProbeRecord)
-_SOURCE = TypeAdapter(SourceRecord)
-_LOADER_WORKERS = TypeAdapter(LoaderWorkersRecord)
-_STEP = TypeAdapter(StepRecord)
-_BUCKETS = TypeAdapter(BucketsRecord)
-_CHECKPOINT = TypeAdapter(CheckpointRecord)
-_END = TypeAdapter(EndRecord)
-
-_Line = (
-    StartRecord | ProbeRecord | SourceRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
-)
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    """Parse one file up to its first bad line; that line becomes a problem."""
-    return _trace_of(path, whole_lines(path, problems), attempt, rank, problems)
+    """Read one file up to its first bad line; that line becomes a problem."""
+    return _trace_of(path, lambda: read_records(path, LINES), attempt, rank, problems)
 
 
 def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
@@ -243,88 +235,55 @@ def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankT
             lines += [line for line in last if line != lines[0]]
             break
         last_bytes *= 16
+    return _trace_of(path, lambda: (decode(line, LINES) for line in lines), attempt, rank, problems)
+
+
+def _trace_of(path: Path, records: Callable[[], Iterable[Line]], attempt: int, rank: int, problems: list[str]) -> RankTrace:
+    sound: list[Line] = []
     try:
-        records = [value for line in lines if isinstance(value := json.loads(line), dict)]
-    except (ValueError, RecursionError) as error:
-        problems.append(f"{path}: not a JSON record ({error})")
-        records = []
-    return _trace_of(path, records, attempt, rank, problems)
-
-
-def _trace_of(path: Path, lines: Sequence[Mapping[str, Any]], attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    trace = RankTrace(attempt=attempt, rank=rank)
-    parsed: list[_Line] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            parsed.append(_parse(line, trace, parsed))
-        except ValidationError as error:
-            first = error.errors()[0]
-            problems.append(f"{path}:{number}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
-            break
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-            break
-    return replace(
-        trace,
-        start=next((line for line in parsed if isinstance(line, StartRecord)), None),
-        probe=next((line for line in parsed if isinstance(line, ProbeRecord)), None),
-        sources=tuple(line for line in parsed if isinstance(line, SourceRecord)),
-        loader_workers=tuple(line for line in parsed if isinstance(line, LoaderWorkersRecord)),
-        buckets=tuple(line for line in parsed if isinstance(line, BucketsRecord)),
-        steps=tuple(line for line in parsed if isinstance(line, StepRecord)),
-        checkpoints=tuple(line for line in parsed if isinstance(line, CheckpointRecord)),
-        end=next((line for line in parsed if isinstance(line, EndRecord)), None),
+        for line in records():
+            sound.append(_in_place(line, sound, attempt, rank))
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing")
+    except DamagedRecordError as error:
+        problems.append(error.message)
+    except ValueError as error:
+        problems.append(f"{path}:{len(sound) + 1}: {error}")
+    return RankTrace(
+        attempt=attempt,
+        rank=rank,
+        start=next(_of(StartRecord, sound), None),
+        probe=next(_of(ProbeRecord, sound), None),
+        sources=tuple(_of(SourceRecord, sound)),
+        loader_workers=tuple(_of(LoaderWorkersRecord, sound)),
+        buckets=tuple(_of(BucketsRecord, sound)),
+        steps=tuple(_of(StepRecord, sound)),
+        checkpoints=tuple(_of(CheckpointRecord, sound)),
+        end=next(_of(EndRecord, sound), None),
     )
 
 
-def _parse(line: Mapping[str, Any], trace: RankTrace, before: Sequence[_Line]) -> _Line:
-    """One line after those `before` it. Raises ValueError for a line that is malformed or out of place."""
-    kind = line.get("kind")
-    if bool(before) == (kind == "start") or (before and isinstance(before[-1], EndRecord)):
-        raise ValueError(f"a {kind!r} line is out of place")
-    match kind:
-        case "start":
-            return _start(line, trace.attempt, trace.rank)
-        case "step":
-            assert isinstance(before[0], StartRecord)
-            return _step(line, trace.attempt, trace.rank, len(before[0].tensors))
-        case "probe":
-            return _PROBE.validate_python(line)
-        case "source":
-            return _SOURCE.validate_python(line)
-        case "loader_workers":
-            return _LOADER_WORKERS.validate_python(line)
-        case "buckets":
-            return _BUCKETS.validate_python(line)
-        case "checkpoint":
-            record = _CHECKPOINT.validate_python(line)
-            if checkpoint_step(record.name) != record.step:
-                raise ValueError(f"checkpoint {record.name} is said to be of step {record.step}")
-            return record
-        case "end":
-            return _END.validate_python(line)
-        case _:
-            raise ValueError(f"unknown kind {kind!r}")
+def _of(kind: type[_L], lines: Iterable[Line]) -> Iterator[_L]:
+    return (line for line in lines if isinstance(line, kind))
 
 
-def _start(line: Mapping[str, Any], attempt: int, rank: int) -> StartRecord:
-    if line.get("v") != TRACE_VERSION:
-        raise ValueError(f"trace version {line.get('v')!r}, this chaosrun reads {TRACE_VERSION}")
-    start = _START.validate_python(line)
-    if (start.attempt, start.rank) != (attempt, rank):
-        raise ValueError(f"the file of attempt {attempt} rank {rank} says it is of attempt {start.attempt} rank {start.rank}")
-    if not start.tensors or len(start.params) != len(start.tensors) * WORD_BYTES:
-        raise ValueError(f"{len(start.tensors)} tensors are named, {len(start.params) // WORD_BYTES} fingerprinted")
-    return start
+def _in_place(line: Line, before: list[Line], attempt: int, rank: int) -> Line:
+    """One line after those `before` it. Raises ValueError for one that is out of place."""
+    if bool(before) == isinstance(line, StartRecord) or (before and isinstance(before[-1], EndRecord)):
+        raise ValueError(f"a {str(line.__struct_config__.tag)!r} line is out of place")
+    if isinstance(line, StartRecord) and (line.attempt, line.rank) != (attempt, rank):
+        raise ValueError(f"the file of attempt {attempt} rank {rank} says it is of attempt {line.attempt} rank {line.rank}")
+    if not isinstance(line, StepRecord):
+        return line
+    assert isinstance(before[0], StartRecord)
+    _expect_words(line.params, before[0].tensors, f"step {line.step}: ", "parameters")
+    if line.grad or line.grads or line.lr:
+        _expect_words(line.grads, before[0].tensors, f"step {line.step}: ", "gradients")
+        if missing := [name for name in ("grad", "lr", "loss") if not getattr(line, name)]:
+            raise ValueError(f"step {line.step}: gradients without {missing[0]}")
+    return changed(line, attempt=attempt, rank=rank)
 
 
-def _step(line: Mapping[str, Any], attempt: int, rank: int, tensors: int) -> StepRecord:
-    step = _STEP.validate_python({**line, "attempt": attempt, "rank": rank})
-    if len(step.params) != tensors * WORD_BYTES:
-        raise ValueError(f"step {step.step}: {len(step.params) // WORD_BYTES} parameters of {tensors} tensors")
-    skipped = not step.grad and not step.grads and not step.lr
-    if not skipped and not (step.grad and step.lr and len(step.grads) == tensors * WORD_BYTES):
-        raise ValueError(f"step {step.step}: {len(step.grads) // WORD_BYTES} gradients of {tensors} tensors")
-    if not step.loss and not skipped:
-        raise ValueError(f"step {step.step}: gradients without a loss")
-    return step
+def _expect_words(words: bytes, tensors: tuple[str, ...], where: str = "", what: str = "fingerprints") -> None:
+    if not tensors or len(words) != len(tensors) * WORD_BYTES:
+        raise ValueError(f"{where}{len(words) / WORD_BYTES:g} {what} of {len(tensors)} tensors")

@@ -25,7 +25,7 @@ from chaosrun.records.events import EndCode, Outcome, RaisedError
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end
-from chaosrun.records.traces import whole_lines
+from chaosrun.records.traces import read_ends
 from chaosrun.supervise.lifecycle import Failure, Reach
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
@@ -39,13 +39,10 @@ def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
     path = leg.attempt(attempt).trace(rank)
     if not path.exists():
         return 0
-    step = 0
     # Which records are sound the verdict says; a restart needs but a number.
-    for line in whole_lines(path, []):
-        done = line["position"] if line.get("kind") == "start" and isinstance(line.get("position"), dict) else line
-        if line.get("kind") in ("start", "step") and isinstance(done.get("step"), int):
-            step = done["step"]
-    return step
+    trace = read_ends(path, attempt, rank, [])
+    begun = trace.start.position.step if trace.start else 0
+    return trace.steps[-1].step if trace.steps else begun
 
 
 def reach_of(beat: Heartbeat | None) -> Reach:

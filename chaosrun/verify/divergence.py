@@ -5,9 +5,10 @@ step, the order of diagnosis: an earlier kind that differs explains the later on
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from chaosrun.records.codec import to_plain
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify import causes
@@ -196,7 +197,7 @@ def _position(moment: Moment) -> Divergence | None:
         kind="position",
         reason=found[rank],
         expected={"restored": moment.attempt.resume, "step": moment.attempt.resume_step},
-        seen={"restored": start.restored, **asdict(start.position)},
+        seen={"restored": start.restored, **to_plain(start.position)},
     )
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.trace import read_lines
 from tests.benchmarks.launch import LIMIT_S, REPOSITORY, LaunchError, chaosrun_command, launch, scratch
 from tests.benchmarks.peer_probe import KILL_AFTER_STEP, STEP_S, STEPS
 from tests.benchmarks.samples import Samples
+from tests.records import read_lines
 
 __all__ = ["TARGET_S", "measure_recovery", "why_no_ray_train"]
 

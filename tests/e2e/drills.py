@@ -19,7 +19,7 @@ from typing import Any
 
 from chaosrun.processes import marked, unused_shared_memory
 from chaosrun.records.layout import LegLayout, RunLayout
-from chaosrun.records.trace import read_lines
+from tests.records import read_lines
 
 COMMAND = Path(sys.executable).with_name("chaosrun")
 RAY_TITLES = (b"ray::",)

@@ -13,11 +13,11 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
-from chaosrun.records.trace import read_lines
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.supervisor import Supervisor
 from tests.conftest import WarmDrills
 from tests.integration.ranks import alive, eventually
+from tests.records import read_lines
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "job.yaml"
 

@@ -8,10 +8,10 @@ import pytest
 
 from chaosrun.api import RunResult
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.trace import read_lines
 from chaosrun.verify.check import Check
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import REPOSITORY, WarmDrills
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

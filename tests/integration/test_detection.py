@@ -13,10 +13,10 @@ import pytest
 
 from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.trace import read_lines
 from chaosrun.supervise import hangs
 from tests.conftest import REPOSITORY, WarmDrills
 from tests.e2e.drills import events, kills, write_job
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

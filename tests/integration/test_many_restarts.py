@@ -15,8 +15,8 @@ import pytest
 
 from chaosrun.processes import ProcessIdentity, identify, marked, shared_memory_entries, unused_shared_memory
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.trace import read_lines
 from tests.integration.ranks import alive, eventually
+from tests.records import read_lines
 
 REPOSITORY = Path(__file__).parents[2]
 KINDS = ("supervisor", "agent", "fork server")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from chaosrun.processes import ProcessIdentity, identify
-from chaosrun.records.trace import read_lines
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills, job_file
 from tests.integration.ranks import eventually
+from tests.records import read_lines
 
 PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
 OWN = Path(__file__).parent / "process" / "train.py"

@@ -19,8 +19,8 @@ import pytest
 from chaosrun.api import RunResult
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout
 from chaosrun.records.manifest import Manifest
-from chaosrun.records.trace import read_lines
 from tests.conftest import REPOSITORY, WarmDrills
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

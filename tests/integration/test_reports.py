@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_multiplexer import EventMultiple
 
 from chaosrun import api, cli
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.trace import read_lines
 from chaosrun.verify.schema import verdict_schema
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import REPOSITORY
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

@@ -10,8 +10,8 @@ import pytest
 from chaosrun import api
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import UsageError
-from chaosrun.records.trace import read_lines
 from tests.conftest import WarmDrills, job_file
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

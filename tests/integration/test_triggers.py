@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from chaosrun.records.trace import read_lines
 from tests.conftest import REPOSITORY, WarmDrills, job_file
+from tests.records import read_lines
 
 pytestmark = pytest.mark.ray
 

@@ -28,7 +28,7 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.manifest import Position as ManifestPosition
-from chaosrun.records.trace import TraceWriter
+from tests.records import PlainTraceWriter
 from tests.unit.events import event
 
 TENSORS = ("embed.weight", "block.weight", "head.bias")
@@ -156,7 +156,7 @@ class LegWriter:
         self.journal.append(event("attempt.starting", attempt=number, resume=resume, resume_step=resume_step, armed=armed))
         pids = {rank: 100 * number + rank for rank in range(self.workers)}
         self.journal.append(event("attempt.started", attempt=number, pids=pids, address="127.0.0.1:1"))
-        writers = [TraceWriter(self.layout.attempt(number).trace(rank)) for rank in range(self.workers)]
+        writers = [PlainTraceWriter(self.layout.attempt(number).trace(rank)) for rank in range(self.workers)]
         self.start(writers, number, state, resume)
         cursor = self.cursor(state, resume)
         fault = waiting[0] if waiting else None
@@ -200,13 +200,13 @@ class LegWriter:
             epoch, index = epoch + 1, 0
         return [epoch if self.bugs.set_epoch else 0, index + self.bugs.skip_off]
 
-    def start(self, writers: list[TraceWriter], number: int, state: _State, resume: str | None) -> None:
+    def start(self, writers: list[PlainTraceWriter], number: int, state: _State, resume: str | None) -> None:
         for rank, writer in enumerate(writers):
             drift = 1e-3 if resume and rank == self.bugs.drifting_rank else 0.0
             weights = [weight + drift for weight in state.weights]
-            writer.write(
+            writer.put(
                 "start",
-                v=1,
+                v=2,
                 attempt=number,
                 rank=rank,
                 world_size=self.workers,
@@ -225,12 +225,12 @@ class LegWriter:
             if self.workers == 1 or self.bugs.primed:
                 self.buckets(writer, 0, 1)
 
-    def buckets(self, writer: TraceWriter, step: int, kind: int) -> None:
+    def buckets(self, writer: PlainTraceWriter, step: int, kind: int) -> None:
         layout = None if self.workers == 1 else [[[0, 1, 2]], [[2, 1], [0]]][kind]
-        writer.write("buckets", step=step, layout=layout, primed=self.workers > 1 and self.bugs.primed)
+        writer.put("buckets", step=step, layout=layout, primed=self.workers > 1 and self.bugs.primed)
 
     def step(
-        self, writers: list[TraceWriter], number: int, state: _State, cursor: list[int], first: bool, fault: Fault | None
+        self, writers: list[PlainTraceWriter], number: int, state: _State, cursor: list[int], first: bool, fault: Fault | None
     ) -> bool:
         """One optimizer step on all ranks; True when the fault struck within it."""
         step = state.step + 1
@@ -262,7 +262,7 @@ class LegWriter:
                 self.buckets(writer, step, 0 if first else 1)
             drift = 1e-3 if number > 1 and rank == self.bugs.drifting_rank else 0.0
             weights = [weight + drift for weight in state.weights]
-            writer.write(
+            writer.put(
                 "step",
                 step=step,
                 epoch=state.epoch,
@@ -309,7 +309,7 @@ class LegWriter:
             line["ids"] = None
         return line
 
-    def after_step(self, writers: list[TraceWriter], number: int, state: _State, fault: Fault | None) -> bool:
+    def after_step(self, writers: list[PlainTraceWriter], number: int, state: _State, fault: Fault | None) -> bool:
         phase = fault.phase if fault and fault.at_step in (None, state.step) else None
         if state.step % self.every_steps == 0 or state.step == self.steps:
             if phase == "checkpoint.precommit":
@@ -319,7 +319,7 @@ class LegWriter:
                 return True
             for rank, writer in enumerate(writers):
                 digests = self.digests(state, rank) if self.bugs.with_digests else None
-                writer.write("checkpoint", step=state.step, name=name, time_s=self.clock(), duration_s=0.01, digests=digests)
+                writer.put("checkpoint", step=state.step, name=name, time_s=self.clock(), duration_s=0.01, digests=digests)
         return phase == "step"
 
     def save(self, number: int, state: _State) -> str:
@@ -353,9 +353,9 @@ class LegWriter:
             "registered": {"average": digest(state.average)},
         }
 
-    def end(self, writers: list[TraceWriter], state: _State) -> None:
+    def end(self, writers: list[PlainTraceWriter], state: _State) -> None:
         for rank, writer in enumerate(writers):
-            writer.write(
+            writer.put(
                 "end",
                 step=state.step,
                 position={"epoch": state.epoch, "batches": state.batches, "step": state.step},

@@ -28,7 +28,7 @@ from chaosrun.records.filesystem import Filesystem, Operation
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import FileEntry, Manifest, Position
-from chaosrun.records.trace import read_lines
+from tests.records import read_lines
 from tests.unit.events import event
 from tests.unit.powercut import RecordingDisk, after_power_cut, build
 

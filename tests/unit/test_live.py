@@ -17,12 +17,12 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.supervision import supervision
-from chaosrun.records.trace import TraceWriter
 from chaosrun.report import live as live_module
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import LiveProgress, is_live_terminal, watch
 from chaosrun.report.sentences import sentence
 from chaosrun.report.status import read_status, status_lines
+from tests.records import PlainTraceWriter
 from tests.terminal import Grid
 from tests.unit.events import event
 
@@ -53,14 +53,14 @@ def write_journal(run: RunLayout, leg: str, records: list[dict[str, Any]], clock
 def write_steps(
     run: RunLayout, leg: str, attempt: int, rank: int, steps: range, *, began_s: float = 100.0, pid: int = 12
 ) -> None:
-    writer = TraceWriter(run.leg(leg).attempt(attempt).trace(rank))
+    writer = PlainTraceWriter(run.leg(leg).attempt(attempt).trace(rank))
     about = {"attempt": attempt, "rank": rank, "world_size": 3, "pid": pid, "time_s": 1.0, "restored": None, "rng": "r"}
     position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
-    writer.write("start", v=1, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
+    writer.put("start", v=2, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
     words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
     for step in steps:
         numbers = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": step}
-        writer.write("step", step=step, time_s=began_s + step * 0.5, **words, **numbers)
+        writer.put("step", step=step, time_s=began_s + step * 0.5, **words, **numbers)
     writer.close()
 
 

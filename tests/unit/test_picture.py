@@ -17,10 +17,10 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.tail import Tail
-from chaosrun.records.trace import TraceWriter
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State, TraceLine
+from tests.records import PlainTraceWriter
 from tests.unit.events import event, history
 
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
@@ -401,10 +401,10 @@ class TestFollower:
         leg = follower.picture.leg
         assert leg is not None
         for rank in (0, 1):
-            writer = TraceWriter(run.leg("chaos").attempt(1).trace(rank))
-            writer.write("probe", items="independent", detail="")
+            writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(rank))
+            writer.put("probe", items="independent", detail="")
             for number in range(1, 4):
-                writer.write(**line(number, 1.0))
+                writer.put(**line(number, 1.0))
             writer.close()
         assert follower.poll() == []
         assert (leg.step, leg.losses, leg.damage) == (3, {1: 1.0, 2: 1.0, 3: 1.0}, {})
@@ -488,9 +488,9 @@ class TestFollower:
         append(run, STARTED, starting(1), starting(2, 50))
         for attempt, first in ((1, 1), (2, 51)):
             for rank in (0, 1):
-                writer = TraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
+                writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
                 for number in range(first, first + 60):
-                    writer.write(**line(number, float(attempt)))
+                    writer.put(**line(number, float(attempt)))
                 writer.close()
         follower = RunFollower(run)
         follower.poll()
@@ -506,16 +506,16 @@ class TestFollower:
 
     def test_nothing_is_read_twice(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         append(run, STARTED, starting(1))
-        writer = TraceWriter(run.leg("chaos").attempt(1).trace(0))
+        writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(0))
         for number in range(1, 200):
-            writer.write(**line(number, 1.0))
+            writer.put(**line(number, 1.0))
         follower = RunFollower(run)
         follower.poll()
         taken: list[int] = []
         take = LegPicture.take_trace
         monkeypatch.setattr(LegPicture, "take_trace", lambda *args: (taken.append(args[3].step), take(*args)))
         follower.poll()
-        writer.write(**line(200, 1.0))
+        writer.put(**line(200, 1.0))
         follower.poll()
         assert taken == [200]
         writer.close()
@@ -525,9 +525,9 @@ class TestFollower:
         append(run, STARTED, starting(1), starting(2, 50))
         for attempt, first in ((1, 1), (2, 51)):
             for rank in (0, 1):
-                writer = TraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
+                writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
                 for number in range(first, first + 60):
-                    writer.write(**line(number, 1.0))
+                    writer.put(**line(number, 1.0))
                 writer.close()
         (run.leg("chaos").checkpoints / "step-00000105").mkdir(parents=True)
         (run.leg("chaos").checkpoints / "else").mkdir()
@@ -583,12 +583,12 @@ def calls_of(measured: Callable[[], Any]) -> int:
 def test_a_poll_costs_the_same_however_long_the_run_is(run: RunLayout) -> None:
     """40 times as many steps, and a poll that finds nothing new does no more."""
     append(run, STARTED, starting(1))
-    writer = TraceWriter(run.leg("chaos").attempt(1).trace(0))
+    writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(0))
     follower = RunFollower(run)
 
     def grow(steps: range) -> int:
         for number in steps:
-            writer.write(**line(number, 1.0))
+            writer.put(**line(number, 1.0))
         follower.poll()
         return calls_of(follower.poll)
 

@@ -17,9 +17,9 @@ from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, Note, read_marker, write_marker, write_note
-from chaosrun.records.trace import read_lines
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import LOOK_EVERY_S, WITNESS_LIMIT_S, OutsideFaults
+from tests.records import read_lines
 from tests.unit.events import event
 
 if TYPE_CHECKING:
