@@ -2,14 +2,15 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from chaosrun.records.traces import TraceWriter
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
 
 
 class PlainTraceWriter(TraceWriter):
