@@ -146,6 +146,9 @@ class SupervisorProcess:
     def wait(self) -> None:
         self._process.wait()
 
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def how_it_ended(self) -> str:
         code = self._process.returncode
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
