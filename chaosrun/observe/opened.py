@@ -10,6 +10,7 @@ import os
 import shlex
 import stat
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -174,7 +175,8 @@ def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: 
 
 
 def _caches() -> list[str]:
-    """Places of compilers and of Hugging Face, whose files are named by what they are made of."""
+    """Places of compilers and of Hugging Face, whose files are named by what they are made of; and of installed packages, which
+    whoever installs others by hard links touches (their versions are compared by themselves)."""
     home, user = Path.home(), os.path.basename(str(Path.home()))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     hugging_face = os.environ.get("HF_HOME") or cache / "huggingface"
@@ -188,7 +190,8 @@ def _caches() -> list[str]:
         *(os.environ[name] for name in ("NUMBA_CACHE_DIR", "CUDA_CACHE_PATH") if os.environ.get(name)),
         *(hugging_face, home / ".nv", cache / "fontconfig", "/proc/", "/sys/", "/dev/null"),
     ]
-    return [os.path.abspath(place) for place in places]
+    packages = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return [*(os.path.abspath(place) for place in places), *(f"{place}/" for place in (*packages, "/lib", "/usr/lib"))]
 
 
 def _is_of_a_tracker() -> bool:

@@ -64,13 +64,21 @@ def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
 
 
 def earlier_legs(root: Path, run: Path, script: str, own: Path) -> list[TrainingTime]:
-    """Of this script, all legs under `root` whose files are still known, but for the leg `own`: those of `run` first."""
-    found = [training_time(leg, f"{leg.path.name} leg") for leg in _legs(run) if leg.path != own]
+    """The other legs of `run`, and those of other runs of this script under `root` that trained since its reference was made.
+
+    What was there before, the reference found, too.
+    """
+    legs = {leg.path.name: training_time(leg, f"{leg.path.name} leg") for leg in _legs(run) if leg.path != own}
+    found = [time for time in legs.values() if time]
+    reference = legs.get("reference")
+    if reference is None:
+        return found
     others = sorted((path for path in (root / "runs").glob("*/") if path != run), key=_age)[:RUNS_LOOKED_AT]
     for other in others:
         if _script_of(other / "run.json") == script:
-            found += [training_time(leg, f"{leg.path.name} leg of run {other.name}") for leg in _legs(other)]
-    return [time for time in found if time]
+            times = [training_time(leg, f"{leg.path.name} leg of run {other.name}") for leg in _legs(other)]
+            found += [time for time in times if time and time.until_s > reference.begun_s]
+    return found
 
 
 def opened_files(leg: LegLayout, problems: list[str]) -> tuple[OpenedFile, ...]:

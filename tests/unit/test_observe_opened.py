@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaosrun.observe import opened as module
-from chaosrun.observe.opened import FileWatch
+from chaosrun.observe.opened import FileWatch, _caches
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
-from tests.unit.legs import write_run
+from tests.unit.legs import edit_journal, edit_trace, write_run
 
 LEAVE = """
 import dbm.dumb, json, os, pathlib, pickle, shelve, sqlite3, sys, time
@@ -138,6 +140,24 @@ def test_legs_of_other_scripts_do_not_count(tmp_path: Path) -> None:
     found = {time.leg for time in earlier_legs(tmp_path, own, script, own / "chaos")}
     assert found == {"reference leg", "reference leg of run a", "chaos leg of run a"}
     assert {time.leg for time in earlier_legs(tmp_path, own, "/another.py", own / "chaos")} == {"reference leg"}
+    # What runs left that were over when this one's reference was made, the reference found as well.
+    layout = RunLayout(own)
+    edit_journal(layout, "reference", later)
+    for rank in range(3):
+        edit_trace(layout, "reference", 1, rank, later)
+    assert {time.leg for time in earlier_legs(tmp_path, own, script, own / "chaos")} == {"reference leg"}
+    assert earlier_legs(tmp_path, own, script, own / "reference")[0].leg == "chaos leg"
+
+
+def later(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "time_s": line["time_s"] + 10_000} if "time_s" in line else line
+
+
+def test_installed_packages_are_nobodys_output() -> None:
+    skipped = tuple(_caches())
+    for file in (pytest.__file__, os.__file__, "/usr/lib/x86_64-linux-gnu/libm.so.6"):
+        assert file.startswith(skipped)
+    assert not "/library/data".startswith(skipped) and not __file__.startswith(skipped)
 
 
 def test_records_are_read_again_and_damage_is_a_problem(tmp_path: Path) -> None:

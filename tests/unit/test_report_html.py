@@ -283,7 +283,7 @@ def test_losses_that_are_no_numbers_leave_gaps(run: RunLayout) -> None:
     for leg in ("reference", "chaos"):
         attempt = 1 if leg == "reference" else 4
         edit_trace(run, leg, attempt, 0, only("step", put(loss=["nan", "inf"]), step=11))
-    edit_trace(run, "chaos", 4, 1, only("step", put(loss=["nan", "0x1p0"]), step=12))
+    edit_trace(run, "chaos", 4, 1, only("step", put(loss=["nan", "0x1p+0"]), step=12))
     text = render_html(read_view(run, judge(run)))
     assert "2 losses are no numbers" in page_of(run).said("losses").replace("3 losses", "2 losses")
     points = json.loads(text.partition('id="points">')[2].partition("</script>")[0])
