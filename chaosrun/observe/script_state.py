@@ -1,7 +1,7 @@
 """What a script keeps beside what a checkpoint holds: the values reachable from its variables and from the prepared objects.
 
 It looks and changes nothing: no attribute is asked for that is not simply there, no property and no iterator is run. What has
-no bits to compare (a socket, a lock, a module) is left out, and so is what is saved: parameters and buffers.
+no bits to compare (a socket, a lock, a Python module) is left out, and so is what is saved, which the caller names.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ DAY_S = 86400.0
 
 def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
     """At most `most` values reachable from `roots`, by their paths, nearest first: readable where they are short, else digests.
-    `known`: ids of objects to pass over."""
+    `known`: ids of objects to pass over, such as parameters and buffers that a checkpoint holds."""
     found: dict[str, str] = {}
     met = set(known)
     waiting = deque((name, value) for name, value in roots.items())
@@ -58,7 +58,7 @@ def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most:
             continue
         try:
             text = _text(value)
-            held = [] if text is not None else list(itertools.islice(children(value), MOST_CHILDREN))
+            held = [] if text is not None else list(itertools.islice((*_tensors_of(value), *children(value)), MOST_CHILDREN))
         except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
             met.add(id(value))
             continue
@@ -144,10 +144,10 @@ def _text(value: Any) -> str | None:
 
 
 def _of_tensor(value: torch.Tensor) -> str:
-    """Readable where it is one number; a parameter, and what hangs on one, belongs to a model."""
+    """Readable where it is one number."""
     large = value.numel() * value.element_size() > LARGEST_BYTES  # nbytes is not defined for sparse ones
-    if isinstance(value, torch.nn.Parameter) or large or value.device.type == "meta":
-        return "a parameter" if isinstance(value, torch.nn.Parameter) else "large"
+    if large or value.device.type == "meta":
+        return "large"
     if value.numel() == 1 and value.layout is torch.strided:
         return f"tensor {value.item()!r}"
     try:
@@ -166,6 +166,12 @@ def _short(text: str) -> str:
 
 def _digest(what: str, data: bytes) -> str:
     return f"{what} {xxhash.xxh3_64_hexdigest(data)}"
+
+
+def _tensors_of(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.nn.Module):
+        for tensors in ("_parameters", "_buffers"):
+            yield from vars(value)[tensors].items()
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:

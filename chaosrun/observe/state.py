@@ -74,7 +74,9 @@ class ObservedState:
 
     def of_script(self) -> dict[str, str]:
         """What the script keeps beside all this, by path: see `observe.script_state`."""
-        return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator)])
+        saved = [item for item in self.prepared() if isinstance(item, torch.nn.Module)]
+        tensors = (tensor for model in saved for tensor in (*model.parameters(), *model.buffers()))
+        return script_state(script_roots(self._accelerator), known=[id(item) for item in (self, self._accelerator, *tensors)])
 
     def _digests(self) -> dict[str, dict[str, str]]:
         components = {component: digests(values) for component, values in self.components().items()}

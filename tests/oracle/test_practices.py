@@ -44,6 +44,7 @@ class Practice:
     warns: str = ""
     tells: str = ""
     checked: str = "completed"
+    diagnosis: str = ""
     make_test: int = 0
     kill: int | None = None
     every: int | None = None
@@ -129,14 +130,18 @@ def test_a_script_gets_the_verdict_that_it_deserves(
 ) -> None:
     with score.of(f"{practice.name} on {workers} workers", practice.family) as outcome:
         try:
-            verdict = warm_drills(practice.write(tmp_path, workers), root=tmp_path / "root").verdict
+            result = warm_drills(practice.write(tmp_path, workers), root=tmp_path / "root")
         except UsageError as error:
             outcome.said = "REFUSED usage yours"
             right = practice.says[0] == "REFUSED" and practice.tells in str(error)
             outcome.missed = None if right else f"{practice.says} was refused: {error}"
         else:
+            verdict = result.verdict
             outcome.said = f"{verdict.status} {verdict.code} {verdict.blame.whose}"
             outcome.missed = practice.missed(verdict, workers)
+            if practice.diagnosis and outcome.missed is None:
+                hint = warm_drills.diagnose(result.run).hint or ""
+                outcome.missed = None if f"no checkpoint holds {practice.diagnosis}" in hint else f"the diagnosis said: {hint}"
 
 
 @pytest.mark.ray

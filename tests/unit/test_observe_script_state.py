@@ -112,7 +112,11 @@ def test_what_is_saved_and_what_is_large_is_left_alone() -> None:
     assert not [name for name in before if name.startswith("known")] and before["data"] == "large"
     with torch.no_grad():
         layer.weight.add_(1)
-    assert script_state({"it": layer})["it/calls"] == "0" and "it/weight" not in before
+    saved = [id(tensor) for tensor in (*layer.parameters(), *layer.buffers())]
+    assert script_state({"it": layer})["it/weight"] != before["it/weight"]
+    assert script_state({"it": layer}, known=saved)["it/calls"] == "0" and "it/weight" not in script_state(
+        {"it": layer}, known=saved
+    )
 
 
 class Touchy:
