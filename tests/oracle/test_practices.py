@@ -75,7 +75,7 @@ class Practice:
         """What the verdict does not say as it should; None when it is right."""
         said = (verdict.status, verdict.code, verdict.blame.whose)
         status, codes, whose = self.says
-        told = f"{verdict.cause}; {verdict.hint}"
+        told = f"{verdict.cause}; {verdict.hint}; {verdict.blame.reason}"
         if (
             said not in [(status, code, whose) for code in ([codes] if isinstance(codes, str) else codes)]
             or self.tells not in told
