@@ -6,7 +6,7 @@ noticed run with it, too. Caught means: FAIL, of that cause, at that step, on th
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,8 @@ from tests.oracle.score import Score
 pytestmark = pytest.mark.ray
 
 SCRIPT = Path(__file__).parent / "train.py"
-WORKERS = 3
-STEPS = 12
-"""3 epochs of 4 steps: 7 batches on each of 3 workers, 2 of them a step, the last one alone."""
+STEPS = {2: 15, 3: 12}
+"""By workers: 3 epochs of 5 or 4 steps. On each of 3 workers 7 batches, 2 of them a step, the last one alone."""
 RESTORED = 2 * EVERY_STEPS
 """In the middle of the second epoch."""
 KILLED = RESTORED + 1
@@ -144,9 +143,10 @@ WORKER_NOTICES = [name for name, expected in EXPECTED.items() if expected.worker
 class Drills:
     """`drills(*args)`: the verdict on the script with these arguments, compared with the control's reference."""
 
-    def __init__(self, folder: Path, warm: WarmDrills) -> None:
+    def __init__(self, folder: Path, warm: WarmDrills, workers: int) -> None:
         self._folder = folder
         self._warm = warm
+        self._workers = workers
         self._references: dict[tuple[str, ...], str] = {}
 
     def __call__(self, mutation: tuple[str, ...], args: tuple[str, ...] = ()) -> Verdict:
@@ -160,19 +160,24 @@ class Drills:
         verdict = result.verdict
         assert verdict.status == "PASS", verdict.cause
         assert {check.name for check in verdict.checks if check.status != "pass"} == set()
-        assert (verdict.steps, [attempt.resumed_step for attempt in verdict.attempts]) == (STEPS, [0, RESTORED])
+        assert (verdict.steps, [attempt.resumed_step for attempt in verdict.attempts]) == (STEPS[self._workers], [0, RESTORED])
         return result
 
     def _submit(self, args: tuple[str, ...], reference: str = "auto") -> api.RunResult:
         job = self._folder / "job.yaml"
         words = ", ".join(args)
-        job.write_text(JOB.format(script=SCRIPT, args=words, workers=WORKERS, every=EVERY_STEPS, killed=KILLED))
+        job.write_text(JOB.format(script=SCRIPT, args=words, workers=self._workers, every=EVERY_STEPS, killed=KILLED))
         return self._warm(job, root=self._folder, reference=reference)
 
 
 @pytest.fixture(scope="module")
 def drills(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> Drills:
-    return Drills(tmp_path_factory.mktemp("oracle"), warm_drills)
+    return Drills(tmp_path_factory.mktemp("oracle"), warm_drills, workers=3)
+
+
+@pytest.fixture(scope="module")
+def drills_of_two(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> Drills:
+    return Drills(tmp_path_factory.mktemp("oracle-of-two"), warm_drills, workers=2)
 
 
 def missed(verdict: Verdict, expected: Expected) -> str | None:
@@ -258,6 +263,27 @@ def test_a_mutant_is_caught_with_its_cause(drills: Drills, score: Score, name: s
     expected = EXPECTED[name]
     with score.of(name, "by the verdict") as outcome:
         outcome.missed = missed(drills(("--mutant", name, "--blind"), expected.args), expected)
+
+
+def of_two(name: str) -> Expected:
+    """On 2 workers other batches come at the same step, so hints name other places."""
+    expected = EXPECTED[name]
+    ranks = tuple(rank for rank in expected.ranks if rank < 2)
+    cause = {"skip-nothing": "2 batches repeated"}.get(name, expected.cause)
+    return replace(expected, ranks=ranks, cause=cause, hint="")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_mutant_on_two_workers_is_caught_with_its_cause(drills_of_two: Drills, score: Score, name: str) -> None:
+    expected = of_two(name)
+    with score.of(f"{name} on 2 workers", "by the verdict on 2 workers") as outcome:
+        verdict = drills_of_two(("--mutant", name, "--blind"), expected.args)
+        if name == "unprimed":
+            # The sum of two has the same bits in either order: the layout alone tells.
+            outcome.missed = None if verdict.status == "FAIL" and "another bucket layout" in verdict.cause else verdict.cause
+        else:
+            outcome.missed = missed(verdict, expected)
 
 
 @pytest.mark.nightly
