@@ -11,8 +11,6 @@ from chaosrun.faults.observed import Observation, Problem, alive
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
 from chaosrun.records.history import Attempt, LegHistory
 
-NOT_YET = frozenset({"never_fired", "nobody_saw", "unread"})
-"""Codes of problems that may still go away while the leg goes on."""
 BEFORE_THE_STEP = frozenset({"fetch", "forward", "reduce", "optimizer"})
 """Phases of a step that is not recorded yet."""
 

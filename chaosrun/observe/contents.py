@@ -59,10 +59,12 @@ def content_digest(content: Any) -> str:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for kind in type(value).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))]
+    slots = [name for kind in type(value).__mro__ for name in slots_of(kind)]
     held = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)}
     return {**held, **getattr(value, "__dict__", {})}
 
 
-def _names(slots: Any) -> tuple[str, ...]:
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Those that this class declares itself."""
+    slots = vars(kind).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)

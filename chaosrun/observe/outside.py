@@ -19,7 +19,7 @@ import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own
-from chaosrun.observe.state import ObservedState
+from chaosrun.observe.state import ObservedState, tensors_in
 
 LOOPS = ("batches", "windows")
 SAMPLED = 1 << 16
@@ -73,7 +73,7 @@ class Outside:
     def _held(self) -> dict[str, tuple[str, Tensors]]:
         """By path, kind and digests of the tensors in it that nobody saves."""
         known = {id(item) for item in [self, self._state, *self._state.prepared()]}
-        saved = {_address(tensor) for tensor in _tensors_in(self._state.components())}
+        saved = {_address(tensor) for tensor in tensors_in(self._state.components())}
         self._kinds: dict[str, type] = {}
         found: dict[str, tuple[str, Tensors]] = {}
         for path, value, tensors in _groups(self._state.variables(), known):
@@ -125,18 +125,6 @@ def _digest(tensor: torch.Tensor) -> str:
     flat = tensor.detach().reshape(-1)
     sample = flat[:: max(1, len(flat) // SAMPLED)].cpu().contiguous()
     return f"{tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(sample.view(torch.uint8).numpy().tobytes())}"
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    match value:
-        case torch.Tensor():
-            yield value
-        case Mapping():
-            for item in value.values():
-                yield from _tensors_in(item)
-        case list() | tuple():
-            for item in value:
-                yield from _tensors_in(item)
 
 
 # What a step makes anew

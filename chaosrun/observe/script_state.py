@@ -24,6 +24,7 @@ import xxhash
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
+from chaosrun.observe.contents import slots_of
 from chaosrun.observe.fingerprint import tensor_digest
 
 LARGEST_BYTES = 1 << 20
@@ -247,13 +248,8 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     attributes = inspect.getattr_static(value, "__dict__", None)
     if isinstance(attributes, types.GetSetDescriptorType):
         yield from vars(value).items()
-    for name in (name for base in kind.__mro__ for name in _slots(base)):
+    for name in (name for base in kind.__mro__ for name in slots_of(base)):
         if isinstance(inspect.getattr_static(value, name, None), types.MemberDescriptorType) and hasattr(value, name):
             yield name, getattr(value, name)
     if is_own(kind.__module__):
         yield "class", kind
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -1,6 +1,6 @@
 """The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -128,3 +128,16 @@ class ObservedState:
 
     def _scheduler_states(self) -> dict[str, Any]:
         return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a state dict, however deep."""
+    match value:
+        case torch.Tensor():
+            yield value
+        case Mapping():
+            for item in value.values():
+                yield from tensors_in(item)
+        case list() | tuple():
+            for item in value:
+                yield from tensors_in(item)

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
 from chaosrun.observe.rng import capture_rng, restore_rng
-from chaosrun.observe.state import ObservedState
+from chaosrun.observe.state import ObservedState, tensors_in
 from chaosrun.protocol.loader_workers import worker_processes
 from chaosrun.protocol.plain_values import load_values, plain_values, refuse_code, unpicklable
 
@@ -41,7 +41,7 @@ class TrainingState(ObservedState):
         """Raise MisuseError for a parameter that an optimizer steps and no checkpoint holds: neither a prepared model nor
         anything that is registered has it."""
         saved = {id(parameter) for _, parameter in self._named("named_parameters")}
-        tensors = [value for item in self._all_registered().values() for value in _tensors(item.state_dict())]
+        tensors = [value for item in self._all_registered().values() for value in tensors_in(item.state_dict())]
         memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         for number, optimizer in enumerate(self.optimizers()):
             for group, values in enumerate(optimizer.param_groups):
@@ -147,16 +147,3 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a state dict, however deep."""
-    match value:
-        case torch.Tensor():
-            yield value
-        case dict():
-            for item in value.values():
-                yield from _tensors(item)
-        case list() | tuple():
-            for item in value:
-                yield from _tensors(item)

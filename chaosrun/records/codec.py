@@ -97,14 +97,6 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
         raise damage from error
 
 
-def read_record(path: Path, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """The record that a file holds. Raises OSError, and DamagedRecordError naming the file."""
-    try:
-        return decode(path.read_bytes(), decoder)
-    except DamagedRecordError as error:
-        raise type(error)(f"{path}: {error.message}", hint=error.hint) from error
-
-
 def read_records(path: Path, decoder: msgspec.json.Decoder[_T]) -> Iterator[_T]:
     """The records of a file, one a line. Raises OSError, and DamagedRecordError naming file and line."""
     for _, found in _numbered(path, decoder):
