@@ -14,6 +14,9 @@ DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
 
+TUPLES = ("args", "command", "resume_args", "outputs", "gpus", "classes", "faults", "inspect")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
     leg: str
@@ -32,6 +35,21 @@ class WorkerOrder:
     """Absolute path."""
     args: tuple[str, ...] = ()
     cwd: str
+    by: Literal["chaosrun", "script"] = "chaosrun"
+    """Who saves and resumes: chaosrun.attach, or the script with checkpoints of its own."""
+    module: str | None = None
+    """Run in the place of the script, as `python -m` would."""
+    command: tuple[str, ...] = ()
+    """The launcher that starts all ranks of a node, in the place of the script."""
+    resume_args: tuple[str, ...] = ()
+    """Added to args from the second attempt on."""
+    resume_env: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Set from the second attempt on."""
+    outputs: tuple[str, ...] = ()
+    """Absolute paths: what the script writes in this leg."""
+    prime_buckets: bool = True
+    reference_path: str | None = None
+    """The reference's leg folder, whose traces tell where an attempt stands that resumed by itself; None in the reference."""
     seed: int
     deterministic: Literal["strict", "warn", "off"]
     threads: int
@@ -71,6 +89,6 @@ class WorkerOrder:
         unknown = value.keys() - known
         if unknown:
             raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
-        tuples = {name: tuple(value[name]) for name in ("args", "gpus", "classes", "faults", "inspect") if name in value}
+        tuples = {name: tuple(value[name]) for name in TUPLES if name in value}
         earlier = convert(value.get("earlier", []), tuple[TrainingTime, ...])
         return cls(**{**value, **tuples, "earlier": earlier})

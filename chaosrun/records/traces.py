@@ -1,7 +1,7 @@
 """The trace: what one rank of one attempt did, a JSON line for each event; one writer a file. A torn last line is tolerated.
 
 A rank writes `start` first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch (the
-latter for persistent workers once); `buckets`, `step` and `checkpoint` as they come; `end` last.
+latter for persistent workers once); `buckets`, `step`, `checkpoint` and `save` as they come; `end` last.
 
 Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, which is enough to name the
 tensor: the 64-bit value decides. Floats are written as `float.hex()`. Reading never fails on content: a file is read up to its
@@ -46,6 +46,20 @@ class Position(Record, frozen=True, kw_only=True):
     step: Count
 
 
+class Found(Record, frozen=True, kw_only=True):
+    """Where an attempt stands that resumed by itself: the reference's steps after which each quantity was what this attempt
+    began with. Of many, those nearest to the chosen step."""
+
+    step: Count | None
+    """The one that agrees in every quantity; None: none does."""
+    weights: tuple[Count, ...] = ()
+    optimizer: tuple[Count, ...] = ()
+    rates: tuple[Count, ...] = ()
+    rng: tuple[Count, ...] = ()
+    data: tuple[Count, ...] = ()
+    """k: the first inputs are those of the reference's step k + 1."""
+
+
 class TraceRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
     """Any line."""
 
@@ -72,6 +86,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """When the rank had built its training and turned to its checkpoint."""
     digests: Digests | None = None
     """Of the state that was restored."""
+    found: Found | None = None
+    """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 
     def __post_init__(self) -> None:
         _expect_words(self.params, self.tensors)
@@ -131,6 +147,8 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     items: AtLeastOne | None = None
     """Items of the step's window over all ranks: each loss is then the micro-batch's sum / items, and they add up over the
     ranks. None where losses are means and nothing was counted."""
+    state: str = ""
+    """Of the optimizers' state after the step, where a script resumes by itself."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""
@@ -163,6 +181,18 @@ class CheckpointRecord(TraceRecord, frozen=True, kw_only=True, tag="checkpoint")
         return ", ".join(f"{component} {names}" for component, names in self.changed.items()) + hooks
 
 
+class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
+    """The script began, or ended, to save a file or folder of its own."""
+
+    step: Count
+    path: str
+    """Relative to the leg's output or working folder, where it lies in one."""
+    how: str
+    """What saved it: "torch.save", "safetensors", "dcp", "open", …"""
+    time_s: float
+    done: bool
+
+
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
     step: Count
     position: Position
@@ -176,7 +206,15 @@ class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):
 
 
 Line = (
-    StartRecord | ProbeRecord | SourceRecord | LoaderWorkersRecord | BucketsRecord | StepRecord | CheckpointRecord | EndRecord
+    StartRecord
+    | ProbeRecord
+    | SourceRecord
+    | LoaderWorkersRecord
+    | BucketsRecord
+    | StepRecord
+    | CheckpointRecord
+    | SaveRecord
+    | EndRecord
 )
 LINES = msgspec.json.Decoder(Line)
 
@@ -194,6 +232,7 @@ class RankTrace:
     buckets: tuple[BucketsRecord, ...] = ()
     steps: tuple[StepRecord, ...] = ()
     checkpoints: tuple[CheckpointRecord, ...] = ()
+    saves: tuple[SaveRecord, ...] = ()
     end: EndRecord | None = None
 
     def tensor(self, index: int) -> str | None:
@@ -259,6 +298,7 @@ def _trace_of(path: Path, records: Callable[[], Iterable[Line]], attempt: int, r
         buckets=tuple(_of(BucketsRecord, sound)),
         steps=tuple(_of(StepRecord, sound)),
         checkpoints=tuple(_of(CheckpointRecord, sound)),
+        saves=tuple(_of(SaveRecord, sound)),
         end=next(_of(EndRecord, sound), None),
     )
 

@@ -6,7 +6,7 @@ Each field's description is what an error shows as its hint.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from chaosrun.records.order import DataResume
 from chaosrun.spec.faults import FaultsSpec
@@ -25,12 +25,15 @@ from chaosrun.spec.fields import (
     Seed,
     Text,
     Variables,
+    conflict,
+    raise_conflicts,
+    some,
 )
 
 SHORTEST_HANG_S = 20.0
 """A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than sound machines stand still: an fsync
 on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
-VERBATIM = frozenset({"args", "env"})
+VERBATIM = frozenset({"args", "env", "command"})
 """Keys whose scalars are text as written in the file: `0.10` stays "0.10" and `off` stays "off"."""
 
 
@@ -70,6 +73,16 @@ class DataSpec(Section):
     )
 
 
+class ResumeSpec(Section):
+    by: Literal["auto", "chaosrun", "script"] = Field(
+        default="auto",
+        description="who saves and resumes: chaosrun (chaosrun.attach), or the script with checkpoints of its own; auto: "
+        "chaosrun where the script imports it, else script",
+    )
+    args: tuple[Argument, ...] = Field(default=(), description="arguments added from the second attempt on, to have it resume")
+    env: Variables = Field(default={}, description="environment variables set from the second attempt on")
+
+
 class RecoverySpec(Section):
     max_restarts: Count = Field(
         default=3, description="restarts after deaths that were not planned; planned faults do not count"
@@ -104,6 +117,11 @@ class Tolerance(Section):
 
 
 class VerifySpec(Section):
+    profile: Literal["strict", "standard", "relaxed"] = Field(
+        default="strict",
+        description="how equal the legs have to be: strict: bit for bit; standard, relaxed: within an envelope, for jobs that "
+        "cannot be exact",
+    )
     losses: Tolerance = Field(
         default=Tolerance(), description="tolerance {atol, rtol} of every step's loss; default: equal bits"
     )
@@ -117,10 +135,16 @@ class VerifySpec(Section):
 
 
 class JobSpec(Section):
-    """One job file, complete. Only `name`, `script` and `workers` are required."""
+    """One job file, complete. Only `name`, `workers` and one of `script`, `module` and `command` are required."""
 
     name: JobName = Field(description="the job's name, part of run ids")
-    script: Text = Field(description="the training script, relative to the job file")
+    script: Text | None = Field(default=None, description="the training script, relative to the job file")
+    module: Text | None = Field(default=None, description="in the place of script: a module, run as python -m would")
+    command: Annotated[tuple[Argument, ...] | None, BeforeValidator(some)] = Field(
+        default=None,
+        description="in the place of script: the command that starts all ranks of a node, such as [torchrun, train.py]",
+        json_schema_extra={"minItems": 1},
+    )
     args: tuple[Argument, ...] = Field(default=(), description="a list of command line arguments for the script")
     env: Variables = Field(default={}, description="environment variables of every worker")
     workers: Positive = Field(description="number of workers, one rank each (the world size)")
@@ -135,6 +159,15 @@ class JobSpec(Section):
     )
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="when checkpoints are saved, and where")
     data: DataSpec = Field(default=DataSpec(), description="how the data order is resumed")
+    resume: ResumeSpec = Field(default=ResumeSpec(), description="who saves and resumes, and what a restart is told")
+    outputs: tuple[Text, ...] = Field(
+        default=(), description="files and folders that the script writes, relative to the job file; each leg gets its own"
+    )
+    prime_buckets: Flag = Field(
+        default=True,
+        description="have DDP rebuild its gradient buckets before the first step of every attempt; false: as torch does it, "
+        "which is not exact across a restart at three or more workers",
+    )
     faults: FaultsSpec = Field(default=FaultsSpec(), description="what is done to the job: schedule, random, seed")
     recovery: RecoverySpec = Field(default=RecoverySpec(), description="how long and how often recovery is tried")
     verify: VerifySpec = Field(default=VerifySpec(), description="how the two legs are compared")
@@ -144,3 +177,21 @@ class JobSpec(Section):
     def threads(self) -> int:
         """Compute threads of one worker."""
         return max(1, int(self.per_worker.cpu))
+
+    @property
+    def by(self) -> Literal["chaosrun", "script"]:
+        """Who saves and resumes; what a loaded job left to auto has been decided."""
+        return "chaosrun" if self.resume.by != "script" and self.script else "script"
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> "JobSpec":
+        ways = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
+        if not ways:
+            missing = conflict(None, "a job needs a script, a module or a command", "such as script: train.py")
+            raise_conflicts("JobSpec", [missing])
+        if len(ways) > 1:
+            raise_conflicts("JobSpec", [conflict(ways[1], f"{' and '.join(ways)} exclude each other", "keep one of them")])
+        if ways != ["script"] and self.resume.by == "chaosrun":
+            reason = f"resume.by: chaosrun needs a script, not a {ways[0]}"
+            raise_conflicts("JobSpec", [conflict("resume", reason, "leave it out")])
+        return self

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
 LARGEST_TRACE_BYTES = 64 << 20
+ATTACHES = re.compile(rb"^\s*(import|from)\s+chaosrun\b", re.MULTILINE)
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 
 
@@ -30,7 +32,7 @@ class Job:
     directory: Path
     """Absolute; the script and other relative paths of the spec start here."""
     script_path: Path
-    """Absolute; it existed when the file was loaded."""
+    """Absolute: the Python file that begins the training, as far as it is known, else the job file."""
     text: str
     """The file as it was, without overrides."""
     tree: Mapping
@@ -61,8 +63,22 @@ def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str,
     problems = [*problems, *rejected, *(problem for problem in invalid if problem.place not in told)]
     if spec is None or problems:
         raise spec_error(problems)
-    script = (directory / spec.script).resolve()
+    script = _first_file(spec, directory) or path.resolve()
+    if spec.resume.by == "auto":
+        by = "chaosrun" if spec.script and ATTACHES.search(script.read_bytes()) else "script"
+        spec = spec.model_copy(update={"resume": spec.resume.model_copy(update={"by": by})})
     return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, tree=root, trace=trace)
+
+
+def _first_file(spec: JobSpec, directory: Path) -> Path | None:
+    """The script, the module's file, or the first Python file that the command names."""
+    if spec.module:
+        inside = directory.joinpath(*spec.module.split("."))
+        named = [inside.with_suffix(".py"), inside / "__main__.py"]
+    else:
+        named = [directory / part for part in ([spec.script] if spec.script else spec.command or ()) if part.endswith(".py")]
+        named = named or [directory / (spec.script or "")]
+    return next((path.resolve() for path in named if path.is_file()), None)
 
 
 def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:

@@ -261,7 +261,9 @@ class Drill:
     def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
         leg = self._leg(name)
         earlier = (*earlier_legs(self.root, self.run.path, info["script"], leg.path), *self._removed)
-        template = replace(order_template(name, leg, spec, info), survey=self.survey, earlier=earlier)
+        reference = self.run.reference.path if name == "chaos" else None
+        template = order_template(name, leg, spec, info, reference=reference)
+        template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"

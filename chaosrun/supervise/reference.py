@@ -27,11 +27,12 @@ from chaosrun.spec.model import JobSpec
 PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "torchdata", "transformers", "datasets")
 IRRELEVANT = {"name", "faults", "recovery", "verify", "timeout"}
 """Parts of a spec that do not change what an uninterrupted run computes."""
+OF_A_CHECKPOINT = {"script", "args", "env", "workers", "seed", "deterministic", "data"}
 
 
 def job_fingerprint(spec: JobSpec) -> str:
     """What a checkpoint must agree on to be continued, as far as the spec says it."""
-    values = spec.model_dump(mode="json", include={"script", "args", "env", "workers", "seed", "deterministic", "data"})
+    values = spec.model_dump(mode="json", include=OF_A_CHECKPOINT)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from chaosrun.cluster.messages import NodeEvent, RankStack
@@ -113,8 +114,11 @@ class Workers(Protocol):
         ...
 
 
-def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any]) -> WorkerOrder:
-    """What every worker of a leg is told; attempt and rank are filled in later."""
+def order_template(
+    name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any], *, reference: Path | None = None
+) -> WorkerOrder:
+    """What every worker of a leg is told; attempt and rank are filled in later. `reference`: the leg that this one is to be
+    compared with."""
     return WorkerOrder(
         leg=name,
         leg_path=str(leg.path.resolve()),
@@ -130,6 +134,14 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any
         script=info["script"],
         args=spec.args,
         cwd=info["directory"],
+        by=spec.by,
+        module=spec.module,
+        command=spec.command or (),
+        resume_args=spec.resume.args,
+        resume_env=spec.resume.env,
+        outputs=tuple(str(Path(info["directory"]) / path) for path in spec.outputs),
+        prime_buckets=spec.prime_buckets,
+        reference_path=str(reference.resolve()) if reference and spec.by == "script" else None,
         seed=spec.seed,
         deterministic=spec.deterministic,
         threads=spec.threads,

@@ -152,3 +152,23 @@ def test_threads_are_whole_cores_and_at_least_one():
 def test_any_tolerance_is_not_exact():
     assert not Tolerance(rtol=1e-6).exact
     assert not Tolerance(atol=1e-6).exact
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"script": None}, "a job needs a script, a module or a command"),
+        ({"module": "package.train"}, "script and module exclude each other"),
+        ({"script": None, "module": "train", "command": ["torchrun", "train.py"]}, "module and command exclude each other"),
+        ({"script": None, "module": "train", "resume": {"by": "chaosrun"}}, "resume.by: chaosrun needs a script, not a module"),
+    ],
+)
+def test_one_way_to_train(fields, said):
+    with pytest.raises(ValidationError) as caught:
+        job(**fields)
+    assert said in str(caught.value)
+
+
+def test_who_resumes():
+    assert [job(resume={"by": by}).by for by in ("auto", "chaosrun", "script")] == ["chaosrun", "chaosrun", "script"]
+    assert job(script=None, command=["torchrun", "train.py"]).by == "script"
