@@ -121,7 +121,7 @@ class CheckpointStore:
         What stays is counted by a full audit, done once per checkpoint as long as its files' size, time and inode stay, and not
         for those that this process committed.
         """
-        doomed = [checkpoint_name(step) for step in to_delete(self._steps(), self._keep, self._is_valid)]
+        doomed = [checkpoint_name(step) for step in to_delete(self.steps(), self._keep, self._is_valid)]
         if not doomed:
             return []
         with storage_errors(self._layout.checkpoints):
@@ -151,7 +151,7 @@ class CheckpointStore:
         quarantined: list[Quarantined] = []
         while True:
             self._finish_interrupted_commit()
-            step = max(self._steps(), default=None)
+            step = max(self.steps(), default=None)
             if step is None:
                 return Selection(name=None, manifest=None, quarantined=tuple(quarantined))
             name = checkpoint_name(step)
@@ -167,7 +167,7 @@ class CheckpointStore:
 
         To be called between attempts only.
         """
-        return self._quarantine(step, "unwanted", reason) if step in self._steps() else None
+        return self._quarantine(step, "unwanted", reason) if step in self.steps() else None
 
     def clear_staging(self) -> list[str]:
         """Remove what killed attempts left in staging, and return its names; entries that are not ours stay. To be called
@@ -178,7 +178,8 @@ class CheckpointStore:
                 self._disk.remove(self._layout.staging / name)
         return names
 
-    def _steps(self) -> list[int]:
+    def steps(self) -> list[int]:
+        """Those of all that are committed."""
         with storage_errors(self._layout.checkpoints):
             names = _listed(self._layout.checkpoints)
         return [step for name in names if (step := checkpoint_step(name)) is not None]
@@ -217,7 +218,7 @@ class CheckpointStore:
             last = max(superseded, key=lambda match: (int(match[1]), int(match[2])))
             step = int(last[1])
             # Older than another checkpoint: its successor came, and retention has taken it since.
-            if step > max(self._steps(), default=-1):
+            if step > max(self.steps(), default=-1):
                 self._disk.rename(self._layout.quarantine / last[0], self._layout.checkpoints / checkpoint_name(step))
                 self._disk.sync_directory(self._layout.checkpoints)
 

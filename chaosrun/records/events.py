@@ -91,6 +91,8 @@ class CheckpointQuarantined(Event, frozen=True, kw_only=True, tag="checkpoint.qu
 
 class AttemptStarting(Event, frozen=True, kw_only=True, tag="attempt.starting"):
     attempt: AttemptNumber
+    by: Literal["chaosrun", "script"] = "chaosrun"
+    """Who saves and resumes. Where a script goes on from its traces say, and nothing here."""
     resume: str | None
     """Name of the checkpoint."""
     resume_step: Count

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from chaosrun.errors import RecoveryError
 from chaosrun.records.codec import sound_records
@@ -40,7 +40,9 @@ class Attempt:
 
     number: int
     resume: str | None
+    """Name of the checkpoint that the journal ordered."""
     resume_step: int
+    """Its step; of a script that resumes by itself the one that its ranks say they went on from."""
     pids: Mapping[int, int]
     exits: tuple[WorkerExited, ...]
     unplanned: tuple[DeathUnplanned, ...]
@@ -49,6 +51,13 @@ class Attempt:
     quarantined: tuple[str, ...]
     """Checkpoints set aside between the attempt before this one and this one."""
     traces: Mapping[int, RankTrace]
+    by: Literal["chaosrun", "script"] = "chaosrun"
+    """Who resumed."""
+
+    @property
+    def went_on(self) -> bool:
+        """From a checkpoint, and not from the beginning."""
+        return self.resume is not None if self.by == "chaosrun" else self.resume_step > 0
 
     def start_of(self, rank: int) -> int:
         """Step this rank went on from: what it says itself, else what the journal ordered."""
@@ -164,17 +173,20 @@ def _attempts(
     for start in starting:
         own = by_attempt[start.attempt]
         pids = [event.pids for event in own if isinstance(event, AttemptStarted)]
+        of_ranks = {} if traces is None else _read_traces(layout, start.attempt, traces, problems)
+        began = [trace.start.position.step for trace in of_ranks.values() if trace.start]
         found.append(
             Attempt(
                 number=start.attempt,
                 resume=start.resume,
-                resume_step=start.resume_step,
+                resume_step=min(began, default=0) if start.by == "script" else start.resume_step,
+                by=start.by,
                 pids=pids[-1] if pids else {},
                 exits=tuple(event for event in own if isinstance(event, WorkerExited)),
                 unplanned=tuple(event for event in own if isinstance(event, DeathUnplanned)),
                 stopped=next((event.reason for event in own if isinstance(event, AttemptStopped)), None),
                 quarantined=tuple(event.name for event in quarantines if since < event.seq < start.seq),
-                traces={} if traces is None else _read_traces(layout, start.attempt, traces, problems),
+                traces=of_ranks,
             )
         )
         since = start.seq

@@ -36,13 +36,23 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.
 
 def last_step(leg: LegLayout, attempt: int, rank: int) -> int:
     """The last step in a rank's trace of this attempt, the restored step when it made none, 0 without a trace."""
+    return _ends(leg, attempt, rank)[1]
+
+
+def went_on_from(leg: LegLayout, attempt: int, world_size: int) -> int:
+    """The step that this attempt began from as its ranks say: 0 before the first, and where one of them never began."""
+    return min(_ends(leg, attempt, rank)[0] for rank in range(world_size))
+
+
+def _ends(leg: LegLayout, attempt: int, rank: int) -> tuple[int, int]:
+    """The step that a rank began from, and the last one that it recorded."""
     path = leg.attempt(attempt).trace(rank)
     if not path.exists():
-        return 0
+        return 0, 0
     # Which records are sound the verdict says; a restart needs but a number.
     trace = read_ends(path, attempt, rank, [])
     begun = trace.start.position.step if trace.start else 0
-    return trace.steps[-1].step if trace.steps else begun
+    return begun, trace.steps[-1].step if trace.steps else begun
 
 
 def reach_of(beat: Heartbeat | None) -> Reach:

@@ -115,7 +115,8 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
     target.path.mkdir(parents=True)
     _copy_folder(source.path / "attempts", target.path / "attempts")
     name = checkpoint_name(final_step)
-    _copy_folder(source.checkpoints / name, target.checkpoints / name)
+    if source.checkpoints.exists():  # a script with checkpoints of its own has made none here
+        _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
     for file in (source.path / "inputs.json", source.environment, source.journal):
         shutil.copy2(file, target.path / file.name)

@@ -21,11 +21,11 @@ from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import lifecycle
-from chaosrun.supervise.deaths import failure_of
+from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
-from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers
+from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers, resume_values
 
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
@@ -311,6 +311,9 @@ class Supervisor:
         self._pending.append(lifecycle.Placed())
 
     def _audit(self) -> None:
+        if self._template.by == "script":  # where it goes on it alone knows; what the attempt before began from is progress
+            step = went_on_from(self._leg, self._attempt, self._template.world_size)
+            return self._pending.append(lifecycle.Audited(resume=None, step=step))
         if cleared := self._store.clear_staging():
             self._record(recorded.StagingCleared(names=tuple(cleared)), durable=False)
         selection = self._store.newest_valid()
@@ -341,7 +344,8 @@ class Supervisor:
             recorded.AttemptStarting(
                 attempt=action.attempt,
                 resume=action.resume,
-                resume_step=action.resume_step,
+                resume_step=action.resume_step if action.resume else 0,
+                by=self._template.by,
                 armed=tuple(fault.id for fault in armed),
                 distributed_debug=action.distributed_debug,
             )
@@ -375,21 +379,22 @@ class Supervisor:
             "faults": [fault.to_json() for fault in armed if fault.rank == rank],
             "passed": dict(self._passed),
             "distributed_debug": action.distributed_debug,
+            **resume_values(self._template, action.attempt),
         }
         return self._workers.place(WorkerOrder.from_json(values))
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
         self._observations.conclude()
-        newest = [step for name in _names(self._leg) if (step := checkpoint_step(name)) is not None]
-        result = LegResult(outcome=action.outcome, message=action.message, hint=action.hint, final_step=max(newest, default=0))
-        told = {"message": result.message, "hint": result.hint, "final_step": result.final_step}
-        self._record(recorded.LegFinished(outcome=result.outcome, code=action.code, **told))
-        return result
+        about = {"outcome": action.outcome, "message": action.message, "hint": action.hint, "final_step": self._final_step()}
+        self._record(recorded.LegFinished(code=action.code, **about))
+        return LegResult(**about)
+
+    def _final_step(self) -> int:
+        """That of the newest checkpoint; of a script with checkpoints of its own the last that all ranks recorded."""
+        if self._template.by == "script":
+            return min(last_step(self._leg, self._attempt, rank) for rank in range(self._template.world_size))
+        return max(self._store.steps(), default=0)
 
     def _record(self, event: recorded.JournalEvent, *, durable: bool = True) -> None:
         assert self._journal is not None
         self._on_record({"leg": self.name, **to_plain(self._journal.append(event, durable=durable))})
-
-
-def _names(leg: LegLayout) -> list[str]:
-    return [entry.name for entry in leg.checkpoints.iterdir()] if leg.checkpoints.is_dir() else []

@@ -153,3 +153,10 @@ def order_template(
         probe=spec.data.probe,
         job_fingerprint=job_fingerprint(spec),
     )
+
+
+def resume_values(template: WorkerOrder, attempt: int) -> dict[str, Any]:
+    """What an order of this attempt has of `resume.args` and `resume.env`: only a restart is told to resume."""
+    restart = attempt > 1
+    args = (*template.args, *(template.resume_args if restart else ()))
+    return {"args": args, "resume_args": (), "resume_env": template.resume_env if restart else {}}

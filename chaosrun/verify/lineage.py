@@ -35,10 +35,11 @@ def lineage(history: LegHistory) -> Lineage:
     repeated: list[StepRecord] = []
     for attempt in history.attempts:
         for rank in ranks:
-            kept = steps[rank]
+            kept, trace = steps[rank], attempt.traces.get(rank)
+            if attempt.by == "script" and not (trace and trace.start):
+                continue  # it never began, and where it would have begun nobody knows
             base = attempt.start_of(rank)
             tails.extend(kept.pop(step) for step in sorted(kept) if step > base)
-            trace = attempt.traces.get(rank)
             for record in trace.steps if trace else ():
                 if record.step in kept or record.step <= base:
                     repeated.append(record)
