@@ -13,6 +13,9 @@ FROM python:${PYTHON_VERSION}-slim
 ARG TORCH_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 
+# What strikes inside a script's own save (faults of phase save) needs strace.
+RUN apt-get update -qq && apt-get install -qq --no-install-recommends strace && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/chaosrun
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 # torch alone first: it is by far the largest layer, and changes least.

@@ -43,11 +43,11 @@ format: $(INSTALLED)-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# What looks at the report pages. Without it their tests are skipped, and say so.
+# What looks at the report pages, and at what a script's save does to files. Without them their tests are skipped, and say so.
 browser:
-	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && apt-get update -qq && apt-get install -qq --no-install-recommends chromium >/dev/null; } \
-	  || echo "no chromium: the tests of the report pages will be skipped"
+	@{ command -v chromium && command -v strace; } >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get update -qq && apt-get install -qq --no-install-recommends chromium strace >/dev/null; } \
+	  || echo "no chromium or strace: the tests of the report pages, or of saves, will be skipped"
 
 # One stamp for each set of extras: installed once, and again when the requirements change.
 $(INSTALLED)-%: pyproject.toml constraints.txt | $(BIN)/python

@@ -1,83 +1,16 @@
-"""What a disk may hold after the power fails: a model of everything that was changed and not yet synced.
+"""A disk that loses what was not synced, for what changes it through `records.filesystem`.
 
-`RecordingDisk` does the real thing and writes it down; `after_power_cut` tells one state that the disk may
-be found in after what was done so far. The model is that of POSIX and no kinder: the bytes of a file are there once the
-file was synced, a name in a directory is there once the directory was synced, and of all that was not, any part may be there
-and any other part missing. A rename is atomic; synced in the new directory alone, its file may be found under both names.
+`RecordingDisk` does the real thing and writes it down; `after_power_cut` tells one state that the disk may be found in after
+what was done so far (`chaosrun.faults.disk_model`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
+from chaosrun.faults.disk_model import Model, after_power_cut, build
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 
-ROOT = 0
-
-
-@dataclass(slots=True)
-class Change:
-    """One name in one directory given (`node`) or taken away (None)."""
-
-    folder: int
-    name: str
-    node: int | None
-    durable: bool = False
-    after: "Change | None" = None
-    """Of the old name of a rename: it goes no sooner than the new one is there."""
-
-
-@dataclass(slots=True)
-class File:
-    now: bytes = b""
-    durable: bytes | None = b""
-    """As it was last synced."""
-
-
-@dataclass(slots=True)
-class Model:
-    changes: list[Change] = field(default_factory=list)
-    folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
-    """What each holds now."""
-    files: dict[int, File] = field(default_factory=dict)
-    numbers: int = 0
-
-    def find(self, parts: tuple[str, ...]) -> int | None:
-        node = ROOT
-        for part in parts:
-            if part not in self.folders.get(node, {}):
-                return None
-            node = self.folders[node][part]
-        return node
-
-    def change(self, parts: tuple[str, ...], node: int | None, after: Change | None = None) -> Change:
-        folder = self.find(parts[:-1])
-        assert folder is not None, parts
-        if node is None:
-            del self.folders[folder][parts[-1]]
-        else:
-            self.folders[folder][parts[-1]] = node
-        made = Change(folder, parts[-1], node, after=after)
-        self.changes.append(made)
-        return made
-
-    def new(self, parts: tuple[str, ...], *, folder: bool) -> None:
-        self.numbers += 1
-        if folder:
-            self.folders[self.numbers] = {}
-        else:
-            self.files[self.numbers] = File()
-        self.change(parts, self.numbers)
-
-    def sync(self, node: int) -> None:
-        if node in self.files:
-            self.files[node].durable = self.files[node].now
-        for change in self.changes:
-            if change.folder == node:
-                change.durable = True
-                if change.after is not None:
-                    change.after.durable = True
+__all__ = ["RecordingDisk", "after_power_cut", "build"]
 
 
 class RecordingDisk(Filesystem):
@@ -116,76 +49,18 @@ class RecordingDisk(Filesystem):
                     self.model.new(parts, folder=operation.kind == "mkdir")
             case "write":
                 assert node is not None
-                self.model.files[node].now += operation.data
+                file = self.model.files[node]
+                assert isinstance(file.now, bytes)
+                file.now, file.is_synced = file.now + operation.data, False
             case "truncate":
                 assert node is not None
-                self.model.files[node].now = operation.path.read_bytes()
+                self.model.files[node].now, self.model.files[node].is_synced = operation.path.read_bytes(), False
             case "fsync":
                 assert node is not None
                 self.model.sync(node)
             case "rename":
                 assert node is not None and operation.target is not None
-                given = self.model.change(operation.target.relative_to(self.root).parts, node)
-                self.model.change(parts, None, after=given)
+                self.model.rename(parts, operation.target.relative_to(self.root).parts)
             case "unlink" | "rmdir":
                 self.model.change(parts, None)
         self.on_operation()
-
-
-State = dict[Path, bytes | None]
-"""Contents by path, of a directory None."""
-
-
-def after_power_cut(model: Model, fate: Random | bool) -> State:
-    """What is found afterwards. `fate` decides over what was not synced: True keeps all of it, as after a SIGKILL, False
-    none, a Random any part."""
-
-    def kept() -> bool:
-        return fate if isinstance(fate, bool) else fate.random() < 0.5
-
-    folders: dict[int, dict[str, int]] = {}
-    survived: set[int] = set()
-    for change in model.changes:
-        if not (change.durable or kept()) or (change.after is not None and id(change.after) not in survived):
-            continue
-        survived.add(id(change))
-        entries = folders.setdefault(change.folder, {})
-        if change.node is None:
-            entries.pop(change.name, None)
-        else:
-            entries[change.name] = change.node
-
-    state: State = {}
-
-    def find(node: int, path: Path) -> None:
-        if node in model.files:
-            state[path] = _content(model.files[node], fate)
-            return
-        state[path] = None
-        for name, below in folders.get(node, {}).items():
-            find(below, path / name)
-
-    find(ROOT, Path())
-    return state
-
-
-def build(state: State, into: Path) -> None:
-    for path, content in state.items():
-        if content is None:
-            (into / path).mkdir()
-        else:
-            (into / path).write_bytes(content)
-
-
-def _content(file: File, fate: Random | bool) -> bytes:
-    if file.now == file.durable or fate is True:
-        return file.now
-    durable = file.durable or b""
-    if fate is False:
-        return durable
-    begins = min(len(durable), len(file.now))
-    first, last = sorted(fate.randint(begins, len(file.now)) for _ in range(2))
-    # Its size may be right already and its pages not: never written are the last ones, or one in the middle.
-    cut_off, no_tail = file.now[:first], file.now[:first] + bytes(len(file.now) - first)
-    with_a_hole = file.now[:first] + bytes(last - first) + file.now[last:]
-    return fate.choice([durable, file.now, cut_off, no_tail, with_a_hole])

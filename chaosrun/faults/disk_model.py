@@ -1,0 +1,165 @@
+"""What a disk may hold after the power fails: a model of everything that was changed and not yet synced.
+
+The model is that of POSIX and no kinder: the bytes of a file are there once the file was synced, a name in a directory is there
+once the directory was synced, and of all that was not, any part may be there and any other part missing. A rename is atomic;
+synced in the new directory alone, its file may be found under both names. Bytes are held as such, or by the file they lie in.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+ROOT = 0
+Content = bytes | Path
+State = dict[Path, Content | None]
+"""Contents by path, of a directory None."""
+Fate = Random | bool
+"""Of what was not synced: True keeps all of it, as after a SIGKILL, False none, a Random any part."""
+
+
+@dataclass(slots=True)
+class Change:
+    """One name in one directory given (`node`) or taken away (None)."""
+
+    folder: int
+    name: str
+    node: int | None
+    durable: bool = False
+    after: "Change | None" = None
+    """Of the old name of a rename: it goes no sooner than the new one is there."""
+
+
+@dataclass(slots=True)
+class File:
+    now: Content = b""
+    durable: Content = b""
+    """As it was last synced."""
+    is_synced: bool = True
+    """Nothing was written since."""
+
+
+@dataclass(slots=True)
+class Model:
+    changes: list[Change] = field(default_factory=list)
+    folders: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
+    """What each holds now."""
+    files: dict[int, File] = field(default_factory=dict)
+    numbers: int = 0
+
+    def find(self, parts: tuple[str, ...]) -> int | None:
+        node = ROOT
+        for part in parts:
+            if part not in self.folders.get(node, {}):
+                return None
+            node = self.folders[node][part]
+        return node
+
+    def change(self, parts: tuple[str, ...], node: int | None, after: Change | None = None) -> Change:
+        folder = self.find(parts[:-1])
+        assert folder is not None, parts
+        if node is None:
+            del self.folders[folder][parts[-1]]
+        else:
+            self.folders[folder][parts[-1]] = node
+        made = Change(folder, parts[-1], node, after=after)
+        self.changes.append(made)
+        return made
+
+    def new(self, parts: tuple[str, ...], *, folder: bool) -> Change:
+        self.numbers += 1
+        if folder:
+            self.folders[self.numbers] = {}
+        else:
+            self.files[self.numbers] = File()
+        return self.change(parts, self.numbers)
+
+    def rename(self, parts: tuple[str, ...], target: tuple[str, ...]) -> None:
+        node = self.find(parts)
+        assert node is not None, parts
+        given = self.change(target, node)
+        self.change(parts, None, after=given)
+
+    def sync(self, node: int) -> None:
+        if node in self.files:
+            file = self.files[node]
+            file.durable, file.is_synced = file.now, True
+        for change in self.changes:
+            if change.folder == node:
+                change.durable = True
+                if change.after is not None:
+                    change.after.durable = True
+
+    def paths(self) -> dict[int, Path]:
+        """Where each file and folder is now."""
+        found: dict[int, Path] = {ROOT: Path()}
+        todo = [ROOT]
+        while todo:
+            folder = todo.pop()
+            for name, node in self.folders.get(folder, {}).items():
+                found[node] = found[folder] / name
+                todo.append(node)
+        return found
+
+
+def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -> State:
+    """What is found afterwards. `names`: the fate of names that were not synced; `data`: of contents, by default the same;
+    "torn": their second half holds zeros."""
+
+    def kept() -> bool:
+        return names if isinstance(names, bool) else names.random() < 0.5
+
+    folders: dict[int, dict[str, int]] = {}
+    survived: set[int] = set()
+    for change in model.changes:
+        if not (change.durable or kept()) or (change.after is not None and id(change.after) not in survived):
+            continue
+        survived.add(id(change))
+        entries = folders.setdefault(change.folder, {})
+        if change.node is None:
+            entries.pop(change.name, None)
+        else:
+            entries[change.name] = change.node
+
+    state: State = {}
+
+    def find(node: int, path: Path) -> None:
+        if node in model.files:
+            state[path] = _content(model.files[node], names if data is None else data)
+            return
+        state[path] = None
+        for name, below in folders.get(node, {}).items():
+            find(below, path / name)
+
+    find(ROOT, Path())
+    return state
+
+
+def build(state: State, into: Path) -> None:
+    for path, content in state.items():
+        if content is None:
+            (into / path).mkdir()
+        else:
+            (into / path).write_bytes(_bytes(content))
+
+
+def _content(file: File, fate: Fate | str) -> Content:
+    if fate is True or file.is_synced or file.now == file.durable:
+        return file.now
+    if fate is False:
+        return file.durable
+    durable, now = _bytes(file.durable), _bytes(file.now)
+    begins = min(len(durable), len(now))
+    if not isinstance(fate, Random):
+        # What was appended to is as it was up to there.
+        begins = begins if now.startswith(durable) else 0
+        kept = begins + (len(now) - begins) // 2
+        return now[:kept] + bytes(len(now) - kept) if fate == "torn" else now[:begins]
+    first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))
+    # Its size may be right already and its pages not: never written are the last ones, or one in the middle.
+    cut_off, no_tail = now[:first], now[:first] + bytes(len(now) - first)
+    with_a_hole = now[:first] + bytes(last - first) + now[last:]
+    return fate.choice([durable, now, cut_off, no_tail, with_a_hole])
+
+
+def _bytes(content: Content) -> bytes:
+    return content if isinstance(content, bytes) else content.read_bytes()

@@ -1,0 +1,206 @@
+"""A power cut: the script's outputs as they would be if what its save had not synced were lost, rebuilt from its operations.
+
+`take` keeps the outputs as they were before the save, since what a save overwrites or removes may come back. When every process
+of the attempt is gone, `rebuild` puts in their place what the disk would hold. The bytes of a file are those that lie there
+now; of one that was written to after its last sync, the part that was synced is taken to be its beginning.
+"""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
+from chaosrun.records.codec import Record
+from chaosrun.records.operations import FileOperation
+
+UNSYNCED = ("lost", "empty", "torn")
+"""What becomes of it: contents and names are lost; names are there, and files without contents; or with half of them."""
+
+
+class Rebuilt(Record, frozen=True, kw_only=True):
+    """What a power cut changed of the outputs, as paths."""
+
+    gone: tuple[str, ...] = ()
+    """Names that are there no more."""
+    back: tuple[str, ...] = ()
+    """Names that had been removed, or renamed."""
+    torn: tuple[str, ...] = ()
+    """Files whose contents changed."""
+
+
+def take(outputs: Sequence[str], into: Path) -> None:
+    """Keep a copy of the outputs. Raises OSError, of a disk that is full for one."""
+    into.mkdir(parents=True)
+    for number, output in enumerate(outputs):
+        if os.path.isdir(output):
+            shutil.copytree(output, into / str(number), symlinks=True)
+        elif os.path.lexists(output):
+            shutil.copy2(output, into / str(number), follow_symlinks=False)
+
+
+def rebuild(
+    outputs: Sequence[str], before: Path, operations: Sequence[FileOperation], unsynced: str, *, taken_s: float, scratch: Path
+) -> Rebuilt:
+    """Put the outputs into the state that the disk would have after these operations. `before`: what `take` kept, at `taken_s`.
+
+    The new state is whole in `scratch` before anything is replaced.
+    """
+    replay = _Replay()
+    made = {path for each in operations if each.time_s < taken_s for path in _given(each)}
+    for number, output in enumerate(outputs):
+        replay.begin(Path(output), before / str(number), made)
+    for operation in sorted(operations, key=lambda each: each.time_s):
+        replay.do(operation)
+    replay.look()
+    names = unsynced != "lost"
+    state = after_power_cut(replay.model, names, "torn" if unsynced == "torn" else False if names is False else "empty")
+    if scratch.exists():
+        shutil.rmtree(scratch)
+    scratch.mkdir(parents=True)
+    changes = _compare(state, outputs)
+    for number, output in enumerate(outputs):
+        _build(state, Path(*Path(output).parts[1:]), scratch / str(number))
+    for number, output in enumerate(outputs):
+        _remove(Path(output))
+        if os.path.lexists(scratch / str(number)):
+            shutil.move(scratch / str(number), output)
+    return changes
+
+
+@dataclass(slots=True)
+class _Replay:
+    model: Model = field(default_factory=Model)
+    written: Counter[int] = field(default_factory=Counter)
+    """Bytes of each file, since it was created."""
+    synced: dict[int, int] = field(default_factory=dict)
+    """Of a file that was synced in this save: how many of its bytes."""
+    touched: set[int] = field(default_factory=set)
+
+    def begin(self, output: Path, kept: Path, made: Collection[str]) -> None:
+        """What was there before is on the disk."""
+        self._folder(output.parent)
+        for path in (kept, *sorted(kept.rglob("*"))):
+            real = output / path.relative_to(kept)
+            if not os.path.lexists(path) or str(real) in made:
+                continue
+            is_folder = path.is_dir() and not path.is_symlink()
+            self._folder(real.parent)
+            self.model.new(_parts(real), folder=is_folder).durable = True
+            if not is_folder:
+                file = self.model.files[self.model.numbers]
+                file.now = file.durable = path
+
+    def do(self, each: FileOperation) -> None:
+        path = Path(each.path)
+        if each.failed is not None:
+            return
+        if each.path == "/":
+            for node in (*self.model.folders, *self.model.files):
+                self._sync(node)
+            return
+        node = self.model.find(_parts(path))
+        if each.kind in ("create", "symlink", "mkdir") or (each.kind in ("write", "truncate") and node is None):
+            self._create(each, path, node)
+        elif each.kind in ("write", "truncate") and node in self.model.files:
+            self._write(node, each.size)
+        elif node is None:
+            pass  # made and removed where nobody looked
+        elif each.kind == "sync":
+            self._sync(node)
+        elif each.kind == "rename" and each.target is not None:
+            self._folder(Path(each.target).parent)
+            self.model.rename(_parts(path), _parts(Path(each.target)))
+        elif each.kind == "link" and each.target is not None:
+            self._folder(Path(each.target).parent)
+            self.model.change(_parts(Path(each.target)), node)
+        elif each.kind in ("remove", "rmdir"):
+            self.model.change(_parts(path), None)
+
+    def look(self) -> None:
+        """Take the bytes of what was touched from where it lies now."""
+        paths = self.model.paths()
+        for node in self.touched:
+            file, path = self.model.files[node], Path("/") / paths[node] if node in paths else None
+            if path is None or not os.path.lexists(path):
+                continue
+            file.now = path
+            if file.is_synced:
+                file.durable = path
+            elif node in self.synced:
+                file.durable = path.read_bytes()[: self.synced[node]]
+
+    def _create(self, each: FileOperation, path: Path, node: int | None) -> None:
+        if node is None:
+            self._folder(path.parent)
+            self.model.new(_parts(path), folder=each.kind == "mkdir")
+            node = self.model.numbers
+        if node in self.model.files:
+            self._write(node, 0)
+            self.written[node] = 0
+            self.model.files[node].is_synced = each.kind == "symlink"
+
+    def _write(self, node: int, size: int) -> None:
+        self.touched.add(node)
+        self.written[node] += size
+        self.model.files[node].is_synced = False
+
+    def _sync(self, node: int) -> None:
+        self.model.sync(node)
+        if node in self.touched:
+            self.synced[node] = self.written[node]
+
+    def _folder(self, path: Path) -> None:
+        """With all above it, on the disk already."""
+        for folder in (*reversed(path.parents), path):
+            if self.model.find(_parts(folder)) is None:
+                self.model.new(_parts(folder), folder=True).durable = True
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    return path.parts[1:]
+
+
+def _given(each: FileOperation) -> Iterator[str]:
+    if each.kind in ("create", "mkdir", "symlink"):
+        yield each.path
+    if each.target is not None:
+        yield each.target
+
+
+def _compare(state: State, outputs: Sequence[str]) -> Rebuilt:
+    there = {path for output in outputs for path in (Path(output), *Path(output).rglob("*")) if os.path.lexists(path)}
+    wanted = {Path("/") / path: content for path, content in state.items()}
+    ours = {path for path in wanted if any(path.is_relative_to(output) for output in outputs)}
+    torn = sorted(str(path) for path in there & ours if _differs(wanted[path], path))
+    return Rebuilt(gone=tuple(sorted(map(str, there - ours))), back=tuple(sorted(map(str, ours - there))), torn=tuple(torn))
+
+
+def _differs(content: Content | None, path: Path) -> bool:
+    if content is None or path.is_symlink() or path.is_dir() or content == path:
+        return False
+    if isinstance(content, Path):
+        return content.is_symlink() or content.read_bytes() != path.read_bytes()
+    return content != path.read_bytes()
+
+
+def _build(state: State, output: Path, into: Path) -> None:
+    for path, content in state.items():
+        if not path.is_relative_to(output):
+            continue
+        place = into / path.relative_to(output)
+        if content is None:
+            place.mkdir()
+        elif isinstance(content, bytes):
+            place.write_bytes(content)
+        else:
+            shutil.copy2(content, place, follow_symlinks=False)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()

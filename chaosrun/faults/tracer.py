@@ -1,0 +1,212 @@
+"""The tracer: a process beside a rank that has strace show what the script's save does to files, and strikes between two of
+these operations. `python -m chaosrun.faults.tracer ORDER` (a TraceOrder as JSON): prints "ready" once strace is attached, and
+ends when its standard input does, or the rank.
+
+strace stops the rank (SIGSTOP) in every call that could be an operation; the tracer counts, and lets it go on: when the
+operations before the strike are done nothing else is under way, and what it writes down of them is on the disk before the harm.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Literal
+
+import msgspec
+
+from chaosrun.faults.strace import CALLS, WRITES, Reader, command
+from chaosrun.processes import ProcessIdentity, send_signal
+from chaosrun.records.codec import Record, encode
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import Note, write_note
+from chaosrun.records.operations import FileOperation
+
+ATTACH_LIMIT_S = 10.0
+Act = Literal["watch", "kill", "fail", "slow"]
+
+
+class SaveNote(Note, frozen=True, kw_only=True):
+    """What was seen of a save before it was struck."""
+
+    save: int = 0
+    done: int = 0
+    """Operations that were done when it struck; of a fault with a file, those on it."""
+    last: str | None = None
+    """The last of them."""
+    struck_s: float | None = None
+    failed: int = 0
+    """Calls that were given an error."""
+    waits: int = 0
+    """Syncs that were made to wait."""
+
+
+class TraceOrder(Record, frozen=True, kw_only=True):
+    pid: int
+    start_ticks: int
+    outputs: tuple[str, ...]
+    save: int
+    operations: str
+    """The file that each operation is added to."""
+    act: Act = "watch"
+    leg: str = ""
+    fault: str = ""
+    before: int | None = None
+    """Strike before the operation with this number; None: right after the first write."""
+    file: str | None = None
+    """Only operations on files below the outputs that match count."""
+    error: str = ""
+    wait_s: float = 0.0
+
+
+class Tracer:
+    def __init__(self, order: TraceOrder) -> None:
+        self._order = order
+        self._reader = Reader(order.outputs, order.save)
+        self._file = os.open(order.operations, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._strace: subprocess.Popen[str] | None = None
+        self._note = SaveNote(save=order.save, final=False)
+        self._writing: str | None = None
+        """The file that was created or written last."""
+        self._is_due = order.before == 1 and order.act == "kill"
+
+    def run(self, told: Callable[[], None]) -> None:
+        order = self._order
+        stops = order.act in ("kill", "fail")
+        more = [f"inject={CALLS}:signal=SIGSTOP"] if stops else []
+        if order.act == "slow":
+            more = [f"inject=fsync,fdatasync:delay_enter={round(order.wait_s * 1e6)}"]
+        lines = self._attach(*(part for each in more for part in ("-e", each)))
+        if self._is_due:
+            self._kill()
+        told()
+        while lines is not None:
+            lines = self._follow(lines)
+        self._conclude()
+
+    def _follow(self, lines: Iterator[str]) -> Iterator[str] | None:
+        """Until strace has nothing more to say. Returns what another one says that took its place."""
+        for line in lines:
+            if (operation := self._reader.read(line)) is not None:
+                os.write(self._file, encode(operation) + b"\n")
+                self._count(operation)
+            if (thread := self._reader.stopped) is None:
+                continue
+            if self._is_due and self._order.act == "kill":
+                self._kill()
+            elif self._is_due and self._writing is not None and not self._note.struck_s:
+                return self._fail(thread, lines)
+            else:
+                _go_on(thread)
+        return None
+
+    def _count(self, operation: FileOperation) -> None:
+        order, note = self._order, self._note
+        if operation.failed is not None:
+            self._note = msgspec.structs.replace(note, failed=note.failed + 1)
+            self._write(self._note)
+            return
+        waits = note.waits + (order.act == "slow" and operation.kind == "sync")
+        if order.file is not None and not self._concerns(operation):
+            self._note = msgspec.structs.replace(note, waits=waits)
+            return
+        if operation.kind in ("create", "write"):
+            self._writing = operation.path
+        last = f"{operation.kind} {self._relative(operation.path)}"
+        self._note = msgspec.structs.replace(note, waits=waits, done=note.done + 1, last=last)
+        first = operation.kind == ("create" if order.act == "fail" else "write")
+        self._is_due = self._is_due or (first if order.before is None else self._note.done >= order.before - 1)
+
+    def _kill(self) -> None:
+        if self._note.struck_s:
+            return
+        order = self._order
+        self._note = msgspec.structs.replace(self._note, final=True, struck_s=time.time())
+        self._write(self._note)
+        send_signal(ProcessIdentity(order.pid, order.start_ticks), signal.SIGKILL)
+
+    def _fail(self, thread: int, lines: Iterator[str]) -> Iterator[str]:
+        """Writes to the file that is being written fail from here on. The rank stays stopped while strace changes places."""
+        assert self._strace is not None and self._writing is not None
+        self._strace.terminate()
+        for line in lines:
+            self._reader.read(line)
+        calls = ",".join((*WRITES, "fsync", "fdatasync") if self._order.error == "EIO" else WRITES)
+        self._note = msgspec.structs.replace(self._note, struck_s=time.time())
+        after = self._attach("-P", self._writing, "-e", f"inject={calls}:error={self._order.error}:signal=SIGSTOP")
+        _go_on(thread)
+        return after
+
+    def _conclude(self) -> None:
+        note = self._note
+        problem = None
+        if self._order.act == "kill" and not note.struck_s:
+            wanted = "its first write" if self._order.before is None else f"operation {self._order.before}"
+            problem = f"the save of step {note.save} had {note.done} operations and never came to {wanted}"
+        elif self._order.act == "fail" and not note.failed:
+            problem = f"nothing was written any more after {note.done} operations of the save of step {note.save}"
+        elif self._order.act == "slow" and not note.waits:
+            problem = f"nothing was synced in the save of step {note.save}"
+        if self._order.fault and not (self._order.act == "kill" and note.struck_s):
+            self._write(msgspec.structs.replace(note, final=True, problem=problem))
+
+    def _write(self, note: SaveNote) -> None:
+        write_note(LegLayout(Path(self._order.leg)), self._order.fault, note)
+
+    def _attach(self, *more: str) -> Iterator[str]:
+        """Raises RuntimeError, in strace's words, when it could not."""
+        reading, writing = os.pipe()
+        line = command(self._order.pid, f"/dev/fd/{writing}", *more)
+        strace = subprocess.Popen(line, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        assert strace.stderr is not None
+        ready, _, _ = select.select([strace.stderr], [], [], ATTACH_LIMIT_S)
+        said = strace.stderr.readline() if ready else "it said nothing"
+        if "attached" not in said:
+            raise RuntimeError(f"strace could not attach: {said.strip()}")
+        self._strace = strace
+        return self._lines(open(reading, encoding="utf-8", errors="surrogateescape"))
+
+    def _lines(self, pipe: IO[str]) -> Iterator[str]:
+        """What strace writes, up to its end; it is ended when the rank does not want it any more."""
+        assert self._strace is not None
+        strace, wanted = self._strace, True
+        buffered = ""
+        with pipe:
+            while True:
+                ready, _, _ = select.select([pipe, sys.stdin] if wanted else [pipe], [], [])
+                if wanted and sys.stdin in ready:
+                    wanted = False
+                    strace.terminate()
+                if pipe not in ready:
+                    continue
+                more = os.read(pipe.fileno(), 1 << 16)
+                if not more:
+                    break
+                *whole, buffered = (buffered + more.decode("utf-8", "surrogateescape")).split("\n")
+                yield from whole
+        strace.wait()
+
+    def _concerns(self, operation: FileOperation) -> bool:
+        return any(
+            fnmatchcase(self._relative(path), self._order.file or "*") for path in (operation.path, operation.target) if path
+        )
+
+    def _relative(self, path: str) -> str:
+        inside = (os.path.relpath(path, output) for output in self._order.outputs if path.startswith(output + "/"))
+        return next(inside, path)
+
+
+def _go_on(thread: int) -> None:
+    """The whole process of this thread, which may be a child of the rank."""
+    with suppress(ProcessLookupError):  # it was killed with its attempt
+        os.kill(thread, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    Tracer(msgspec.json.decode(sys.argv[1], type=TraceOrder)).run(lambda: print("ready", flush=True))
