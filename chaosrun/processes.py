@@ -7,6 +7,7 @@ nothing of attempts, orders or Ray.
 """
 
 import ctypes
+import faulthandler
 import os
 import select
 import signal
@@ -20,6 +21,8 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 """Where this chaosrun lies: a process that it starts is to find the same one."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+STACKS_SIGNAL = signal.SIGRTMIN + 11
+"""A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
 SHARED_MEMORY = Path("/dev/shm")
 # Written by torch's and Python's shared memory, Python's and loky's semaphores, NCCL.
 SHARED_MEMORY_PREFIXES = ("torch_", "psm_", "sem.mp-", "sem.loky-", "loky-", "nccl-")
@@ -34,6 +37,11 @@ class ProcessIdentity:
 
     pid: int
     start_ticks: int
+
+
+def answer_with_stacks(descriptor: int) -> None:
+    """Have this process write the stacks of all its threads to `descriptor` whenever it is asked to; so do its children."""
+    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
 def _prctl(option: int, value: int) -> None:

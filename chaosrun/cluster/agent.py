@@ -29,9 +29,11 @@ from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import (
     AgentEvent,
     AgentInfo,
+    Announced,
     Configure,
     Exited,
     Failed,
+    LauncherFailed,
     RankStack,
     Ready,
     ServerCommand,
@@ -220,6 +222,12 @@ class NodeAgent:
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
+                self._events.put_nowait(event)
+            case Announced():
+                server.live[event.rank] = event.pid
+                server.ranks[event.rank] = ProcessIdentity(event.pid, event.start_ticks)
+                self._events.put_nowait(event)
+            case LauncherFailed():
                 self._events.put_nowait(event)
             case Exited():
                 server.live.pop(event.rank, None)

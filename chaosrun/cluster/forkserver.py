@@ -22,12 +22,13 @@ import time
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
+from chaosrun.cluster.attempts import CommandAttempt, RunningAttempt, kill_group
+from chaosrun.cluster.command import Command
 from chaosrun.cluster.messages import (
     Configure,
-    Exited,
     Failed,
     Ready,
     ServerCommand,
@@ -42,10 +43,8 @@ from chaosrun.cluster.messages import (
 )
 from chaosrun.cluster.preloads import import_all
 from chaosrun.cluster.standby import Standby, Target, fork_standby
-from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.processes import become_subreaper, children, remove_shared_memory_leftovers, shared_memory_entries
-from chaosrun.records.layout import AttemptLayout, LegLayout
-from chaosrun.records.markers import read_end
+from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
 TARGET = "chaosrun.protocol.worker:main"
@@ -69,19 +68,6 @@ PRELOAD = (
 REPLENISH_AFTER_S = 0.5
 
 
-@dataclass(slots=True, kw_only=True)
-class RunningAttempt:
-    number: int
-    layout: AttemptLayout
-    ranks: dict[int, int] = field(default_factory=dict)
-    """pid → rank, of all ranks ever started here."""
-    live: set[int] = field(default_factory=set)
-    """pids of ranks whose death has not been seen."""
-    killed: set[int] = field(default_factory=set)
-    """Ranks that this server killed."""
-    shared_memory: frozenset[str]
-
-
 class ForkServer:
     def __init__(self, channel: socket.socket, target: Target, standbys: int, temporary: Path) -> None:
         self._channel = channel
@@ -92,6 +78,7 @@ class ForkServer:
         self._standbys: list[Standby] = []
         self._wanted = standbys
         self._replenish_s = time.monotonic()
+        self._poller = select.poll()
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # The kernel's SIGCHLD becomes a byte in a pipe: one poll waits for the agent and for deaths alike.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -111,11 +98,10 @@ class ForkServer:
             self._kill_everything()
 
     def _serve(self) -> None:
-        poller = select.poll()
-        poller.register(self._channel, select.POLLIN)
-        poller.register(self._woken, select.POLLIN)
+        self._poller.register(self._channel, select.POLLIN)
+        self._poller.register(self._woken, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poller.poll(self._replenish_in_ms())}
+            ready = {descriptor for descriptor, _ in self._poller.poll(self._replenish_in_ms())}
             if not ready:
                 # One at a time, so that a death or an order waits for one fork at most.
                 self._add_standby()
@@ -123,6 +109,7 @@ class ForkServer:
                 with suppress(BlockingIOError):
                     while os.read(self._woken, 4096):
                         pass
+            if ready - {self._channel.fileno()}:
                 self._see_deaths()
             if self._channel.fileno() in ready:
                 received = self._channel.recv(1 << 20)
@@ -143,7 +130,7 @@ class ForkServer:
                 self._start(command)
             case Stop():
                 if self._attempt is not None and self._attempt.number == command.attempt:
-                    self._kill_ranks(self._attempt)
+                    self._attempt.kill()
                     self._see_deaths()
             case Configure():
                 raise AssertionError("it is configured once")
@@ -154,26 +141,35 @@ class ForkServer:
         assert self._attempt is None, "the agent starts an attempt only after the last one has stopped"
         number, orders = command.attempt, command.orders
         layout = LegLayout(Path(orders[0].leg_path)).attempt(number)
-        attempt = RunningAttempt(number=number, layout=layout, shared_memory=shared_memory_entries())
-        self._attempt = attempt
-        self._wanted = len(orders)
+        about = {"number": number, "layout": layout, "shared_memory": shared_memory_entries()}
+        commanded = bool(orders[0].command)
+        attempt = self._attempt = CommandAttempt(command=Command(), **about) if commanded else RunningAttempt(**about)
+        self._wanted = 1 if commanded else len(orders)
         self._replenish_s = math.inf
         listener: socket.socket | None = None
         port: int | None = None
         try:
+            layout.path.mkdir(parents=True, exist_ok=True)
             # All before the listener is opened: none of them can hold the port.
-            while len(self._standbys) < len(orders):
+            while len(self._standbys) < self._wanted:
                 self._add_standby()
             if command.listen:
                 master_addr = next(order.master_addr for order in orders if order.rank == 0)
                 listener = _listen(master_addr)
                 port = listener.getsockname()[1]
-            for order in orders:
-                told = order if port is None else replace(order, master_port=port)
-                self._start_rank(attempt, told, listener if order.rank == 0 else None)
+            told = [order if port is None else replace(order, master_port=port) for order in orders]
+            if isinstance(attempt, CommandAttempt):
+                if listener is not None:
+                    listener.close()  # the command listens itself
+                self._poller.register(attempt.command, select.POLLIN)
+                attempt.launcher = self._start_process(attempt, attempt.command.begin(told), attempt.command.log, None)
+            else:
+                for order in told:
+                    own = listener if order.rank == 0 else None
+                    attempt.ranks[self._start_process(attempt, order, layout.log(order.rank), own)] = order.rank
         except OSError as error:
             self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))
-            self._kill_ranks(attempt)
+            attempt.kill()
             self._see_deaths()
         else:
             self._replenish_s = time.monotonic() + REPLENISH_AFTER_S
@@ -182,15 +178,14 @@ class ForkServer:
             if listener is not None:
                 listener.close()
 
-    def _start_rank(self, attempt: RunningAttempt, order: WorkerOrder, listener: socket.socket | None) -> None:
-        attempt.layout.path.mkdir(parents=True, exist_ok=True)
-        output = os.open(attempt.layout.log(order.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def _start_process(self, attempt: RunningAttempt, order: WorkerOrder, log: Path, listener: socket.socket | None) -> int:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             standby = self._standbys.pop(0)
-            attempt.ranks[standby.pid] = order.rank
             attempt.live.add(standby.pid)
             # One that died while it waited breaks the pipe here: an OSError that fails the start.
             standby.become(order, output, listener)
+            return standby.pid
         finally:
             os.close(output)
 
@@ -205,50 +200,21 @@ class ForkServer:
         self._forget_dead_standbys()
         attempt = self._attempt
         if attempt is not None:
-            self._see_dead_ranks(attempt)
+            attempt.see_deaths(self.send)
             if attempt.live:
                 self._reap_orphans(attempt.live)
                 return
         # No rank lives, so every other child is an orphan of one, come here because this is the subreaper.
         for pid in self._orphans():
-            _kill_group(pid)
+            kill_group(pid)
         if self._reap_orphans(()) and attempt is not None:
             self._attempt = None
+            if isinstance(attempt, CommandAttempt):
+                self._poller.unregister(attempt.command)
+                attempt.command.close()
             remove_shared_memory_leftovers(attempt.shared_memory)
             self._empty_temporary()
             self.send(Stopped(attempt=attempt.number, killed=tuple(sorted(attempt.killed))))
-
-    def _see_dead_ranks(self, attempt: RunningAttempt) -> None:
-        # Seen before they are reaped: a zombie keeps its pid and its process group from being given out again.
-        looked = (os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in attempt.live)
-        # Signals first: of ranks that died at once, the one that exited with an error often only lost its peer.
-        dead = sorted((seen for seen in looked if seen is not None), key=lambda seen: seen.si_code == os.CLD_EXITED)
-        died_s = time.time()
-        completed: dict[int, bool] = {}
-        in_order: list[bool] = []
-        for seen in dead:
-            attempt.live.remove(seen.si_pid)
-            _kill_group(seen.si_pid)
-            end = read_end(attempt.layout, attempt.ranks[seen.si_pid])
-            exit_code = seen.si_status if seen.si_code == os.CLD_EXITED else None
-            completed[seen.si_pid] = exit_code == 0 and end is not None and end.completed
-            # On notice all ranks leave after the same step: the others are on their way.
-            on_notice = exit_code == PREEMPTED_EXIT_CODE and end is not None and end.status == LEFT_ON_NOTICE
-            in_order.append(completed[seen.si_pid] or on_notice)
-        if not all(in_order):
-            self._kill_ranks(attempt)
-        for seen in dead:
-            os.waitid(os.P_PID, seen.si_pid, os.WEXITED)
-            exited = seen.si_code == os.CLD_EXITED
-            rank = attempt.ranks[seen.si_pid]
-            how = {"exit_code": seen.si_status} if exited else {"signal": seen.si_status}
-            told = {"completed": completed[seen.si_pid], "killed": rank in attempt.killed, "died_s": died_s}
-            self.send(Exited(attempt=attempt.number, rank=rank, pid=seen.si_pid, **how, **told))
-
-    def _kill_ranks(self, attempt: RunningAttempt) -> None:
-        for pid in attempt.live:
-            attempt.killed.add(attempt.ranks[pid])
-            _kill_group(pid)
 
     def _forget_dead_standbys(self) -> None:
         """A standby that something killed while it waited, for want of memory perhaps, is replaced at the next start."""
@@ -269,11 +235,11 @@ class ForkServer:
 
     def _kill_everything(self) -> None:
         for pid in self._attempt.live if self._attempt is not None else ():
-            _kill_group(pid)
+            kill_group(pid)
         with suppress(ChildProcessError):
             while True:
                 for pid in children(os.getpid()):
-                    _kill_group(pid)
+                    kill_group(pid)
                 os.waitid(os.P_ALL, 0, os.WEXITED)
         if self._attempt is not None:
             remove_shared_memory_leftovers(self._attempt.shared_memory)
@@ -298,15 +264,6 @@ def _listen(master_addr: str) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _kill_group(pid: int) -> None:
-    """SIGKILL a child that has not been reaped, and its process group."""
-    with suppress(ProcessLookupError):
-        # Not yet a group of its own when it has only just been forked.
-        os.killpg(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ Between agent and fork server each is one line of JSON on a socket; from the age
 
 import msgspec
 
+from chaosrun.records.claims import LauncherCode
 from chaosrun.records.events import WorkerExited
 from chaosrun.records.order import WorkerOrder
 
@@ -50,8 +51,35 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="started"):
     attempt: int
     pids: dict[int, int]
-    """By rank."""
+    """By rank; empty for a command, whose ranks announce themselves."""
     port: int | None
+
+
+class Announced(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="announced"):
+    """A process that a command has started begins to train."""
+
+    attempt: int
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+class LauncherFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="launcher_failed"):
+    """A command did what ends its attempt."""
+
+    attempt: int
+    node_rank: int
+    code: LauncherCode
+    rank: int | None = None
+    """Of a claim that was refused."""
+    seen: int | None = None
+    """Of other_world_size: what the rank saw."""
+    announced: int = 0
+    """Ranks that had begun to train here."""
+    exit_code: int | None = None
+    signal: int | None = None
+    said: str = ""
+    """Its last lines; of not_observed why."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="start_failed"):
@@ -70,6 +98,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="
     completed: bool = False
     killed: bool = False
     """By its fork server."""
+    collected: bool = False
+    """Of both null: its launcher has collected its exit status, and the kernel keeps no other."""
     died_s: float
 
     @classmethod
@@ -124,8 +154,8 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ServerCommand = Configure | Start | Stop
-ServerEvent = Ready | Failed | Started | StartFailed | Exited | Stopped
-AgentEvent = Started | Exited | Stopped | ServerLost
+ServerEvent = Ready | Failed | Started | StartFailed | Announced | LauncherFailed | Exited | Stopped
+AgentEvent = Started | Announced | LauncherFailed | Exited | Stopped | ServerLost
 NodeEvent = AgentEvent | AgentLost
 """What a supervisor hears of a node."""
 

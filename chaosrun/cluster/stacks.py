@@ -1,27 +1,23 @@
 """What can be seen of this node's ranks: their heartbeats, what the kernel says of them and, on request, their Python stacks.
 
-Owns the signal that asks for stacks, how it is sent, how an answer in a log is known and read. faulthandler answers in C,
+Owns how a process is asked for its stacks, how an answer in a log is known and read. faulthandler answers in C,
 without Python's global lock, so that a rank that holds it in native code, or waits for it, answers too; one that is stopped
 cannot. Decides nothing about hangs.
 """
 
 import asyncio
-import faulthandler
 import os
 import re
-import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from chaosrun.cluster.messages import RankStack
-from chaosrun.processes import ProcessIdentity, catches, children, cpu_and_state, identify, send_signal, state_of
+from chaosrun.processes import STACKS_SIGNAL, ProcessIdentity, catches, children, cpu_and_state, identify, send_signal, state_of
 from chaosrun.records.heartbeat import Activity, read_heartbeat
 from chaosrun.records.layout import AttemptLayout, LegLayout
 
-STACKS_SIGNAL = signal.SIGRTMIN + 11
-"""A real-time signal, so that a script's SIGUSR1 and SIGUSR2 stay its own; glibc, NCCL and profilers use lower ones."""
 LOOK_S = 0.02
 QUIET_S = 0.1
 """An answer has ended when the log has not grown for so long."""
@@ -33,11 +29,6 @@ DEEPEST = 30
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _BELOW = f"{Path(__file__).parent}/"
 _STOPPED = frozenset("Tt")
-
-
-def answer_with_stacks(descriptor: int) -> None:
-    """Have this process write the stacks of all its threads to `descriptor` whenever it is asked to; so do its children."""
-    faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
 async def write_stacks(

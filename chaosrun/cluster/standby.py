@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chaosrun.cluster.messages import decode_order, encode
-from chaosrun.cluster.stacks import answer_with_stacks
-from chaosrun.processes import die_with_parent
+from chaosrun.processes import answer_with_stacks, die_with_parent
 from chaosrun.records.order import WorkerOrder
 
 Target = Callable[[WorkerOrder, int | None], int]

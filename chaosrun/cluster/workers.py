@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from chaosrun.cluster import command
 from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.messages import AgentLost, RankStack
 from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
@@ -30,7 +31,10 @@ class ClusterWorkers:
         self._acquire_timeout_s = spec.recovery.acquire_timeout
         # Read by the interpreter when it starts, so it has to be in the fork server's environment.
         self._env = {**spec.env, "PYTHONHASHSEED": str(spec.seed)}
-        self._preload = (*PRELOAD, *spec.recovery.preload)
+        self._runs: dict[str, Any] = {"preload": (*PRELOAD, *spec.recovery.preload)}
+        if spec.command:
+            # It imports for itself what it needs.
+            self._runs = {"preload": (), "target": command.TARGET}
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
         """Nodes that a fault is ending."""
@@ -58,7 +62,7 @@ class ClusterWorkers:
             lost = "; ".join(self._avoid.values())
             hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
             raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
-        self._cluster.start_servers(self._env, preload=self._preload)
+        self._cluster.start_servers(self._env, **self._runs)
         return PlacementAcquired(nodes=placement.nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
 
     @property
@@ -73,6 +77,7 @@ class ClusterWorkers:
         return replace(
             order,
             node_rank=number,
+            nodes=len(placement.nodes),
             local_rank=node.ranks.index(order.rank),
             local_world_size=len(node.ranks),
             gpus=node.gpus,

@@ -128,10 +128,23 @@ def death_problem(seen: Observation) -> Problem | None:
             told = "the process was killed because its attempt was over, while it waited for the others of its group"
             return Problem("killed_with_its_attempt", told)
         return _grace_problem(seen) if kind.notice else None
+    if seen.death.collected:
+        return _collected_problem(seen)
     code, wanted = seen.exit_code, kind.exit_code
     if not (code not in (None, 0) if wanted == "failure" else code is not None and code == wanted):
         return Problem("other_end", f"the process ended with exit code {code}, {otherwise}")
     return kind.shows(seen) if kind.shows else None
+
+
+def _collected_problem(seen: Observation) -> Problem | None:
+    """Its launcher has collected how it ended. Known are that it claimed the fault, and what it left behind."""
+    if seen.fault.facts.shows:
+        return seen.fault.facts.shows(seen)
+    if seen.death.killed or seen.death.end is not None:
+        return Problem(
+            "other_end", "the process was killed with its attempt, or had left an end record: it did not end by the fault"
+        )
+    return None
 
 
 def _grace_problem(seen: Observation) -> Problem | None:

@@ -49,6 +49,8 @@ class Death(Record, frozen=True, kw_only=True, omit_defaults=False):
     """From the marker to the death."""
     killed: bool = False
     """By chaosrun itself, because its attempt was over."""
+    collected: bool = False
+    """Nobody but its launcher knows by which signal or exit code: what it left behind has to show the rest."""
     alone: bool = False
     """It was one of several that strike together, and the others had not come."""
 
@@ -103,7 +105,9 @@ class Observation:
         """How its process ended: "SIGKILL", "exit code 1"."""
         if self.signal is not None:
             return signal_name(self.signal)
-        return "seen" if self.exit_code is None else f"exit code {self.exit_code}"
+        if self.exit_code is None:
+            return "gone; its launcher alone knows how" if self.death.collected else "seen"
+        return f"exit code {self.exit_code}"
 
     @property
     def error(self) -> str:

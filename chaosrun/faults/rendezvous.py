@@ -35,7 +35,8 @@ def port_taken(strike: Strike) -> None:
     import torch
 
     order = strike.order
-    os.close(strike.at["listen_fd"])
+    if strike.at["listen_fd"] is not None:
+        os.close(strike.at["listen_fd"])
     address = order.master_addr if order.master_addr.startswith("127.") else "0.0.0.0"
     stranger = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", STRANGER, address, str(order.master_port)],

@@ -100,6 +100,24 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     return end.exit_code
 
 
+def begin(context: WorkerContext) -> None:
+    """Of a rank that a command started, where it begins to train: see what it does from here on."""
+    _know_the_leg(context)
+    own_epoch()
+    listen()
+    context.faults.reach("rendezvous", 0, listen_fd=None)
+    _feel_the_rendezvous(context)
+
+
+def end(context: WorkerContext, error: BaseException | None) -> None:
+    """Of such a rank: write down how it ended, and leave the process group in order."""
+    order = context.order
+    end = WorkerEnd(status="returned", exit_code=0) if error is None else _raised("raised", error, order)
+    _write_end(order, context, end)
+    if end.error is None:
+        _leave_process_group()
+
+
 def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> None:
     completed = end.error is None
     step = context.session.position.step if context.session else 0

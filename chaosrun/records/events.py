@@ -29,6 +29,8 @@ EndCode = Literal[
     "registered_state_changed_on_load",
     "parameter_order",
     "hook_changes_state",
+    "launcher_ended",
+    "launcher_misused",
 ]
 """What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
 CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
@@ -106,8 +108,16 @@ class AttemptStarting(Event, frozen=True, kw_only=True, tag="attempt.starting"):
 class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt.started"):
     attempt: AttemptNumber
     pids: dict[Count, int]
-    """By rank."""
+    """By rank; empty where a command starts them."""
     address: str = ""
+
+
+class WorkerStarted(Event, frozen=True, kw_only=True, tag="worker.started"):
+    """A process below a command has announced itself as a rank."""
+
+    attempt: AttemptNumber
+    rank: int
+    pid: int
 
 
 class WorkerExited(Event, frozen=True, kw_only=True, tag="worker.exited"):
@@ -240,6 +250,7 @@ JournalEvent = (
     | CheckpointQuarantined
     | AttemptStarting
     | AttemptStarted
+    | WorkerStarted
     | WorkerExited
     | FaultInjected
     | FaultRequested
@@ -253,6 +264,7 @@ JournalEvent = (
 OF_ATTEMPTS = (
     AttemptStarting,
     AttemptStarted,
+    WorkerStarted,
     WorkerExited,
     FaultRequested,
     FaultObserved,

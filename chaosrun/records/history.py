@@ -24,6 +24,7 @@ from chaosrun.records.events import (
     LegFinished,
     Outcome,
     WorkerExited,
+    WorkerStarted,
 )
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
@@ -173,6 +174,7 @@ def _attempts(
     for start in starting:
         own = by_attempt[start.attempt]
         pids = [event.pids for event in own if isinstance(event, AttemptStarted)]
+        announced = {event.rank: event.pid for event in own if isinstance(event, WorkerStarted)}
         of_ranks = {} if traces is None else _read_traces(layout, start.attempt, traces, problems)
         began = [trace.start.position.step for trace in of_ranks.values() if trace.start]
         found.append(
@@ -181,7 +183,7 @@ def _attempts(
                 resume=start.resume,
                 resume_step=min(began, default=0) if start.by == "script" else start.resume_step,
                 by=start.by,
-                pids=pids[-1] if pids else {},
+                pids={**(pids[-1] if pids else {}), **announced},
                 exits=tuple(event for event in own if isinstance(event, WorkerExited)),
                 unplanned=tuple(event for event in own if isinstance(event, DeathUnplanned)),
                 stopped=next((event.reason for event in own if isinstance(event, AttemptStopped)), None),

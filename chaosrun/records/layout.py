@@ -36,6 +36,10 @@ class AttemptLayout:
     def log(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.log"
 
+    def launcher_log(self, node_rank: int) -> Path:
+        """What the command of a node printed, and its ranks until they began to train."""
+        return self.path / f"launcher-{node_rank}.log"
+
     def heartbeat(self, rank: int) -> Path:
         return self.path / f"rank-{rank}.heartbeat"
 

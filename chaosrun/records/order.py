@@ -29,6 +29,8 @@ class WorkerOrder:
     local_rank: int
     local_world_size: int
     node_rank: int
+    nodes: int = 1
+    """Of the placement."""
     master_addr: str
     master_port: int
     script: str
@@ -71,6 +73,8 @@ class WorkerOrder:
     """How often attempts before this one came by a phase that an attempt comes by once (rendezvous, restore.*)."""
     distributed_debug: bool = False
     """Run with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that DDP's errors name parameters."""
+    claims: str = ""
+    """Of a command: the socket on which its ranks announce themselves; see `records.claims`."""
     survey: bool = False
     """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
     inspect: tuple[int, ...] = ()

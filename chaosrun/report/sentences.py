@@ -27,6 +27,7 @@ from chaosrun.records.events import (
     StagingCleared,
     SupervisorResumed,
     WorkerExited,
+    WorkerStarted,
 )
 from chaosrun.report.escapes import on_one_line
 from chaosrun.wording import count
@@ -149,6 +150,11 @@ def _stopped(event: AttemptStopped) -> str:
     return f"attempt {event.attempt} stopped{reason}" + (f"; killed {ranks}" if event.killed else "")
 
 
+def _started(event: AttemptStarted) -> str:
+    what = count(len(event.pids), "process", "processes") if event.pids else "started by the command"
+    return f"attempt {event.attempt} runs, {what}"
+
+
 def _finished(event: LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
     # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
@@ -169,7 +175,8 @@ _SENTENCES: Mapping[type[JournalEvent], Callable[[Any], str]] = {
     StagingCleared: lambda event: f"cleared away what was left half-written: {', '.join(event.names)}",
     CheckpointQuarantined: lambda event: f"checkpoint {event.name} quarantined: {event.reason}",
     AttemptStarting: _starting,
-    AttemptStarted: lambda event: f"attempt {event.attempt} runs, {count(len(event.pids), 'process', 'processes')}",
+    AttemptStarted: _started,
+    WorkerStarted: lambda event: f"rank {event.rank} of attempt {event.attempt} begins to train, process {event.pid}",
     WorkerExited: lambda event: f"attempt {event.attempt}: rank {event.rank} {_end_of_process(event)}",
     FaultRequested: _requested,
     FaultObserved: _observed,

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from chaosrun.checkpoint.storage import is_full
+from chaosrun.cluster.messages import Exited
 from chaosrun.errors import (
     HookedStateError,
     InvalidCheckpointError,
@@ -62,14 +63,15 @@ def reach_of(beat: Heartbeat | None) -> Reach:
     return "in" if beat.stage == "restoring" else "beyond"
 
 
-def failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
+def failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     """Why this rank's end was no good, None when it completed. Exit codes after a completed training are noise (hazard P8)."""
-    failure = _failure_of(leg, attempt=attempt, rank=rank, exit_code=exit_code, killed_by=killed_by)
-    reach = reach_of(read_heartbeat(leg.attempt(attempt).heartbeat(rank)))
+    failure = _failure_of(leg, exited)
+    reach = reach_of(read_heartbeat(leg.attempt(exited.attempt).heartbeat(exited.rank)))
     return None if failure is None else replace(failure, reach=reach)
 
 
-def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | None, killed_by: int | None) -> Failure | None:
+def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
+    attempt, rank, exit_code, killed_by = exited.attempt, exited.rank, exited.exit_code, exited.signal
     end = read_end(leg.attempt(attempt), rank)
     log = leg.attempt(attempt).log(rank)
     if end is not None and end.completed:
@@ -88,6 +90,9 @@ def _failure_of(leg: LegLayout, *, attempt: int, rank: int, exit_code: int | Non
         message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}, and no fault was planned for it"
         hint = f"the kernel (out of memory?), the cluster or a person did it; see {log}"
         return failed(code="killed", message=message, hint=hint)
+    if exited.collected:
+        message = f"rank {rank} was gone at step {step}, without an error; only its launcher knows how it ended"
+        return failed(message=message, hint=f"see {log}, and what its launcher said beside it", error=("gone", ""))
     if exit_code is None:
         message = f"rank {rank} was lost at step {step}: its node's fork server died and took it along"
         return failed(code="node_lost", message=message, hint=f"see {log}", of_node=True)

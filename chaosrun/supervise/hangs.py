@@ -303,8 +303,12 @@ class HangDetector:
         self._live: dict[int, int] = {}
 
     def attempt_started(self, attempt: int, pids: Mapping[int, int]) -> None:
-        self._attempt, self._live = attempt, dict(pids)
+        """`pids` by rank; empty where ranks announce themselves: those that do not come hang, too."""
+        self._attempt, self._live = attempt, dict(pids) or dict.fromkeys(range(self._watch.world_size), 0)
         self._watch.begin()
+
+    def announced(self, rank: int, pid: int) -> None:
+        self._live[rank] = pid
 
     def exited(self, rank: int) -> None:
         self._live.pop(rank, None)

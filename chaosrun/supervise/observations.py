@@ -53,6 +53,7 @@ class Observations:
                 note=note and to_plain(note),
                 after_s=round(exited.died_s - marker.time_s, 6),
                 killed=exited.killed,
+                collected=exited.collected,
                 alone=not self._is_complete(fault, exited.attempt),
             )
             code, number = exited.exit_code, exited.signal

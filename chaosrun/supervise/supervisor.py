@@ -4,11 +4,11 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
-from chaosrun.cluster.messages import AgentLost, Exited, NodeEvent, Stopped
+from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
@@ -23,9 +23,10 @@ from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
+from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.striking import OutsideFaults
-from chaosrun.supervise.workers import AddFaults, InterruptLeg, Woken, Workers, resume_values
+from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, Workers, resume_values
 
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
@@ -33,14 +34,6 @@ COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkp
 INTERRUPTED = lifecycle.EndLeg(lifecycle.Finish(outcome="interrupted", message="interrupted"))
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegResult:
-    outcome: recorded.Outcome
-    message: str
-    hint: str | None
-    final_step: int
 
 
 class Supervisor:
@@ -161,6 +154,12 @@ class Supervisor:
         match event:
             case Exited() if event.attempt == self._attempt:
                 return self._death(event)
+            case Announced() if event.attempt == self._attempt:
+                self._record(recorded.WorkerStarted(attempt=event.attempt, rank=event.rank, pid=event.pid), durable=False)
+                self._detector.announced(event.rank, event.pid)
+            case LauncherFailed() if event.attempt == self._attempt:
+                failure = failure_of_launcher(event, self._leg.attempt(event.attempt), self._template.world_size)
+                return lifecycle.Death(rank=event.rank or 0, failure=failure)
             case Stopped() if event.attempt == self._attempt and not self.outside_faults.is_terminating(node):
                 return next(self._node_stopped(node, event.killed), None)
             case AgentLost():
@@ -206,7 +205,7 @@ class Supervisor:
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
         if exited.killed:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
-        failure = failure_of(self._leg, attempt=attempt, rank=rank, exit_code=exited.exit_code, killed_by=exited.signal)
+        failure = failure_of(self._leg, exited)
         return lifecycle.Death(rank=rank, failure=failure)
 
     def _record_failure(self, failure: lifecycle.Failure) -> None:

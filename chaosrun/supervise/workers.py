@@ -9,7 +9,7 @@ from chaosrun.cluster.messages import NodeEvent, RankStack
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
-from chaosrun.records.events import PlacementAcquired
+from chaosrun.records.events import Outcome, PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -23,6 +23,14 @@ class InterruptLeg:
 
     to: object
     """The supervisor that is meant: it may be over when this comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegResult:
+    outcome: Outcome
+    message: str
+    hint: str | None
+    final_step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,8 @@ class Workers(Protocol):
         ...
 
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
-        """Fork all ranks of an attempt; returns their pids by rank, and the rendezvous address. Raises ResourcesError."""
+        """Fork all ranks of an attempt; returns their pids by rank (none where a command starts them,
+        which is told by events), and the rendezvous address. Raises ResourcesError."""
         ...
 
     def stop(self, attempt: int) -> None:

@@ -31,6 +31,8 @@ _ENDS: Mapping[str, Row] = {
     "unsafe_checkpoint": Row(_LEG, script("its checkpoints hold classes that are not allowed")),
     "checkpoint_damaged": Row(_LEG, machine("a checkpoint was damaged, by the storage or from outside", likely=True)),
     "hung": Row(_LEG, script("it made no progress, and no fault was the reason", likely=True)),
+    "launcher_ended": Row(_LEG, script("its command ended by itself, and no fault was the reason")),
+    "launcher_misused": Row(_LEG, script("its command starts processes otherwise than the job says")),
     "recovery_failed": Row(_LEG, ours("recovery came to no end", likely=True)),
     "state_changed_on_load": Row("{message}", ours(f"the state {_CHANGED}", likely=True)),
     "registered_state_changed_on_load": Row(

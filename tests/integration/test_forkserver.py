@@ -74,6 +74,15 @@ class Server:
     def end(self) -> None:
         self.channel.close()
         self.process.wait(timeout=120)
+        assert marked(self.mark) == []
+        assert self.process.returncode != 0 or not self.temporary.exists()
+
+    def clean(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.channel.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        kill_marked(self.mark)
 
 
 @pytest.fixture
@@ -83,14 +92,8 @@ def server() -> Iterator[Server]:
         assert server.next()["event"] == "ready"
         yield server
         server.end()
-        assert marked(server.mark) == []
-        assert server.process.returncode != 0 or not server.temporary.exists()
     finally:
-        server.process.kill()
-        server.process.wait()
-        server.channel.close()
-        shutil.rmtree(server.temporary, ignore_errors=True)
-        kill_marked(server.mark)
+        server.clean()
 
 
 def identities(pids: list[int]) -> list[ProcessIdentity]:

@@ -12,6 +12,7 @@ from legs import KILLS, Bugs, drop, edit_journal, edit_trace, only, put, write_r
 from verdicts import PASSED
 
 import chaosrun.verify
+from chaosrun.cluster.messages import Exited
 from chaosrun.errors import (
     ChaosrunError,
     HookedStateError,
@@ -195,7 +196,7 @@ def ended_as(leg: LegLayout, *, exit_code: int | None = 1, killed_by: int | None
     about = {"completed": False, "status": "failed", "exit_code": 4, "step": 3, "time_s": 1.0, "error": None, **end}
     leg.attempt(1).path.mkdir(parents=True, exist_ok=True)
     leg.attempt(1).end(1).write_text(json.dumps(about) if end else "")
-    failure = failure_of(leg, attempt=1, rank=1, exit_code=exit_code, killed_by=killed_by)
+    failure = failure_of(leg, Exited(attempt=1, rank=1, pid=1, exit_code=exit_code, signal=killed_by, died_s=0.0))
     assert failure is not None
     return Cause(failure.code or END_CODES[failure.outcome], {"leg": "chaos", "message": failure.message})
 

@@ -317,7 +317,7 @@ def test_what_a_dead_worker_left(examples: int, sound: RunLayout, tmp_path: Path
         leg.attempt(1).trace(0).write_bytes(files[1])
         read_end(leg.attempt(1), 0)
         assert last_step(leg, 1, 0) >= 0 or files[1] != trace
-        failure = failure_of(leg, attempt=1, rank=0, exit_code=4, killed_by=None)
+        failure = failure_of(leg, Exited(attempt=1, rank=0, pid=1, exit_code=4, died_s=0.0))
         assert failure is None or failure.message
 
     tried(

@@ -1,0 +1,274 @@
+"""A command that starts the ranks of this node: torchrun, accelerate launch, python -m, a launcher of the team's own.
+
+Owns what the command is told (arguments, environment, a hook that its interpreters load), the socket on which a process says
+that it begins to train, and how the end of such a rank is seen. It is no child of the fork server: a pidfd tells of its end at
+once, and how it ended is what the kernel keeps for others than its parent: its status in /proc until that has collected it, in
+its pidfd afterwards (Linux 6.15). Kills nothing, and knows neither Ray nor the supervisor.
+"""
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chaosrun.cluster.messages import Announced, LauncherFailed
+from chaosrun.faults.kinds import KINDS
+from chaosrun.processes import PACKAGE_ROOT, ProcessIdentity, identify, stat_fields
+from chaosrun.records.claims import VARIABLE, Answer, Claim, LauncherCode, Startup, decode_claim
+from chaosrun.records.codec import encode
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+TARGET = "chaosrun.cluster.command:main"
+HOOK = PACKAGE_ROOT / "chaosrun" / "protocol" / "startup"
+"""First on the path of all interpreters below a command: Python imports the sitecustomize that lies there."""
+NOT_FOUND_EXIT_CODE = 127
+CLAIM_LIMIT_S = 5.0
+SAID_BYTES, SAID_LINES = 8192, 12
+
+_PEER = struct.Struct("3i")
+_START_FIELD, _EXIT_STATUS_FIELD = 19, 49
+"""Of /proc/PID/stat, counted from the third field on."""
+_INFO = struct.Struct("QQ11Ii")
+_INFO_EXIT = 1 << 3
+_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+"""PIDFD_GET_INFO, see linux/pidfd.h."""
+
+
+def main(order: WorkerOrder, _listener: int | None) -> int:
+    """In a freshly forked process, output already in its log: become the command."""
+    arguments = filled_in(order)
+    os.chdir(order.cwd)
+    try:
+        os.execvpe(arguments[0], arguments, environment(order, os.environ))
+    except OSError as error:
+        print(f"cannot start {arguments[0]}: {error.strerror}", file=sys.stderr)
+    return NOT_FOUND_EXIT_CODE
+
+
+def filled_in(order: WorkerOrder) -> list[str]:
+    """The command and its arguments, placeholders replaced."""
+    known = {
+        "node_rank": order.node_rank,
+        "nodes": order.nodes,
+        "master_addr": order.master_addr,
+        "master_port": order.master_port,
+        "workers_per_node": order.local_world_size,
+        "output": LegLayout(Path(order.leg_path)).output,
+    }
+    found: list[str] = []
+    for argument in (*order.command, *order.args):
+        for name, value in known.items():
+            argument = argument.replace(f"{{{name}}}", str(value))
+        found.append(argument)
+    return found
+
+
+def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, str]:
+    """What the command sees: the job's own variables, those of the leg, its devices, a rendezvous of its own, and our hook."""
+    path = [entry for entry in inherited.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if path[:1] == [str(PACKAGE_ROOT)]:
+        # For the fork server; in front of the packages of the command's own interpreter it would hide them.
+        del path[0]
+    startup = Startup(
+        socket=order.claims,
+        seed=order.seed,
+        deterministic=order.deterministic,
+        threads=order.threads,
+        world_size=order.world_size,
+    )
+    told: dict[str, object] = {
+        "CHAOSRUN_LEG": order.leg,
+        "CHAOSRUN_ATTEMPT": order.attempt,
+        "CHAOSRUN_OUTPUT": LegLayout(Path(order.leg_path)).output,
+        VARIABLE: encode(startup).decode(),
+        "PYTHONPATH": os.pathsep.join([str(HOOK), *path]),
+        "OMP_NUM_THREADS": order.threads,
+        "MKL_NUM_THREADS": order.threads,
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": order.master_port,
+        # What torchrun takes for --master-port when nobody names one: 29500 for everybody.
+        "PET_MASTER_PORT": order.master_port,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.gpus)),
+    }
+    if not order.gpus:
+        told["ACCELERATE_USE_CPU"] = "true"
+    return {**inherited, **{name: str(value) for name, value in told.items()}, **order.resume_env}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    rank: int
+    process: ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A rank that is gone; both null where the kernel does not say how."""
+
+    rank: int
+    pid: int
+    exit_code: int | None = None
+    signal: int | None = None
+
+    @classmethod
+    def of(cls, rank: int, seen: os.waitid_result) -> "Ended":
+        """Of a child that can be waited for."""
+        how = {"exit_code" if seen.si_code == os.CLD_EXITED else "signal": seen.si_status}
+        return cls(rank=rank, pid=seen.si_pid, **how)
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.exit_code is None and self.signal is None
+
+    @property
+    def may_have_left_well(self) -> bool:
+        return self.exit_code == 0 or self.is_unknown
+
+
+class Command:
+    """The command of one node in one attempt, and the ranks that have announced themselves."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._name = f"chaosrun-{uuid.uuid4().hex}"
+        self._socket.bind(f"\0{self._name}")
+        self._socket.listen(1024)
+        self._news = select.epoll()
+        self._news.register(self._socket, select.EPOLLIN)
+        self._orders: dict[int, WorkerOrder] = {}
+        self._live: dict[int, _Rank] = {}
+        """By pidfd."""
+        self._announced: set[int] = set()
+        self.completed: set[int] = set()
+        """Ranks that have ended well."""
+
+    def begin(self, orders: Sequence[WorkerOrder]) -> WorkerOrder:
+        """What the command is started by; `orders` are those of the node's ranks."""
+        self._orders = {order.rank: order for order in orders}
+        self._order = replace(orders[0], claims=self._name)
+        return self._order
+
+    @property
+    def log(self) -> Path:
+        return LegLayout(Path(self._order.leg_path)).attempt(self._order.attempt).launcher_log(self._order.node_rank)
+
+    @property
+    def has_completed(self) -> bool:
+        """All ranks of the node have."""
+        return self.completed == self._orders.keys()
+
+    def fileno(self) -> int:
+        """Readable when `look` has something to tell."""
+        return self._news.fileno()
+
+    def look(self) -> Iterator[Announced | LauncherFailed | Ended]:
+        """What has happened; deaths first."""
+        ready = [descriptor for descriptor, _ in self._news.poll(0)]
+        for pidfd in ready:
+            if (rank := self._live.pop(pidfd, None)) is not None:
+                code = _exit_code(rank.process, pidfd)
+                os.close(pidfd)
+                how = {} if code is None else {"exit_code": code} if code >= 0 else {"signal": -code}
+                yield Ended(rank=rank.rank, pid=rank.process.pid, **how)
+        if self._socket.fileno() in ready and (answered := self._take_claim()) is not None:
+            yield answered
+
+    def kill_ranks(self) -> None:
+        """SIGKILL those that have announced themselves and live."""
+        for pidfd in self._live:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _take_claim(self) -> Announced | LauncherFailed | None:
+        """Answer a process that says that it begins to train. None: it is gone, or none of ours."""
+        connection, _ = self._socket.accept()
+        with connection, suppress(OSError, ValueError):
+            connection.settimeout(CLAIM_LIMIT_S)
+            pid, user, _group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user != os.getuid():
+                return None
+            with connection.makefile("rb") as lines:
+                claim = decode_claim(lines.readline())
+            pidfd = os.pidfd_open(pid)
+            # Whoever waits for our answer lives: this is it, and not another of the same pid.
+            found = identify(pid)
+            refused = self._refusal(claim)
+            if found is None or refused is not None:
+                os.close(pidfd)
+                if refused is not None:
+                    _answer(connection, Answer(refused=refused.code))
+                return refused
+            self._live[pidfd] = _Rank(rank=claim.rank, process=found)
+            self._news.register(pidfd, select.EPOLLIN)
+            self._announced.add(claim.rank)
+            _answer(connection, Answer(order=self._orders[claim.rank]))
+            return Announced(attempt=self._order.attempt, rank=claim.rank, pid=pid, start_ticks=found.start_ticks)
+        return None
+
+    def _refusal(self, claim: Claim) -> LauncherFailed | None:
+        order = self._orders.get(claim.rank)
+        notices = any(KINDS[fault["kind"]].notice for fault in order.faults) if order else False
+        why: tuple[tuple[LauncherCode, bool], ...] = (
+            ("not_observed", claim.problem is not None),
+            ("other_world_size", claim.world_size != self._order.world_size),
+            ("other_node", order is None),
+            ("launcher_restarts", claim.rank in self._announced or claim.restarts > 0),
+            ("signals_ignored", notices and claim.ignores_sigterm),
+        )
+        return next((self.failed(code, claim=claim) for code, holds in why if holds), None)
+
+    def failed(self, code: LauncherCode, *, claim: Claim | None = None, ended: Ended | None = None) -> LauncherFailed:
+        """What the supervisor hears of it, with what the command said last."""
+        return LauncherFailed(
+            attempt=self._order.attempt,
+            node_rank=self._order.node_rank,
+            code=code,
+            rank=claim and claim.rank,
+            seen=claim and claim.world_size,
+            announced=len(self._announced),
+            exit_code=ended and ended.exit_code,
+            signal=ended and ended.signal,
+            said=(claim and claim.problem) or last_lines(self.log),
+        )
+
+    def close(self) -> None:
+        """Of an attempt that is over."""
+        self._news.close()
+        self._socket.close()
+        for pidfd in self._live:
+            os.close(pidfd)
+        self._live.clear()
+
+
+def last_lines(log: Path) -> str:
+    """What a command printed last."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - SAID_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join([line for line in lines if line.strip()][-SAID_LINES:])
+
+
+def _answer(connection: socket.socket, answer: Answer) -> None:
+    connection.sendall(encode(answer) + b"\n")
+
+
+def _exit_code(process: ProcessIdentity, pidfd: int) -> int | None:
+    """Of a process that has ended, whoever collects it; -N: by signal N; None where nobody says."""
+    fields = stat_fields(process.pid)
+    if fields is not None and fields[0] == b"Z" and int(fields[_START_FIELD]) == process.start_ticks:
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_STATUS_FIELD]))
+    info = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+    with suppress(OSError):
+        fcntl.ioctl(pidfd, _GET_INFO, info)
+        mask, *_, status = _INFO.unpack(info)
+        return os.waitstatus_to_exitcode(status) if mask & _INFO_EXIT else None
+    return None

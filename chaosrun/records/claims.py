@@ -1,0 +1,54 @@
+"""What a process below a launcher says when it begins to train, and what it is told: one JSON line each way, on a socket.
+
+The environment of everything below a launcher holds `Startup` under VARIABLE: that is how the start-up hook of an interpreter
+knows that it is in a drill, and what it has to pin before anybody knows which rank the process is. The socket is in the
+abstract namespace, so that it leaves no file behind. Knows neither who listens nor who asks.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from chaosrun.records.codec import Record
+from chaosrun.records.order import WorkerOrder
+
+VARIABLE = "CHAOSRUN_STARTUP"
+
+LauncherCode = Literal[
+    "launcher_ended", "launcher_restarts", "other_world_size", "other_node", "signals_ignored", "not_observed"
+]
+"""What a launcher did that ends its attempt; `supervise.launchers` has the sentences."""
+
+
+class Startup(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """For every process below a launcher."""
+
+    socket: str
+    """Name in the abstract namespace, without its leading zero."""
+    seed: int
+    deterministic: Literal["strict", "warn", "off"]
+    threads: int
+    world_size: int
+
+
+class Claim(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """ "I begin to train." Which process says so, the kernel tells."""
+
+    rank: int
+    world_size: int
+    """As the process sees it."""
+    restarts: int = 0
+    """How often its launcher has restarted its ranks."""
+    ignores_sigterm: bool = False
+    problem: str | None = None
+    """Why it cannot be observed; it goes no further."""
+
+
+class Answer(Record, frozen=True, kw_only=True):
+    order: WorkerOrder | None = None
+    refused: LauncherCode | None = None
+
+
+decode_startup = msgspec.json.Decoder(Startup).decode
+decode_claim = msgspec.json.Decoder(Claim).decode
+decode_answer = msgspec.json.Decoder(Answer).decode
