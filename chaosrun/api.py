@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from chaosrun.records.runs import RunSummary
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
+    from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.remote import cancel, inject
     from chaosrun.supervise.run import Listener, plan
@@ -99,7 +100,7 @@ def __getattr__(name: str) -> Any:
 
 
 def begin(
-    job: Path,
+    job: "Path | TypedJob",
     *,
     overrides: Sequence[str] = (),
     root: Path | None = None,

@@ -73,16 +73,7 @@ class WarmDrills:
         from chaosrun.supervise.drill import Drill, LegRunner, create_run
 
         loaded, plan = api.plan(job, overrides)
-        run = create_run(
-            root,
-            loaded.spec,
-            job_path=loaded.path,
-            script=loaded.script_path,
-            text=loaded.text,
-            plan=plan,
-            overrides=list(overrides),
-            reference=reference,
-        )
+        run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference)
         workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
         verdict = Drill(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
         # Whatever it is, the files alone say the same.

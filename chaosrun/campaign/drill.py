@@ -14,6 +14,7 @@ from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
 from chaosrun.records.storage_owner import is_owner
+from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, lock_run, supervised
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
@@ -34,7 +35,7 @@ class RunResult:
 
 
 def submit(
-    job: Path,
+    job: Path | TypedJob,
     *,
     overrides: Sequence[str] = (),
     root: Path | None = None,
@@ -118,16 +119,7 @@ def drill_on(
 def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str) -> RunLayout:
     """Plan a drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan` does."""
     job = load_job(path, overrides)
-    return create_run(
-        root,
-        job.spec,
-        job_path=job.path.resolve(),
-        script=job.script_path,
-        text=job.text,
-        plan=make_plan(job.spec, job.trace),
-        overrides=list(overrides),
-        reference=reference,
-    )
+    return create_run(root, job, plan=make_plan(job.spec, job.trace), overrides=list(overrides), reference=reference)
 
 
 def remove_run(run: RunLayout) -> None:

@@ -47,9 +47,11 @@ app = App(
 
 
 WITH_CHANGES = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...]"
+OF_ANY_JOB = WITH_CHANGES + " [-- ARGUMENTS...]"
 
-for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
-    app.command(command, usage=WITH_CHANGES.format(command=command.__name__))
+for command in (drills.submit, drills.plan, drills.validate):
+    app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
+app.command(campaigns.sweep, usage=WITH_CHANGES.format(command="sweep"))
 for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
     app.command(command)
 app.command(drills.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
@@ -78,10 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A job's name that the terminal's encoding lacks is no reason to lose the account of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
-        return app(tokens) or 0
+        return _run(tokens) or 0
     except CycloptsError as error:
         command = " ".join(["chaosrun", *(error.command_chain or ())])
-        found: ChaosrunError = UsageError(_without_far_guess(str(error).strip()), hint=f"see `{command} --help`")
+        hint = f"see `{command} --help`"
+        if "--" not in tokens and (script := next((token for token in tokens if token.endswith(".py")), None)):
+            hint += f"; what is for the script comes after two dashes: {command} {script} -- …"
+        found: ChaosrunError = UsageError(_without_far_guess(str(error).strip()), hint=hint)
     except ChaosrunError as error:
         found = error
     except KeyboardInterrupt:
@@ -94,6 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = "please report it with the traceback above; the run's files are kept"
         return _report(tokens, type(error).__name__, message, hint, EXIT_BUG)
     return _report(tokens, type(found).__name__, found.message, found.hint, found.exit_code)
+
+
+def _run(tokens: Sequence[str]) -> int | None:
+    """A command line; of those commands that take them, what comes after two dashes is passed on as it is."""
+    if "--" in tokens:
+        dashes = tokens.index("--")
+        command, bound, unparsed = app.parse_args(tokens[:dashes])
+        if "after" in unparsed:
+            return command(*bound.args, **bound.kwargs, after=tuple(tokens[dashes + 1 :]))
+    return app(tokens)
 
 
 def _without_far_guess(message: str) -> str:
@@ -113,7 +128,8 @@ def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, ex
 
 def _asks_for_json(tokens: Sequence[str]) -> bool:
     """Whether the command line wants JSON, also when it cannot be parsed."""
-    pairs = zip(tokens, [*tokens[1:], ""], strict=True)
+    own = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    pairs = zip(own, [*own[1:], ""], strict=True)
     return any(
         (option in ("-o", "--output") and value == "json") or option in ("-ojson", "-o=json", "--output=json")
         for option, value in pairs

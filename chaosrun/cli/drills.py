@@ -2,11 +2,28 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.options import Address, Format, Job, Overrides, Quiet, Root, Run, about, duration_s, show, show_verdict
+from chaosrun.cli.options import (
+    NOTHING,
+    Address,
+    After,
+    Drilled,
+    Format,
+    Overrides,
+    Quiet,
+    Root,
+    Run,
+    WayIn,
+    about,
+    duration_s,
+    job_asked,
+    show,
+    show_verdict,
+)
 from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
@@ -15,15 +32,18 @@ from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
     from chaosrun.campaign.drill import RunResult
+    from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
 
 Detach = Annotated[bool, Parameter(help="Return once the drill runs; it goes on without a terminal. See `chaosrun wait`.")]
 
 
 def submit(
-    job: Job,
+    job: Drilled = None,
     /,
     *overrides: Overrides,
+    asked: WayIn = NOTHING,
+    after: After = (),
     address: Address = None,
     reference: Annotated[
         str,
@@ -38,11 +58,12 @@ def submit(
     from chaosrun import api
     from chaosrun.report.live import progress
 
+    drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     if detach or at_a_terminal():
-        process = api.begin(job, overrides=overrides, root=root, address=address, reference=reference)
+        process = api.begin(drilled, overrides=changes, root=root, address=address, reference=reference)
         return _tied(process, detach, quiet, output)
     with progress(quiet=quiet) as on_event:
-        result = api.submit(job, overrides=overrides, root=root, address=address, reference=reference, on_event=on_event)
+        result = api.submit(drilled, overrides=changes, root=root, address=address, reference=reference, on_event=on_event)
     return _shown(result, output)
 
 
@@ -113,30 +134,52 @@ def _line(label: str, command: str, run: RunLayout) -> str:
     return f"  {label:<7} chaosrun {command} {run_argument(run)}\n"
 
 
-def plan(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: Format = "text") -> int:
+def plan(
+    job: Drilled = None,
+    /,
+    *overrides: Overrides,
+    asked: WayIn = NOTHING,
+    after: After = (),
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
     """Print which faults a drill would inject; start nothing."""
     from chaosrun import api
     from chaosrun.report.text import render_plan
 
-    loaded, faults = api.plan(job, overrides)
-    told = {"v": 1, "job": str(job), "name": loaded.spec.name, "plan": faults.to_json()}
+    drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    loaded, faults = api.plan(drilled, changes)
+    told = {"v": 1, "job": _called(drilled), "name": loaded.spec.name, "plan": faults.to_json()}
     show(output, lambda: told, lambda: render_plan(loaded.spec, faults))
     return 0
 
 
-def validate(job: Job, /, *overrides: Overrides, quiet: Quiet = False, output: Format = "text") -> int:
-    """Check a job file and its fault plan; start nothing."""
+def validate(
+    job: Drilled = None,
+    /,
+    *overrides: Overrides,
+    asked: WayIn = NOTHING,
+    after: After = (),
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Check a job and its fault plan; start nothing."""
     from chaosrun import api
 
-    loaded, faults = api.plan(job, overrides)
+    drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    loaded, faults = api.plan(drilled, changes)
     if output == "json":
         spec = loaded.spec.model_dump(mode="json")
-        write_json({"v": 1, "job": str(job), "valid": True, "spec": spec, "faults": len(faults.faults)})
+        write_json({"v": 1, "job": _called(drilled), "valid": True, "spec": spec, "faults": len(faults.faults)})
     else:
         from chaosrun.report.text import job_sentence
 
-        write_out(f"{job}: valid. {job_sentence(loaded.spec, faults)}\n")
+        write_out(f"{_called(drilled)}: valid. {job_sentence(loaded.spec, faults)}\n")
     return 0
+
+
+def _called(job: "Path | TypedJob") -> str:
+    return str(job) if isinstance(job, Path) else job.command
 
 
 def verify(run: Run, /, *, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:

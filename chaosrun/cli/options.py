@@ -4,18 +4,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from chaosrun.errors import UsageError
-from chaosrun.report.output import has_colour, page_width, rendered, write_json, write_out
+from chaosrun.report.output import has_colour, page_width, rendered, tell, write_json, write_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from chaosrun.records.layout import RunLayout
+    from chaosrun.spec.command_line import TypedJob
     from chaosrun.verify.verdict import Verdict
 
 Format = Annotated[
@@ -27,8 +29,55 @@ Quiet = Annotated[
     bool, Parameter(name=["--quiet", "-q"], help="No progress, and nothing beyond what was asked for but errors.")
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
+Drilled = Annotated[
+    Path | None,
+    Parameter(name="JOB", help="The job file (YAML), or a training script (.py); else a command after two dashes."),
+]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
+
+
+After = Annotated[tuple[str, ...], Parameter(parse=False, help="After two dashes: arguments of the script, or a command.")]
+"""`cli.main` fills it in."""
+
+
+@Parameter(name="*", help="In the place of a job file, or over one.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayIn:
+    """Options that stand in the place of a job file, or go over one."""
+
+    workers: Annotated[int | None, Parameter(help="How many ranks (default: guessed from the command or the script).")] = None
+    kill: Annotated[
+        list[str] | None, Parameter(help="RANK@STEP or RANK@STEP:PHASE: SIGKILL this rank there; may be given several times.")
+    ] = None
+    preempt: Annotated[list[str] | None, Parameter(help="RANK@STEP: give notice there; may be given several times.")] = None
+    write: Annotated[Path | None, Parameter(help="Keep what was typed, and guessed, as a job file.")] = None
+
+
+NOTHING = WayIn()
+
+
+def job_asked(
+    job: Path | None, overrides: Sequence[str], after: Sequence[str], asked: WayIn, *, quiet: bool
+) -> "tuple[Path | TypedJob, tuple[str, ...]]":
+    """The job that a command is about, and the changes to it; what was guessed is told. Raises UsageError."""
+    from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
+    from chaosrun.spec.source import load_job
+
+    options = Asked(workers=asked.workers, kill=tuple(asked.kill or ()), preempt=tuple(asked.preempt or ()))
+    if job is not None and is_job_file(job):
+        if after:
+            raise UsageError(f"{job} is a job file: what comes after -- is for a script", hint="write it into the job's args")
+        if asked.write is not None:
+            raise UsageError("--write keeps what was typed, and this is a job file", hint=f"copy {job}")
+        return job, (*options.overrides(), *overrides)
+    typed = typed_job(job, after, options, Path.cwd())
+    load_job(typed, overrides)  # nothing is told of a job, or kept, that is wrong
+    if asked.write is not None:
+        keep(typed, overrides, asked.write)
+    if not quiet:
+        tell(typed.guesses)
+    return (typed, tuple(overrides)) if asked.write is None else (asked.write, ())
 
 
 def _names_of_runs(context: Any) -> list[str]:

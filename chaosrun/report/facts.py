@@ -16,6 +16,10 @@ class RunFacts:
     name: str | None = None
     job: str | None = None
     """Path of the job file."""
+    typed: tuple[str, ...] = ()
+    """What was typed after `chaosrun submit` where there is no job file; the job is then the run's own copy."""
+    directory: str | None = None
+    """Where the job's relative paths start."""
     overrides: tuple[str, ...] = ()
     injected: tuple[str, ...] = ()
     """Overrides that plan all its faults, where some were injected while it ran; else none are needed beside `overrides`."""
@@ -54,11 +58,13 @@ def read_facts(run: RunLayout) -> RunFacts:
     """Raises UsageError when a file is there but holds no JSON object; what is not of the type it should be is left out."""
     info, plan = read_object(run.run_json) or {}, read_object(run.plan_json)
     spec, reference = (_only(dict, info.get(key)) or {} for key in ("spec", "reference"))
-    overrides, faults = info.get("overrides"), (plan or {}).get("faults")
+    faults = (plan or {}).get("faults")
     return RunFacts(
         name=_only(str, spec.get("name")),
         job=_only(str, info.get("job")),
-        overrides=tuple(filter(None, (_only(str, change) for change in overrides))) if isinstance(overrides, list) else (),
+        typed=_strings(info.get("typed")),
+        directory=_only(str, info.get("directory")),
+        overrides=_strings(info.get("overrides")),
         injected=_with_injected(spec, plan or {}),
         injected_faults=_injected(plan or {}),
         workers=_only(int, spec.get("workers")),
@@ -105,6 +111,10 @@ def read_versions(run: RunLayout) -> dict[str, str]:
 
 
 _Kind = TypeVar("_Kind", int, str, float, dict[str, Any])
+
+
+def _strings(values: Any) -> tuple[str, ...]:
+    return tuple(filter(None, (_only(str, value) for value in values))) if isinstance(values, list) else ()
 
 
 def _only(kind: type[_Kind], value: Any) -> _Kind | None:

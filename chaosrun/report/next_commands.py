@@ -1,6 +1,7 @@
 """What to type next: the commands that look closer at a run, go on with it, and do the same again."""
 
 import codecs
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,11 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
     notes = _changes(run, Path(facts.job))
     if facts.injected:
         notes.append("what was injected strikes at its time after the start again, not at its step")
-    found = command("repeat", "submit", shortest(Path(facts.job)), *facts.overrides, *facts.injected, *where)
+    words = facts.typed or (shortest(Path(facts.job)),)
+    dashes = words.index("--") if "--" in words else len(words)
+    if facts.typed and facts.directory not in (None, os.getcwd()):
+        notes.append(f"in {facts.directory}")
+    found = command("repeat", "submit", *words[:dashes], *facts.overrides, *facts.injected, *where, *words[dashes:])
     return Command(label=found.label, line=found.line, note="; ".join(notes) or None)
 
 

@@ -127,3 +127,9 @@ def warn(sentences: Sequence[str]) -> None:
     """On stderr, where --quiet silences progress but no warning."""
     for sentence in sentences:
         print(f"warning: {harmless(sentence)}", file=sys.stderr)
+
+
+def tell(guesses: Sequence[str]) -> None:
+    """On stderr: what was decided for the user, who may want it otherwise."""
+    for guess in guesses:
+        print(f"guessed   {harmless(guess)}", file=sys.stderr)

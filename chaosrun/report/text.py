@@ -101,9 +101,12 @@ def render_plan(spec: "JobSpec", plan: "FaultPlan") -> RenderableType:
 
 def job_sentence(spec: "JobSpec", plan: "FaultPlan") -> str:
     steps = "" if spec.max_steps is None else f", {count(spec.max_steps, 'step')}"
-    faults = f"{count(len(plan.faults), 'fault')} (seed {plan.seed})" if plan.faults else "no faults"
-    every = count(spec.checkpoint.every_steps, "step")
-    return f"{spec.name}: {count(spec.workers, 'worker')}{steps}, a checkpoint every {every}, {faults}"
+    none = "no faults" if spec.by == "chaosrun" else "the default plan, made when the undisturbed run is there"
+    faults = f"{count(len(plan.faults), 'fault')} (seed {plan.seed})" if plan.faults else none
+    saves = f"a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
+    if spec.by == "script":
+        saves = "its own checkpoints"
+    return f"{spec.name}: {count(spec.workers, 'worker')}{steps}, {saves}, {faults}"
 
 
 def render_runs(runs: "Sequence[RunSummary]", *, now_s: float) -> RenderableType:

@@ -33,7 +33,7 @@ from chaosrun.spec.fields import (
 SHORTEST_HANG_S = 20.0
 """A rank is never taken for hung before, unless recovery.hang_timeout says so. Longer than sound machines stand still: an fsync
 on a busy disk, a page-in, TCP's retransmissions (0.2 s, doubled: 13 s)."""
-VERBATIM = frozenset({"args", "env", "command"})
+VERBATIM = frozenset({"args", "env", "command", "resume.args", "resume.env"})
 """Keys whose scalars are text as written in the file: `0.10` stays "0.10" and `off` stays "off"."""
 
 
@@ -138,7 +138,7 @@ class JobSpec(Section):
     """One job file, complete. Only `name`, `workers` and one of `script`, `module` and `command` are required."""
 
     name: JobName = Field(description="the job's name, part of run ids")
-    script: Text | None = Field(default=None, description="the training script, relative to the job file")
+    script: Text | None = Field(default=None, description="the training script, relative to the directory")
     module: Text | None = Field(default=None, description="in the place of script: a module, run as python -m would")
     command: Annotated[tuple[Argument, ...] | None, BeforeValidator(some)] = Field(
         default=None,
@@ -161,7 +161,11 @@ class JobSpec(Section):
     data: DataSpec = Field(default=DataSpec(), description="how the data order is resumed")
     resume: ResumeSpec = Field(default=ResumeSpec(), description="who saves and resumes, and what a restart is told")
     outputs: tuple[Text, ...] = Field(
-        default=(), description="files and folders that the script writes, relative to the job file; each leg gets its own"
+        default=(), description="files and folders that the script writes, relative to the directory; each leg gets its own"
+    )
+    directory: Text | None = Field(
+        default=None,
+        description="where the script, outputs and the job's other relative paths start; default: the job file's own",
     )
     prime_buckets: Flag = Field(
         default=True,

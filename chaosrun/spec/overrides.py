@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from chaosrun.spec.problems import Place, Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, Sequence, read_tree
 
-PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})\]")
+PART = re.compile(r"(?P<name>[^.\[\]\s]+)|\[(?P<index>[0-9]{1,9})?\]")
 EXAMPLE = "write key=value, such as workers=4, faults.seed=7 or faults.schedule[0].rank=1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One part of an override's path: a key or a list index."""
+    """One part of an override's path: a key, a list index, or (None) a new entry at a list's end."""
 
-    part: str | int
+    part: str | int | None
     place: Place
     path: str
     """The path up to and including it."""
@@ -100,10 +100,10 @@ def _parse_path(path: str, written_at: Place) -> list[_Step]:
 
     while position < len(path) or not steps:
         match = PART.match(path, position)
-        if match is None or (match["index"] and not steps):
+        if match is None or (match["name"] is None and not steps):
             message = f"{path!r} does not name a key"
             raise _Rejected(Problem(place=place(position, position + 1), message=message, hint=EXAMPLE))
-        part = match["name"] if match["name"] is not None else int(match["index"])
+        part = match["name"] if match["name"] is not None else int(match["index"]) if match["index"] else None
         steps.append(_Step(part=part, place=place(match.start(), match.end()), path=path[: match.end()]))
         position = match.end()
         if path[position : position + 1] == "." and position + 1 < len(path):
@@ -131,14 +131,19 @@ def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:
     if not rest:
         return value
     path = here.path
-    if isinstance(rest[0].part, int):
+    if rest[0].part is None and (node is None or (isinstance(node, Scalar) and node.value is None)):
+        node = Sequence(place=here.place, items=())
+    if not isinstance(rest[0].part, str):
         if not isinstance(node, Sequence):
             hint = f"set the whole list: {path}=[…]"
             raise _Rejected(Problem(place=rest[0].place, message=f"{path} is not a list in the job file", hint=hint))
-        index, length = rest[0].part, len(node.items)
+        length = len(node.items)
+        if rest[0].part is None:
+            return Sequence(place=node.place, items=(*node.items, _put(None, rest, value)))
+        index = rest[0].part
         if index >= length:
             message = f"{path} has {length} {'entry' if length == 1 else 'entries'}, there is no [{index}]"
-            hint = f"entries count from 0; to add one, set the whole list: {path}=[…]"
+            hint = f"entries count from 0; {path}[]=… adds one"
             raise _Rejected(Problem(place=rest[0].place, message=message, hint=hint))
         item = _put(node.items[index], rest, value)
         return Sequence(place=node.place, items=(*node.items[:index], item, *node.items[index + 1 :]))

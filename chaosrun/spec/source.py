@@ -1,8 +1,6 @@
 """Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
 
-import difflib
 import os
-import re
 from collections.abc import Mapping as AnyMapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +9,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from chaosrun.errors import SpecError, UsageError
+from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.diagnosis import problems_of
+from chaosrun.spec.launch import attaches, files_like, first_file, launch_problems, meaningless
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.preset import with_preset
@@ -19,7 +19,6 @@ from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
 LARGEST_TRACE_BYTES = 64 << 20
-ATTACHES = re.compile(rb"^\s*(import|from)\s+chaosrun\b", re.MULTILINE)
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
 
 
@@ -29,6 +28,7 @@ class Job:
 
     spec: JobSpec
     path: Path
+    """The job file; of a job that was typed the directory that it was typed in."""
     directory: Path
     """Absolute; the script and other relative paths of the spec start here."""
     script_path: Path
@@ -39,46 +39,73 @@ class Job:
     """What the spec was made of, overrides included: where each value was written."""
     trace: Source | None = None
     """The recorded trace that its faults replay."""
+    typed: TypedJob | None = None
+    """What was typed, where there is no job file."""
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
-    """Read `path` and put `changes` of a suite and `overrides` ("workers=4", "faults.schedule[0].rank=1") over it.
+def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
+    """Read a job file, or what was typed, and put `changes` of a suite and `overrides` ("workers=4",
+    "faults.schedule[0].rank=1") over it.
 
     Raises SpecError with every wrong place of the file and the overrides, UsageError when the file cannot be read.
     """
-    source = read_source(path, "job file")
+    if isinstance(job, TypedJob):
+        path = beside = job.directory
+        source = Source(label=job.label, text=job.text(anywhere=True), is_file=False)
+    else:
+        path, beside = job, job.parent
+        source = read_source(job, "job file")
     file_root, problems = read_tree(source)
     if not isinstance(file_root, Mapping):
         raise spec_error(problems or [_no_mapping(source, file_root)])
     changed_root, not_changed = apply_changes(file_root, changes or {})
     root, rejected = apply_overrides(changed_root, overrides)
-    root, unknown = with_preset(root, path.parent)
+    root, unknown = with_preset(root, beside)
     rejected = [*not_changed, *rejected, *unknown]
-    directory = path.parent.resolve()
+    directory, astray = _directory(root, beside)
     spec, invalid = _validate(root)
     told = {problem.place for problem in problems}
-    invalid += _script_problems(root, directory)
-    trace, unreadable = _trace(root, path.parent)
-    invalid += unreadable
+    if not astray:
+        invalid += launch_problems(root, directory)
+    trace, unreadable = _trace(root, beside)
+    invalid += [*astray, *unreadable]
+    script = first_file(root, directory)
+    if spec is not None:
+        spec = _resolved(spec, script)
+        invalid += meaningless(root, spec.by, script)
     problems = [*problems, *rejected, *(problem for problem in invalid if problem.place not in told)]
     if spec is None or problems:
         raise spec_error(problems)
-    script = _first_file(spec, directory) or path.resolve()
-    if spec.resume.by == "auto":
-        by = "chaosrun" if spec.script and ATTACHES.search(script.read_bytes()) else "script"
-        spec = spec.model_copy(update={"resume": spec.resume.model_copy(update={"by": by})})
-    return Job(spec=spec, path=path, directory=directory, script_path=script, text=source.text, tree=root, trace=trace)
+    return Job(
+        spec=spec,
+        path=path,
+        directory=directory,
+        script_path=script or path.resolve(),
+        text=source.text,
+        tree=root,
+        trace=trace,
+        typed=job if isinstance(job, TypedJob) else None,
+    )
 
 
-def _first_file(spec: JobSpec, directory: Path) -> Path | None:
-    """The script, the module's file, or the first Python file that the command names."""
-    if spec.module:
-        inside = directory.joinpath(*spec.module.split("."))
-        named = [inside.with_suffix(".py"), inside / "__main__.py"]
-    else:
-        named = [directory / part for part in ([spec.script] if spec.script else spec.command or ()) if part.endswith(".py")]
-        named = named or [directory / (spec.script or "")]
-    return next((path.resolve() for path in named if path.is_file()), None)
+def _resolved(spec: JobSpec, script: Path | None) -> JobSpec:
+    """With who resumes decided."""
+    if spec.resume.by != "auto":
+        return spec
+    by = "chaosrun" if spec.script and script and attaches(script) else "script"
+    return spec.model_copy(update={"resume": spec.resume.model_copy(update={"by": by})})
+
+
+def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
+    """Where the job's relative paths start, absolute."""
+    _, node = find(root, ("directory",))
+    if not isinstance(node, Scalar) or not isinstance(node.value, str) or "\0" in node.value:
+        return beside.resolve(), []  # not given, or the validation tells it
+    directory = beside / node.value
+    if os.path.isdir(directory):
+        return directory.resolve(), []
+    hint = "directory is a path relative to the job file"
+    return directory, [Problem(place=node.place, message=f"no such directory: {directory}", hint=hint)]
 
 
 def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:
@@ -98,7 +125,7 @@ def read_source(path: Path, what: str) -> Source:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise UsageError(f"no such {what}: {path}", hint=_files_like(path)) from error
+        raise UsageError(f"no such {what}: {path}", hint=files_like(path)) from error
     except IsADirectoryError as error:
         inside = path / "job.yaml"
         hint = f"did you mean {inside}?" if os.path.isfile(inside) else "name the YAML file itself"
@@ -132,20 +159,6 @@ def _validate(root: Mapping) -> tuple[JobSpec | None, list[Problem]]:
         return None, problems_of(error, root, values=values)
 
 
-def _script_problems(root: Mapping, directory: Path) -> list[Problem]:
-    _, node = find(root, ("script",))
-    if not isinstance(node, Scalar) or not isinstance(node.value, str) or not node.value or "\0" in node.value:
-        return []  # the validation has told it
-    script = directory / node.value
-    # os.path says no to a path that cannot be one, pathlib raises.
-    if os.path.isfile(script):
-        return []
-    if os.path.isdir(script):
-        return [Problem(place=node.place, message=f"the script {script} is a directory", hint="name the Python file itself")]
-    hint = _files_like(script) or "script is a path relative to the job file"
-    return [Problem(place=node.place, message=f"no such script: {script}", hint=hint)]
-
-
 def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]]:
     """The trace that the file replays, and what is wrong with its name, or with the file under it."""
     _, node = find(root, ("faults", "replay", "trace"))
@@ -164,13 +177,3 @@ def _trace(root: Mapping, directory: Path) -> tuple[Source | None, list[Problem]
         raise  # the place is the trace's own
     except UsageError as error:
         return None, [Problem(place=node.place, message=error.message, hint=error.hint)]
-
-
-def _files_like(path: Path) -> str:
-    """The file beside `path` that its name probably stands for, or what lies there at all."""
-    if not os.path.isdir(path.parent):
-        return f"the directory {path.parent} does not exist"
-    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
-    if close := difflib.get_close_matches(path.name, names, n=1):
-        return f"did you mean {close[0]}?"
-    return f"{path.suffix} files there: {', '.join(names[:5])}" if names else f"there is no {path.suffix} file in {path.parent}"

@@ -82,9 +82,15 @@ def place_at(source: Source, index: int) -> Place:
 
 
 def plain(node: Node, *, verbatim: frozenset[str] = frozenset()) -> Any:
-    """The tree as dicts, lists and scalars. Scalars inside the values of the top-level keys `verbatim` are their text."""
+    """The tree as dicts, lists and scalars. Scalars inside the values of the keys `verbatim` ("args", "resume.args") are their
+    text."""
+
+    def value_of(key: str, value: Node) -> Any:
+        inner = frozenset(path.removeprefix(f"{key}.") for path in verbatim if path.startswith(f"{key}."))
+        return plain(value, verbatim=inner) if inner else _plain(value, as_text=key in verbatim, inside=False)
+
     if isinstance(node, Mapping):
-        return {key: _plain(entry.value, as_text=key in verbatim, inside=False) for key, entry in node.entries.items()}
+        return {key: value_of(key, entry.value) for key, entry in node.entries.items()}
     return _plain(node, as_text=False, inside=False)
 
 

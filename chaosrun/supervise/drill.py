@@ -29,6 +29,7 @@ from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_l
 from chaosrun.records.storage_owner import NONCE, claim
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
@@ -41,17 +42,16 @@ RESUMABLE = (None, "interrupted", "resources")
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def create_run(
-    root: Path, spec: JobSpec, *, job_path: Path, script: Path, text: str, plan: FaultPlan, overrides: list[str], reference: str
-) -> RunLayout:
+def create_run(root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str) -> RunLayout:
     """Make a run directory of its own and write down what is going to happen, before anything starts."""
+    spec = job.spec
     run = RunLayout(new_folder(root / "runs", spec.name))
     try:
-        storage, nonce = _storage(spec, job_path.parent, run)
+        storage, nonce = _storage(spec, job.directory, run)
     except UsageError:
         run.path.rmdir()
         raise
-    write_durably(run.job_yaml, text.encode())
+    write_durably(run.job_yaml, job.text.encode())
     write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
     _write_run(
         run,
@@ -60,9 +60,11 @@ def create_run(
             "run_id": run.run_id,
             "created_s": time.time(),
             "chaosrun": chaosrun.__version__,
-            "job": str(job_path),
-            "directory": str(job_path.parent),
-            "script": str(script),
+            # What was typed can be submitted again from the run's own copy.
+            "job": str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
+            "typed": list(job.typed.words) if job.typed else None,
+            "directory": str(job.directory),
+            "script": str(job.script_path),
             "overrides": overrides,
             "spec": spec.model_dump(mode="json"),
             "reference": {"mode": reference, "source": None, "key": None},

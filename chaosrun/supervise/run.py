@@ -29,6 +29,7 @@ from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object, read_run
 from chaosrun.records.supervision import raised_again
+from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
@@ -49,13 +50,13 @@ SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""
 
 
-def plan(job: Path, overrides: Sequence[str] = ()) -> tuple[Job, FaultPlan]:
+def plan(job: Path | TypedJob, overrides: Sequence[str] = ()) -> tuple[Job, FaultPlan]:
     """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
     loaded = load_job(job, overrides)
     return loaded, make_plan(loaded.spec, loaded.trace, partial(refused, loaded))
 
 
-def create(job: Path, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
+def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow."""
     loaded, faults = plan(job, overrides)
@@ -65,16 +66,7 @@ def create(job: Path, overrides: Sequence[str], root: Path, address: str | None,
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
-    return create_run(
-        root,
-        loaded.spec,
-        job_path=loaded.path.resolve(),
-        script=loaded.script_path.resolve(),
-        text=loaded.text,
-        plan=faults,
-        overrides=list(overrides),
-        reference=reference,
-    )
+    return create_run(root, loaded, plan=faults, overrides=list(overrides), reference=reference)
 
 
 def carry_out(

@@ -83,7 +83,7 @@ def test_yaml_loads(block: Block, tmp_path: Path) -> None:
     folder = tmp_path / "configs"
     for name in ("configs", "jobs"):
         (tmp_path / name).symlink_to(ROOT / name) if name == "jobs" else folder.mkdir()
-    (folder / "train.py").touch()
+    (folder / "train.py").write_text("import chaosrun\n")
     path = folder / "file.yaml"
     if "drills" in keys:
         path.write_text(block.text)

@@ -30,7 +30,7 @@ DRILL = PlannedDrill(
 
 
 def write_suite(folder: Path, suite: str, job: str = JOB) -> Path:
-    (folder / "train.py").write_text("")
+    (folder / "train.py").write_text("import chaosrun\n")
     (folder / "job.yaml").write_text(job)
     path = folder / "toys.yaml"
     path.write_text(suite)

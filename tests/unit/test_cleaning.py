@@ -17,7 +17,7 @@ from chaosrun.housekeeping import cleaning
 from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.records.layout import RunLayout
-from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, lock_run
 from chaosrun.supervise.runs import list_runs
 
@@ -81,16 +81,11 @@ def test_what_goes(entries: list[Found], options: dict[str, Any], removed: str, 
 def run_of(root: Path, name: str, status: str | None, *, storage: str | None = None, reference: str = "auto") -> RunLayout:
     """A run as it lies there a month later."""
     values: dict[str, Any] = {"name": name, "script": "train.py", "workers": 2, "checkpoint": {"storage": storage}}
-    run = create_run(
-        root,
-        JobSpec.model_validate(values),
-        job_path=root.parent / "job.yaml",
-        script=root.parent / "train.py",
-        text="name: x\n",
-        plan=FaultPlan(seed=0, faults=()),
-        overrides=[],
-        reference=reference,
-    )
+    root.parent.mkdir(parents=True, exist_ok=True)
+    (root.parent / "train.py").write_text("import chaosrun\n")
+    path = root.parent / f"{name}.yaml"
+    path.write_text(json.dumps(values))
+    run = create_run(root, load_job(path), plan=FaultPlan(seed=0, faults=()), overrides=[], reference=reference)
     if status is not None:
         run.verdict_json.write_text(json.dumps({"status": status, "outcome": "completed"}))
     info = json.loads(run.run_json.read_text())

@@ -34,7 +34,7 @@ ODD = """o'dd $(touch oops) "x" `y` & ${{ z }}"""
 def odd_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / ODD
     folder.mkdir()
-    (folder / "train.py").touch()
+    (folder / "train.py").write_text("import chaosrun\n")
     job = folder / "job.yaml"
     job.write_text("name: odd\nscript: train.py\nworkers: 3\nper_worker: {cpu: 1.5, gpu: 1}\ntimeout: 30m\n")
     monkeypatch.chdir(tmp_path)

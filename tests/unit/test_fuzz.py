@@ -75,7 +75,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
 
 def test_job_files(examples: int, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     path = tmp_path / "job.yaml"
     read = 0
 
@@ -114,7 +114,7 @@ timeout: |
 
 
 def test_overrides(examples: int, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     path = tmp_path / "job.yaml"
     path.write_bytes(dumped(JOB))
     keys = st.sampled_from(
@@ -141,7 +141,7 @@ def test_overrides(examples: int, tmp_path: Path) -> None:
 
 
 def test_suite_files(examples: int, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     (tmp_path / "job.yaml").write_bytes(dumped(JOB))
     drill = {"name": "one", "set": {"workers": 2, "faults.seed": 7}, "expect": {"verdict": "PASS", "exit_code": 0}}
     crossed = {

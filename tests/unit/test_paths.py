@@ -40,7 +40,7 @@ ODD_NAMES = [
 
 def job(folder: Path, **values: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "train.py").write_text("")
+    (folder / "train.py").write_text("import chaosrun\n")
     path = folder / "job.yaml"
     path.write_text(json.dumps({"name": "probe", "script": "train.py", "workers": 1, **values}))
     return path
@@ -48,16 +48,7 @@ def job(folder: Path, **values: Any) -> Path:
 
 def create(path: Path, root: Path) -> RunLayout:
     loaded = load_job(path)
-    return create_run(
-        root,
-        loaded.spec,
-        job_path=loaded.path.resolve(),
-        script=loaded.script_path,
-        text=loaded.text,
-        plan=FaultPlan(seed=0),
-        overrides=[],
-        reference="auto",
-    )
+    return create_run(root, loaded, plan=FaultPlan(seed=0), overrides=[], reference="auto")
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {ever
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     return path

@@ -49,7 +49,7 @@ def node(name: str, *, cpus: float = 4, gpus: int = 1) -> Node:
 
 
 def job(folder: Path, *lines: str, workers: int = 4) -> Job:
-    (folder / "train.py").touch()
+    (folder / "train.py").write_text("import chaosrun\n")
     (folder / "job.yaml").write_text("\n".join(["name: probe", "script: train.py", f"workers: {workers}", *lines]))
     return load_job(folder / "job.yaml")
 

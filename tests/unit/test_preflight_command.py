@@ -129,7 +129,7 @@ def test_no_cluster_there(tmp_path: Path) -> None:
 
 
 def test_a_job_gives_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     job = tmp_path / "job.yaml"
     job.write_text("name: x\nscript: train.py\nworkers: 1\ncheckpoint:\n  storage: there\nper_worker:\n  cpu: 2.5\n")
     settings: list[Mapping[str, Any]] = []

@@ -98,7 +98,7 @@ def alone(*nodes: Node, job: Job | None = None) -> list[DrillRequest]:
 
 
 def job(folder: Path, text: str) -> Job:
-    (folder / "train.py").touch()
+    (folder / "train.py").write_text("import chaosrun\n")
     path = folder / "job.yaml"
     path.write_text(f"name: j\nscript: train.py\nworkers: 4\n{text}")
     return load_job(path)

@@ -104,7 +104,7 @@ def facts(drill: Costs | None = DRILLED, job: Costs | None = None) -> ForecastFa
 
 
 def job(folder: Path, every: int = 50, extra: str = "") -> Any:
-    (folder / "train.py").touch()
+    (folder / "train.py").write_text("import chaosrun\n")
     path = folder / "job.yaml"
     path.write_text(f"name: j\nscript: train.py\nworkers: 4\ncheckpoint: {{every_steps: {every}}}\n{extra}")
     return load_job(path)

@@ -18,7 +18,7 @@ def setting(folder: Path | None, per_worker: str = "{}") -> Setting:
     """With a job of four workers."""
     job = None
     if folder is not None:
-        (folder / "train.py").touch()
+        (folder / "train.py").write_text("import chaosrun\n")
         path = folder / "job.yaml"
         path.write_text(f"name: j\nscript: train.py\nworkers: 4\nper_worker: {per_worker}\n")
         job = load_job(path)

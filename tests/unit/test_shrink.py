@@ -94,7 +94,7 @@ class TestSimpler:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     path = tmp_path / "job.yaml"
     path.write_text("name: x\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n")
     return path
@@ -311,16 +311,7 @@ class TestCase:
 
         overrides = [scheduled(schedule)]
         loaded = load_job(job, overrides)
-        run = create_run(
-            job.parent,
-            loaded.spec,
-            job_path=loaded.path,
-            script=loaded.script_path,
-            text=loaded.text,
-            plan=make_plan(loaded.spec),
-            overrides=overrides,
-            reference="auto",
-        )
+        run = create_run(job.parent, loaded, plan=make_plan(loaded.spec), overrides=overrides, reference="auto")
         if verdict is not None:
             run.verdict_json.write_text(json.dumps(verdict.to_json()))
         return run

@@ -16,7 +16,7 @@ LEAST = "name: probe\nscript: train.py\nworkers: 2\n"
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A directory with a script, and the working directory of the test: errors then show the bare file name."""
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -266,7 +266,7 @@ class TestFiles:
 
     def test_the_script_lies_beside_the_job_file_not_in_the_working_directory(self, folder):
         (folder / "jobs").mkdir()
-        (folder / "jobs" / "other.py").touch()
+        (folder / "jobs" / "other.py").write_text("import chaosrun\n")
         (folder / "jobs" / "job.yaml").write_text(LEAST.replace("train.py", "other.py"))
         assert load_job(Path("jobs/job.yaml")).script_path == folder / "jobs" / "other.py"
 

@@ -15,7 +15,7 @@ JOB = "name: probe\nscript: train.py\nworkers: 2\nargs: [--epochs, 3]\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").write_text("import chaosrun\n")
     return tmp_path
 
 

@@ -157,7 +157,7 @@ class TestPoints:
     @pytest.mark.parametrize("workers", [1, 2, 3])
     @pytest.mark.parametrize("longest", [[], [f"max_steps={STEPS}"]])
     def test_the_planner_takes_each(self, tmp_path: Path, workers: int, longest: list[str]) -> None:
-        (tmp_path / "train.py").touch()
+        (tmp_path / "train.py").write_text("import chaosrun\n")
         path = tmp_path / "job.yaml"
         path.write_text(f"name: x\nscript: train.py\nworkers: {workers}\ncheckpoint: {{every_steps: {EVERY}}}\n")
         job = load_job(path, longest).spec

@@ -1,0 +1,241 @@
+"""A job without a file: from the words of a command line to the text that a job file would hold.
+
+Owns what may be left out there and what is guessed then: each guess is told. Must not know how the text is read.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from chaosrun.errors import UsageError
+from chaosrun.spec.fields import JOB_NAME
+from chaosrun.spec.fragment import Entry, flow
+from chaosrun.spec.launch import attaches, program_file
+
+JOB_FILES = (".yaml", ".yml")
+STRIKE = re.compile(r"(?P<rank>[0-9]{1,6}|all|random)@(?P<step>[0-9]{1,9})(:(?P<phase>[a-z][a-z.]*))?")
+PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus")
+"""How launchers are told the number of ranks: torchrun, accelerate, deepspeed."""
+PARALLEL = re.compile(
+    rb"^\s*(?:import|from)\s+(torch\.distributed|accelerate|transformers|lightning|pytorch_lightning|deepspeed)\b", re.MULTILINE
+)
+"""Imports of scripts that train on several ranks."""
+GUESSED_WORKERS = 2
+LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
+"""Modules of theirs start several ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Options that stand for keys of a job file."""
+
+    workers: int | None = None
+    kill: tuple[str, ...] = ()
+    """RANK@STEP or RANK@STEP:PHASE."""
+    preempt: tuple[str, ...] = ()
+    """RANK@STEP."""
+
+    def faults(self) -> "Iterator[tuple[Entry, str]]":
+        """The entry of each fault, and how it was asked for. Raises UsageError."""
+        for option, kind, written in (("--kill", "kill", self.kill), ("--preempt", "preempt", self.preempt)):
+            for text in written:
+                match = STRIKE.fullmatch(text)
+                if match is None or (kind == "preempt" and match["phase"]):
+                    form = "RANK@STEP" if kind == "preempt" else "RANK@STEP or RANK@STEP:PHASE"
+                    raise UsageError(
+                        f"{option} {text!r} is not of the form {form}", hint=f"such as {option} 1@65; a rank, all or random"
+                    )
+                rank = int(match["rank"]) if match["rank"].isdecimal() else match["rank"]
+                entry: dict[str, int | float | str | None] = {} if kind == "kill" else {"kind": kind}
+                entry |= {"rank": rank, "at_step": int(match["step"])}
+                yield {**entry, **({"phase": match["phase"]} if match["phase"] else {})}, f"{option} {text}"
+
+    def overrides(self) -> list[str]:
+        """The same, over a job file."""
+        changes = [] if self.workers is None else [f"workers={self.workers}"]
+        return changes + [f"faults.schedule[]={flow(entry)}" for entry, _ in self.faults()]
+
+    def words(self) -> list[str]:
+        workers = [] if self.workers is None else ["--workers", str(self.workers)]
+        return workers + [word for _, written in self.faults() for word in written.split()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedJob:
+    """A job that was typed: what its file would say."""
+
+    sections: dict[str, str]
+    """The text of each key."""
+    words: tuple[str, ...]
+    """What was typed after `chaosrun submit`, but for changes."""
+    directory: Path
+    """Absolute: where it was typed, and where its relative paths start."""
+    guesses: tuple[str, ...]
+    """What nobody said, a sentence each."""
+
+    label = "the command line"
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["chaosrun", "submit", *self.words])
+
+    def text(self, *, anywhere: bool) -> str:
+        """As a job file; `anywhere`: one that need not lie where it was typed."""
+        parts = [f"# what was typed: {self.command}\n", *self.sections.values()]
+        if anywhere:
+            parts.insert(2, f"directory: {flow(str(self.directory))}\n")
+        return "".join(parts)
+
+
+def is_job_file(name: Path) -> bool:
+    """Whether it is read as one: a Python file is a script, whatever else is there a job file."""
+    return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists())
+
+
+def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory: Path) -> TypedJob:
+    """The job of a script, with its arguments, or (None) of a command. Raises UsageError for what cannot be one."""
+    if script is not None and script.suffix != ".py":
+        if program_file(str(script), directory):
+            hint = f"a command comes after two dashes: chaosrun submit -- {script} …"
+            raise UsageError(f"{script} is no job file and no Python script, but a program", hint=hint)
+        hint = "name a job file (.yaml) or a script (.py), or a command after two dashes: -- torchrun train.py"
+        raise UsageError(f"no such job file: {script}", hint=hint)
+    if script is None and not after:
+        hint = "such as job.yaml; train.py --workers 3 -- --epochs 3; -- torchrun --nproc-per-node 3 train.py"
+        raise UsageError("nothing to drill: neither a job file nor a script nor a command", hint=hint)
+    words = (*([str(script)] if script else []), *asked.words(), *(["--", *after] if after else []))
+    key, started, arguments = ("command", "", after) if script is None else ("script", str(script), after)
+    guesses: list[str] = []
+    if script is None and (asked.workers or 1) > 1 and (plain := _without_launcher(after)):
+        key, started, arguments = plain
+        guesses.append(f"{key}: {started}, which chaosrun starts on each rank, as this command starts one alone")
+    if key == "command":
+        workers, why = _workers_of_command(after, asked.workers)
+    else:
+        workers, why = (asked.workers, None) if asked.workers is not None else _workers_of_script(directory / started)
+    guesses += [f"workers: {workers}, {why}"] if why else []
+    sections = {"name": f"name: {_name([started] if started else after)}\n"}
+    sections[key] = f"{key}: {flow(started) if started else _texts(arguments)}\n"
+    if started and arguments:
+        sections["args"] = f"args: {_texts(arguments)}\n"
+    sections["workers"] = f"workers: {workers}{_comment(why)}\n"
+    if key == "script" and not attaches(directory / started):
+        why = f"{started} does not import chaosrun: its own checkpoints and its own resume code are tested"
+        guesses.append(f"resume by: the script, as {why}")
+        sections["resume"] = f"resume: {{by: script}}{_comment(why)}\n"
+    if faults := list(asked.faults()):
+        entries = "".join(f"    - {flow(entry)}{_comment(written)}\n" for entry, written in faults)
+        sections["faults"] = f"faults:\n  schedule:\n{entries}"
+    return TypedJob(sections=sections, words=words, directory=directory.resolve(), guesses=tuple(guesses))
+
+
+def _without_launcher(words: Sequence[str]) -> tuple[str, str, Sequence[str]] | None:
+    """What `python train.py` and `python -m package.train` start, where that Python is this one: key, its value, arguments."""
+    found = program_file(words[0], Path.cwd())
+    if found is None or os.path.realpath(found) != os.path.realpath(sys.executable):
+        return None
+    if len(words) > 2 and words[1] == "-m" and words[2].partition(".")[0] not in LAUNCHING_PACKAGES:
+        return "module", words[2], words[3:]
+    return ("script", words[1], words[2:]) if len(words) > 1 and words[1].endswith(".py") else None
+
+
+def _workers_of_script(script: Path) -> tuple[int, str]:
+    """How many, and why."""
+    found = PARALLEL.search(_source(script))
+    if found is None:
+        return 1, "as the script imports nothing that trains on several ranks; --workers says otherwise"
+    return GUESSED_WORKERS, f"as the script imports {found[1].decode()}; --workers says otherwise"
+
+
+def _source(script: Path) -> bytes:
+    try:
+        return script.read_bytes()
+    except OSError:
+        return b""  # whoever loads the job says why
+
+
+def _workers_of_command(words: Sequence[str], asked: int | None) -> tuple[int, str | None]:
+    """How many, and why where that was not asked for, from what the launcher is told. Raises UsageError where both are said
+    and contradict each other."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word.endswith(".py"):
+            break  # from here on it is the script's
+        if name not in PER_NODE:
+            continue
+        value = value if equals else "".join(words[index + 1 : index + 2])
+        if not value.isdecimal():
+            if asked is None:
+                raise UsageError(f"{name} {value}: how many ranks that is, chaosrun cannot tell", hint="say it: --workers 3")
+            return asked, None
+        if asked is not None and asked % max(1, int(value)):
+            hint = "leave --workers out, or write {workers_per_node} in the place of the number"
+            raise UsageError(f"--workers {asked} does not agree with {name} {value} of the command", hint=hint)
+        return (int(value), f"as the command says {name} {value}") if asked is None else (asked, None)
+    if asked is not None:
+        return asked, None
+    return 1, "as the command names no number of ranks; --workers says otherwise"
+
+
+def _name(words: Sequence[str]) -> str:
+    """Of the Python file, or of the module, that is started; else of the program."""
+    modules = [after for word, after in pairwise(words) if word in ("-m", "--module")]
+    files = [word for word in words if word.endswith(".py")]
+    named = Path((files or modules or list(words))[0]).name.removesuffix(".py")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", named).lstrip("._-")[:64]
+    return name if JOB_NAME.fullmatch(name) and not name.isdecimal() else "job"
+
+
+def _texts(words: Sequence[str]) -> str:
+    return f"[{', '.join(_text(word) for word in words)}]"
+
+
+def _text(word: str) -> str:
+    import json
+
+    return json.dumps(word, ensure_ascii=False)
+
+
+def _comment(why: str | None) -> str:
+    return f"    # {why}" if why else ""
+
+
+def keep(job: TypedJob, changes: Sequence[str], path: Path) -> None:
+    """Write the job file, with the `changes` of the command line in it. Raises UsageError where something is there already."""
+    if path.suffix not in JOB_FILES:
+        raise UsageError(f"--write {path}: a job file ends in .yaml", hint="such as --write job.yaml")
+    elsewhere = path.absolute().parent.resolve() != job.directory
+    text = _changed(job, changes).text(anywhere=elsewhere)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError as error:
+        raise UsageError(f"--write {path}: it is there already", hint="name another file, or submit this one") from error
+    except OSError as error:
+        raise UsageError(f"--write {path}: {error.strerror}", hint="name a file that can be written") from error
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _changed(job: TypedJob, changes: Sequence[str]) -> TypedJob:
+    """With each key that one of the changes is about written anew. Raises SpecError."""
+    from chaosrun.spec.overrides import apply_overrides
+    from chaosrun.spec.problems import Source, spec_error
+    from chaosrun.spec.tree import Mapping, read_tree
+    from chaosrun.spec.tree import flow as flow_of
+
+    root, _ = read_tree(Source(label=job.label, text=job.text(anywhere=False), is_file=False))
+    assert isinstance(root, Mapping)
+    changed, problems = apply_overrides(root, changes)
+    if problems:
+        raise spec_error(problems)
+    new = {
+        key: f"{key}: {flow_of(entry.value)}\n"
+        for key, entry in changed.entries.items()
+        if key not in root.entries or entry.value is not root.entries[key].value
+    }
+    return replace(job, sections={**job.sections, **new})

@@ -1,0 +1,220 @@
+"""What a job starts: its script, module or command as files, looked at before anything runs.
+
+Nothing of it is imported or executed: a Python file is compiled, a program is looked for where a shell would.
+"""
+
+import difflib
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
+from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
+
+ATTACHES = re.compile(rb"^\s*(?:import|from)\s+chaosrun\b", re.MULTILINE)
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+PLACEHOLDERS = ("output",)
+OF_A_COMMAND = ("node_rank", "nodes", "master_addr", "master_port", "workers_per_node")
+"""Filled in on each node."""
+NEAR = 0.75
+"""How like a placeholder a word in braces is that stands for it, from 0 to 1."""
+
+
+def attaches(script: Path) -> bool:
+    """Whether a script has chaosrun save and resume; False where it cannot be read."""
+    try:
+        return ATTACHES.search(script.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
+    """What keeps the job from starting; what is not even text is left to the validation."""
+    if node := _text(root, "script"):
+        yield from _script_problems(node, directory)
+    if node := _text(root, "module"):
+        yield from _module_problems(node, directory)
+    _, command = find(root, ("command",))
+    if "command" in root.entries and isinstance(command, Sequence) and command.items:
+        first = command.items[0]
+        if isinstance(first, Scalar) and first.text and "\0" not in first.text:
+            yield from _program_problems(first, directory)
+        script = next((item for item in command.items if isinstance(item, Scalar) and item.text.endswith(".py")), None)
+        if script is not None and script is not first and "{" not in script.text:
+            yield from _script_problems(script, directory)
+    yield from _placeholder_problems(root)
+
+
+def program_file(name: str, directory: Path) -> str | None:
+    """What a command begins with: on the PATH, or beside this Python."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which(str(directory / name) if "/" in name else name) or shutil.which(name, path=beside)
+
+
+def first_file(root: Mapping, directory: Path) -> Path | None:
+    """The file that begins the training: the script, the module's, or the first that the command names, Python files before
+    others."""
+    named: list[Path] = []
+    if node := _text(root, "script"):
+        named = [directory / node.text]
+    elif node := _text(root, "module"):
+        named = [path for path in [_module_file(node.text, directory)] if path]
+    elif "command" in root.entries:
+        _, command = find(root, ("command",))
+        words = [item.text for item in command.items if isinstance(item, Scalar)] if isinstance(command, Sequence) else []
+        named = [directory / word for word in sorted(words[1:], key=lambda word: not word.endswith(".py"))]
+        named += [Path(program) for program in [program_file(words[0], directory) if words else None] if program]
+    return next((path.resolve() for path in named if os.path.isfile(path)), None)
+
+
+def files_like(path: Path) -> str:
+    """The file beside `path` that its name probably stands for, or what lies there at all."""
+    if not os.path.isdir(path.parent):
+        return f"the directory {path.parent} does not exist"
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
+    if close := difflib.get_close_matches(path.name, names, n=1):
+        return f"did you mean {close[0]}?"
+    return f"{path.suffix} files there: {', '.join(names[:5])}" if names else f"there is no {path.suffix} file in {path.parent}"
+
+
+def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem]:
+    """Keys that say how chaosrun saves and resumes, of a job that does so by itself, and the other way round."""
+    if by == "script":
+        why = "the job resumes by itself"
+        if "resume" not in root.entries and script is not None:
+            why = f"{script.name} does not import chaosrun, so it resumes by itself"
+        hint = "leave it out; or have chaosrun save and resume, with chaosrun.attach in the script"
+        keys = [(root, "checkpoint"), (root, "data")]
+    else:
+        why, hint = "chaosrun saves and resumes", "leave it out; resume: {by: script} is for scripts that do so themselves"
+        resume = root.entries["resume"].value if "resume" in root.entries else None
+        keys = [(root, "outputs"), *((resume, key) for key in ("args", "env"))]
+    for parent, key in keys:
+        if isinstance(parent, Mapping) and key in parent.entries:
+            name = key if parent is root else f"resume.{key}"
+            yield Problem(place=parent.entries[key].key, message=f"{name} means nothing here: {why}", hint=hint)
+
+
+def _text(root: Mapping, key: str) -> Scalar | None:
+    if key not in root.entries:
+        return None
+    _, node = find(root, (key,))
+    sound = isinstance(node, Scalar) and isinstance(node.value, str) and node.value and "\0" not in node.value
+    return node if isinstance(node, Scalar) and sound else None
+
+
+def _script_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
+    script = directory / node.text
+    # os.path says no to a path that cannot be one, pathlib raises.
+    if os.path.isfile(script):
+        yield from _syntax_problems(script)
+    elif os.path.isdir(script):
+        yield Problem(place=node.place, message=f"the script {script} is a directory", hint="name the Python file itself")
+    else:
+        hint = files_like(script) or "a script is a path relative to the directory of the job"
+        yield Problem(place=node.place, message=f"no such script: {script}", hint=hint)
+
+
+def _module_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
+    path = _module_file(node.text, directory)
+    if path is None:
+        hint = f"it is looked for as `python -m` would in {directory}, and among the installed packages"
+        yield Problem(place=node.place, message=f"no module {node.text}, or none that can be run", hint=hint)
+    elif path.suffix == ".py":
+        yield from _syntax_problems(path)
+
+
+def _module_file(name: str, directory: Path) -> Path | None:
+    """What `python -m` would execute. Packages on the way are found, not imported."""
+    places: list[str] | None = [str(directory), *sys.path]
+    parts = name.split(".")
+    spec = None
+    for number, part in enumerate(parts, start=1):
+        if places is None or not part.isidentifier():
+            return None
+        spec = PathFinder.find_spec(part, places)
+        places = None if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+        if spec is None or (number < len(parts) and places is None):
+            return None
+    if places is not None:
+        spec = PathFinder.find_spec("__main__", places)
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _program_problems(node: Scalar, directory: Path) -> Iterator[Problem]:
+    """A relative path starts at the directory; a name is looked for on the PATH, and beside this Python."""
+    program = node.text
+    if "/" in program:
+        path = directory / program
+        if not os.path.isfile(path):
+            yield Problem(place=node.place, message=f"no such program: {path}", hint=files_like(path))
+        elif not os.access(path, os.X_OK):
+            hint = f"chmod +x {path}, or begin the command with what runs it, such as [bash, {program}]"
+            yield Problem(place=node.place, message=f"{path} is not executable", hint=hint)
+    elif program_file(program, directory) is None:
+        hint = "install it in this environment, or write its path"
+        if program.endswith(".py"):
+            hint = f"begin the command with what runs it: [python, {program}], or write script: {program}"
+        yield Problem(place=node.place, message=f"no such program: {program} is not on the PATH", hint=hint)
+
+
+def _syntax_problems(path: Path) -> Iterator[Problem]:
+    """Why Python would not even begin with it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        yield _of_file(path, "", f"it cannot be read: {error.strerror}", "check its permissions")
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(data, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        message = f"{type(error).__name__}: {error.msg}"
+        line, column = max(1, error.lineno or 1), max(1, error.offset or 1)
+        text = data.decode("utf-8", errors="replace")
+        yield _of_file(path, text, message, "Python cannot compile the script: nothing was started", line - 1, column - 1)
+    except (ValueError, RecursionError, MemoryError) as error:
+        yield _of_file(path, "", f"Python cannot compile it: {error}", "nothing was started")
+
+
+def _of_file(path: Path, text: str, message: str, hint: str, line: int = 0, column: int = 0) -> Problem:
+    # Python's lines are not YAML's: form feeds and the like end none.
+    lines = [LINE_BREAK.sub(" ", each) for each in re.split(r"\r\n|[\n\r]", text)]
+    source = Source(label=str(path), text="\n".join(lines), order=2)
+    return Problem(place=Place(source=source, line=line, column=column, end=column + 1), message=message, hint=hint)
+
+
+def _placeholder_problems(root: Mapping) -> Iterator[Problem]:
+    """Words in braces that mean one which cannot be filled in here."""
+    is_command = "command" in root.entries
+    known = PLACEHOLDERS + OF_A_COMMAND if is_command else PLACEHOLDERS
+    for item in _texts(root):
+        for name in PLACEHOLDER.findall(item.text):
+            if name in known:
+                continue
+            if name in OF_A_COMMAND:
+                hint = "torch.distributed finds the same in the environment that every rank is given"
+                yield Problem(place=item.place, message=f"{{{name}}} is filled in for a command alone", hint=hint)
+            elif close := difflib.get_close_matches(name, known, n=1, cutoff=NEAR):
+                yield Problem(
+                    place=item.place, message=f"no such placeholder: {{{name}}}", hint=f"did you mean {{{close[0]}}}?"
+                )
+
+
+def _texts(root: Mapping) -> Iterator[Scalar]:
+    """What placeholders may stand in: args, env and command, and those of resume."""
+    nodes: list[Node] = [root.entries[key].value for key in ("args", "env", "command") if key in root.entries]
+    resume = root.entries["resume"].value if "resume" in root.entries else None
+    if isinstance(resume, Mapping):
+        nodes += [resume.entries[key].value for key in ("args", "env") if key in resume.entries]
+    for node in nodes:
+        inner = [entry.value for entry in node.entries.values()] if isinstance(node, Mapping) else ()
+        for item in node.items if isinstance(node, Sequence) else inner:
+            if isinstance(item, Scalar):
+                yield item
