@@ -137,7 +137,7 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
 
     Raises UsageError for fewer than two runs, a tolerance that is none, and a leg that did not run to its end.
     """
-    from chaosrun.supervise.drill import read_run
+    from chaosrun.records.run_file import read_run
     from chaosrun.verify.trajectory import ComparedRun, Comparison, compare_trajectories, trajectory
 
     if len(runs) < 2:
@@ -149,9 +149,9 @@ def compare(runs: Sequence[RunLayout], *, atol: float = 1e-5, leg: str = "refere
     compared = [
         ComparedRun(
             run_id=run.run_id,
-            name=info["spec"]["name"],
+            name=info.name,
             workers=losses.workers,
-            changes=tuple(info["overrides"]),
+            changes=info.overrides,
             difference=compare_trajectories(found[0], losses, atol=atol),
         )
         for run, info, losses in zip(runs, facts, found, strict=True)

@@ -10,6 +10,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.events import event_of
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
+from tests.unit.run_files import write_info
 
 __all__ = ["write_long_run"]
 
@@ -37,12 +38,8 @@ def write_long_run(
     shape = {"steps": steps, "workers": workers, "every_steps": every_steps}
     _leg(run.leg("reference"), (), frozenset(), **shape)
     _leg(run.leg("chaos"), faults, frozenset(differing), **shape)
-    about: dict[str, Any] = {"v": 1, "run_id": run.run_id, "created_s": 1000.0, "job": "/job.yaml", "directory": "/"}
-    about |= {"script": "/train.py", "overrides": [], "reference": {"mode": "auto", "source": None, "key": None}}
-    about |= {"irreproducible": None, "storage": {"reference": None, "chaos": None, "confirm": None}}
-    about["spec"] = {"name": name, "script": "train.py", "workers": workers, "checkpoint": {"every_steps": every_steps}}
-    run.run_json.write_text(json.dumps(about))
-    run.plan_json.write_text(json.dumps(FaultPlan(seed=0, faults=faults).to_json()))
+    spec = {"name": name, "workers": workers, "checkpoint": {"every_steps": every_steps}}
+    write_info(run, FaultPlan(seed=0, faults=faults), spec=spec)
     return run
 
 

@@ -1,14 +1,14 @@
 """What became of a suite's drills, and whether it is what was expected. Values; judges by verdicts and records alone."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from chaosrun.campaign.planned_drill import PlannedDrill
 from chaosrun.errors import ChaosrunError
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_object
+from chaosrun.records.run_file import read_object, read_run
 from chaosrun.spec.suite import Comparison, Expectation
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
@@ -179,7 +179,6 @@ class SuiteResult:
 def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_s: float) -> DrillResult:
     """A drill that came to a verdict."""
     times = [attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None]
-    source = read_object(run.run_json).get("reference") or {}
     return DrillResult(
         name=drill.name,
         run=run,
@@ -195,7 +194,7 @@ def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_
         recovery_s=round(statistics.median(times), 3) if times else None,
         lost_steps=verdict.lost_steps,
         took_s=round(took_s, 3),
-        reference=("cached" if source.get("source") else "made") if isinstance(source, Mapping) else None,
+        reference="cached" if read_run(run).reference.source else "made",
         rerun=drill.rerun,
     )
 

@@ -22,10 +22,11 @@ from chaosrun.plan.planner import make_plan
 from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_run
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, scheduled
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import lock_run, read_run
+from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.verify.verdict import Verdict
@@ -132,7 +133,7 @@ def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
 def open_case(run: RunLayout) -> Case:
     """Raises UsageError for a run that did not fail, and for one whose job file is another by now."""
     info = read_run(run)
-    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    plan = FaultPlan.read(run.plan_json)
     if not plan.faults:
         raise UsageError(f"run {run.run_id} had no faults: there is nothing to leave out", hint="name a run that failed")
     symptom = None
@@ -142,12 +143,12 @@ def open_case(run: RunLayout) -> Case:
         if symptom is None:
             hint = "only a FAIL, or a recovery that failed, can be shrunk; `chaosrun list` shows the runs"
             raise UsageError(f"run {run.run_id} did not fail: {verdict['status']}, {verdict['cause']}", hint=hint)
-    path = Path(info["job"])
-    job = load_job(path, info["overrides"])
+    path = Path(info.job)
+    job = load_job(path, info.overrides)
     if job.text != run.job_yaml.read_text():
         raise UsageError(f"{path} has changed since run {run.run_id}", hint="submit it again and shrink that run")
-    schedule = tuple(as_entries(plan.faults, JobSpec.model_validate(info["spec"]).workers))
-    return Case(run=run, job=job, overrides=tuple(info["overrides"]), schedule=schedule, symptom=symptom)
+    schedule = tuple(as_entries(plan.faults, JobSpec.model_validate(info.spec).workers))
+    return Case(run=run, job=job, overrides=info.overrides, schedule=schedule, symptom=symptom)
 
 
 @dataclass(slots=True)
@@ -316,7 +317,7 @@ class _Drills:
             return f"bug: {type(error).__name__}"
 
     def _verdict(self, run: RunLayout) -> Verdict:
-        plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+        plan = FaultPlan.read(run.plan_json)
         if takes_agents(fault.kind for fault in plan.faults):
             self.close()
             return carry_out(run, self.root, self.address, lambda record: None, self.interrupts)

@@ -178,7 +178,7 @@ class _SweepRun:
             text=self.job.text,
             overrides=tuple(overrides),
             cleared=tuple(cleared(spec)),
-            reference_key=read_run(run)["reference"]["key"],
+            reference_key=read_run(run).reference.key or "",
             survey=run.run_id,
             workers=spec.workers,
             final_step=last,
@@ -206,9 +206,9 @@ class _SweepRun:
         drill_on(cluster, run, self.job, self.root, watch=self.interrupts.watch, survey=True)
         end = leg_end(leg_of(run, "reference"))
         assert end is not None, "a drill ends with its legs"
-        if end["outcome"] != "completed":
-            error = UNDISTURBED_ERRORS.get(end["outcome"], RecoveryError)
-            raise error(f"the undisturbed job did not end well: {end['message']}", hint=end["hint"])
+        if end.outcome != "completed":
+            error = UNDISTURBED_ERRORS.get(end.outcome, RecoveryError)
+            raise error(f"the undisturbed job did not end well: {end.message}", hint=end.hint)
         return run
 
     def drill(self, point: Point, known: Sweep, cluster: RayCluster, supervisors: RunningSupervisors) -> PointResult:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from chaosrun.errors import UsageError
 from chaosrun.faults.kind import OPTIONS, Kind, Phase
 from chaosrun.faults.kinds import KINDS, FaultKind
+from chaosrun.records.run_file import read_object
 
 PLAN_VERSION = 2
 INJECTED = "inject"
@@ -173,6 +175,15 @@ class FaultPlan:
             raise UsageError("not a plan: its seed is no number, or its faults are no list", hint=_HINT)
         faults = tuple(Fault.from_json(fault) for fault in value["faults"])
         return cls(version=value["version"], seed=value["seed"], faults=faults)
+
+    @classmethod
+    def read(cls, path: Path) -> "FaultPlan":
+        """A run's plan.json. Raises UsageError when it is not there, damaged, or of another version."""
+        value = read_object(path)
+        try:
+            return cls.from_json(value)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
 
 
 _FAULT = TypeAdapter(Fault)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
-from chaosrun.records.run_file import own_leg, read_object, read_run
+from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.supervise.drill import is_supervised
 from chaosrun.supervise.reference import leg_end
@@ -168,7 +168,7 @@ def _run(run: RunLayout, held: bool) -> Found:
     supervised = not held and is_supervised(run)
     try:
         info = _own_info(run)
-        mode = info["reference"]["mode"]
+        mode = info.reference.mode
         copied = mode in ("auto", "fresh") or leg_end(run.reference) is not None
         ended = read_object(run.verdict_json) if run.verdict_json.is_file() else None
     except UsageError:
@@ -176,7 +176,7 @@ def _run(run: RunLayout, held: bool) -> Found:
     return Found(
         kind="run",
         path=run.path,
-        used_s=float(info["created_s"]),
+        used_s=info.created_s,
         status="interrupted" if ended is None else str(ended.get("status")),
         supervised=supervised,
         needs=frozenset() if copied else frozenset({Path(mode)}),
@@ -185,10 +185,10 @@ def _run(run: RunLayout, held: bool) -> Found:
     )
 
 
-def _own_info(run: RunLayout) -> dict[str, Any]:
+def _own_info(run: RunLayout) -> RunInfo:
     """run.json. Raises UsageError when it cannot be read, or is of another run."""
     info = read_run(run)
-    if info["run_id"] != run.run_id:
+    if info.run_id != run.run_id:
         raise UsageError(f"{run.run_json} is of another run")
     return info
 

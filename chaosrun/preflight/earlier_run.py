@@ -47,9 +47,9 @@ def earlier_run(root: Path, job: Job) -> EarlierRun | None:
             run = RunLayout(path)
             with suppress(UsageError):  # one that goes on, was interrupted, or is damaged
                 info = read_run(run)
-                same = info["job"] == str(job.path.resolve()) and _training(info["spec"]) == asked
+                same = info.job == str(job.path.resolve()) and _training(info.spec) == asked
                 if same and read_object(run.verdict_json).get("outcome") == "completed":
-                    found.append((info["created_s"], run))
+                    found.append((info.created_s, run))
     if not found:
         return None
     _, run = max(found, key=lambda entry: entry[0])

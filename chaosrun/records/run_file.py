@@ -1,30 +1,68 @@
-"""run.json and the other files of a run that hold one JSON object: read as data, whatever lies there.
+"""run.json, typed, and the other files of a run that hold one JSON object: read as data, whatever lies there.
 
-run.json may have been changed, cut off or copied from elsewhere: what is read of it has the types that it is used with, else a
-UsageError names the file. Owns what every run.json has, not what it means.
+They may have been changed, cut off or copied from elsewhere: what is not as its type says is a UsageError that names the file.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from chaosrun.errors import UsageError
+from chaosrun.records.codec import Count, Record, convert, encode
+from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 
 DAMAGED = "the run is damaged, or was written by another version of chaosrun; submit the job again"
-_KEYS: Mapping[str, type | tuple[type, ...]] = {
-    "run_id": str,
-    "created_s": (int, float),
-    "job": str,
-    "directory": str,
-    "script": str,
-    "overrides": list,
-    "spec": dict,
-    "reference": dict,
-    "storage": dict,
-    "irreproducible": (str, type(None)),
-}
+_R = TypeVar("_R", bound=Struct)
+Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
+
+
+class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """Where a run has its undisturbed leg from."""
+
+    mode: str
+    """auto, fresh, or the path of the run whose reference is taken."""
+    source: str | None = None
+    """The leg that it was copied from; None when it was run for this drill."""
+    key: str | None = None
+    """Of what it depends on: see `supervise.reference`."""
+    replaced: str | None = None
+    """How the one from the cache differed from one that was then made, and stands in its place."""
+
+
+class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """run.json: what a run was asked for, resolved."""
+
+    v: Literal[1] = 1
+    run_id: str
+    created_s: float
+    chaosrun: str = ""
+    """The version that made it."""
+    job: str
+    """Absolute path of the job file, as are the next two."""
+    directory: str
+    script: str
+    overrides: tuple[str, ...]
+    typed: tuple[str, ...] | None = None
+    """The words of a job that was given without a job file."""
+    spec: dict[str, Any]
+    """The `JobSpec` as JSON values."""
+    reference: Reference
+    storage: dict[str, Place | None]
+    """By leg, where its checkpoints are; None: in its own directory."""
+    storage_nonce: str | None = None
+    """See `storage_owner`."""
+    irreproducible: str | None
+    """How two undisturbed runs differed."""
+    confirmed: Count = 0
+    """Undisturbed runs that were made again, and were equal."""
+
+    @property
+    def name(self) -> str:
+        return self.spec["name"]
 
 
 def read_json(data: bytes) -> Any:
@@ -44,38 +82,46 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path.parent} is not a run: {path.name} is missing", hint="`chaosrun list` shows the runs"
         ) from error
     except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error})", hint="the run is damaged") from error
+        raise UsageError(f"{path} is damaged: not JSON ({error})", hint=DAMAGED) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="`chaosrun list` shows the runs") from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path}: not a JSON object", hint="the run is damaged")
+        raise UsageError(f"{path} is damaged: not a JSON object", hint=DAMAGED)
     return value
 
 
-def read_run(run: RunLayout) -> dict[str, Any]:
+def read_record(path: Path, kind: type[_R]) -> _R:
+    """The record in one of a run's files. Raises UsageError as `read_object`, and for what is another's."""
+    try:
+        return convert(read_object(path), kind)
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}", hint=DAMAGED) from error
+
+
+def read_run(run: RunLayout) -> RunInfo:
     """run.json. Raises UsageError when the directory is no run, or the file is not one of a run."""
-    info = read_object(run.run_json)
-    for key, kind in _KEYS.items():
-        if key not in info or not isinstance(info[key], kind):
-            raise UsageError(f"{run.run_json}: {key} is {_short(info.get(key))}", hint=DAMAGED)
-    if not all(isinstance(change, str) for change in info["overrides"]) or not isinstance(info["spec"].get("name"), str):
-        raise UsageError(f"{run.run_json}: overrides or spec is not what a run has", hint=DAMAGED)
-    for key in ("mode", "source", "key"):
-        if not isinstance(info["reference"].get(key), str | None) or info["reference"].get("mode") is None:
-            raise UsageError(f"{run.run_json}: reference is {_short(info['reference'])}", hint=DAMAGED)
+    info = read_record(run.run_json, RunInfo)
+    if not isinstance(info.spec.get("name"), str):
+        raise UsageError(f"{run.run_json} is damaged: spec is not what a run has", hint=DAMAGED)
     return info
 
 
-def recorded_leg(run: RunLayout, info: Mapping[str, Any], name: str) -> LegLayout:
+def write_run(run: RunLayout, info: RunInfo) -> None:
+    write_record(run.run_json, info)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """As the whole of a file, durably, to be read by people too."""
+    write_durably(path, msgspec.json.format(encode(record), indent=1))
+
+
+def recorded_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     """One of the run's own legs, to be read, with its checkpoints where run.json says they are."""
-    storage = info.get("storage") or {}
-    place = storage.get(name) if isinstance(storage, Mapping) else storage
-    if place is not None and (not isinstance(place, str) or not place or "\0" in place):
-        raise UsageError(f"{run.run_json}: storage is {_short(storage)}", hint=DAMAGED)
+    place = info.storage.get(name)
     return run.leg(name, Path(place) if place else None)
 
 
-def own_leg(run: RunLayout, info: Mapping[str, Any], name: str) -> LegLayout:
+def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     """The same, to be written to and cleared: it has to be a place that this very run made for itself.
 
     Raises UsageError when its directory is a link, or its storage is not called after the run: a copied or edited run.json must
@@ -95,8 +141,3 @@ def own_leg(run: RunLayout, info: Mapping[str, Any], name: str) -> LegLayout:
                 hint="remove the link; checkpoint.storage puts checkpoints elsewhere",
             )
     return leg
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -5,40 +5,57 @@ full disk, an interrupt), for whoever was not there to see it. Without an end, a
 killed. Written by the holder of the lock alone.
 """
 
-import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from chaosrun import errors
-from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
-from chaosrun.records.journal import write_durably
+from chaosrun.errors import ChaosrunError, InterruptedRunError
+from chaosrun.records.codec import Record, changed
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_object
+from chaosrun.records.run_file import read_record, write_record
 
-VERSION = 1
 RUN = "{run}"
 """In a hint: the run, named in the way that it is found from wherever the hint is read."""
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
-    "pid": int,
-    "began_s": (int, float),
-    "ended_s": (int, float, type(None)),
-    "error": (dict, type(None)),
-    "warnings": list,
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supervision:
+class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """An error of chaosrun's own, for another process."""
+
+    kind: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+    @classmethod
+    def of(cls, error: BaseException, run: RunLayout) -> "ToldError":
+        """What is none of ours is a bug, or an interrupt that has not been given its words yet."""
+        if isinstance(error, KeyboardInterrupt):
+            error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run")
+        if not isinstance(error, ChaosrunError):
+            error = ChaosrunError(
+                f"this is a bug in chaosrun: {type(error).__name__}: {error}",
+                hint=f"please report it; where the run was followed by nobody, the traceback is in {run.supervisor_log}",
+            )
+        hint = error.hint and error.hint.replace(run_argument(run), RUN)
+        return cls(kind=type(error).__name__, message=error.message, hint=hint, exit_code=error.exit_code)
+
+    def again(self, run: RunLayout) -> ChaosrunError:
+        kind = getattr(errors, self.kind, None)
+        of = kind if isinstance(kind, type) and issubclass(kind, ChaosrunError) else ChaosrunError
+        return of(self.message, hint=self.hint and self.hint.replace(RUN, run_argument(run)))
+
+
+class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):
+    v: Literal[1] = 1
     pid: int
     began_s: float
     ended_s: float | None
     """None while it lasts, and for good when the process was killed."""
-    error: ChaosrunError | None
+    error: ToldError | None
     """What it ended with; None when it came to a verdict."""
     warnings: tuple[str, ...]
     """What there is to say beside the verdict: reports that could not be written."""
@@ -46,59 +63,24 @@ class Supervision:
 
 def read_supervision(run: RunLayout) -> Supervision | None:
     """None for a run that nobody ever supervised. Raises UsageError when the file is damaged."""
-    if not run.supervisor_json.exists():
-        return None
-    found = read_object(run.supervisor_json)
-    for key, kind in _KINDS.items():
-        if key not in found or not isinstance(found[key], kind):
-            raise UsageError(f"{run.supervisor_json}: {key} is {found.get(key)!r:.60}", hint="the run is damaged")
-    error = None if found["error"] is None else raised_again(found["error"], run)
-    return Supervision(
-        pid=found["pid"],
-        began_s=found["began_s"],
-        ended_s=found["ended_s"],
-        error=error,
-        warnings=tuple(map(str, found["warnings"])),
-    )
+    return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
 
 
 @contextmanager
 def supervision(run: RunLayout) -> Iterator[list[str]]:
     """Write down that this process supervises the run, and at the end how that ended, with the warnings put into the list."""
     warnings: list[str] = []
-    facts = {"v": VERSION, "pid": os.getpid(), "began_s": time.time(), "ended_s": None, "error": None, "warnings": warnings}
-    _write(run, facts)
+    begun = Supervision(pid=os.getpid(), began_s=time.time(), ended_s=None, error=None, warnings=())
+    write_record(run.supervisor_json, begun)
+
+    def end(error: ToldError | None) -> None:
+        # A full disk, perhaps the very error: it is worth more than the record of it.
+        with suppress(OSError):
+            write_record(run.supervisor_json, changed(begun, ended_s=time.time(), error=error, warnings=tuple(warnings)))
+
     try:
         yield warnings
     except BaseException as error:
-        # A full disk, perhaps the very error: it is worth more than the record of it.
-        with suppress(OSError):
-            _write(run, {**facts, "ended_s": time.time(), "error": described(error, run)})
+        end(ToldError.of(error, run))
         raise
-    with suppress(OSError):  # the verdict is there, and says all
-        _write(run, {**facts, "ended_s": time.time()})
-
-
-def described(error: BaseException, run: RunLayout) -> dict[str, Any]:
-    """An error as JSON values; what is none of ours is a bug, or an interrupt that has not been given its words yet."""
-    if isinstance(error, KeyboardInterrupt):
-        error = InterruptedRunError("interrupted", hint=f"`chaosrun resume {run_argument(run)}` goes on with the run")
-    if not isinstance(error, ChaosrunError):
-        error = ChaosrunError(
-            f"this is a bug in chaosrun: {type(error).__name__}: {error}",
-            hint=f"please report it; where the run was followed by nobody, the traceback is in {run.supervisor_log}",
-        )
-    hint = None if error.hint is None else error.hint.replace(run_argument(run), RUN)
-    return {"kind": type(error).__name__, "message": error.message, "hint": hint, "exit_code": error.exit_code}
-
-
-def raised_again(about: Mapping[str, Any], run: RunLayout) -> ChaosrunError:
-    """The error that `described` made values of."""
-    kind = getattr(errors, str(about.get("kind")), None)
-    of = kind if isinstance(kind, type) and issubclass(kind, ChaosrunError) else ChaosrunError
-    hint = about.get("hint")
-    return of(str(about.get("message")), hint=None if hint is None else str(hint).replace(RUN, run_argument(run)))
-
-
-def _write(run: RunLayout, facts: Mapping[str, Any]) -> None:
-    write_durably(run.supervisor_json, json.dumps(facts, indent=1).encode())
+    end(None)

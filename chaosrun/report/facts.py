@@ -1,14 +1,15 @@
 """The few things a report says of a run besides its verdict: read from run.json and plan.json, which may not be there yet."""
 
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import Struct
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import INJECTED, FaultPlan
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_json
+from chaosrun.records.run_file import DAMAGED, read_object, read_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,81 +55,71 @@ class RunFacts:
         return f" ({(self.faults or 0) - self.injected_faults} planned, {self.injected_faults} injected)"
 
 
+class _Checkpoint(Struct, frozen=True):
+    every_steps: int | None = None
+
+
+class _Spec(Struct, frozen=True):
+    """What a report says of a job."""
+
+    name: str
+    workers: int | None = None
+    max_steps: int | None = None
+    seed: int | None = None
+    checkpoint: _Checkpoint = _Checkpoint()
+
+
 def read_facts(run: RunLayout) -> RunFacts:
-    """Raises UsageError when a file is there but holds no JSON object; what is not of the type it should be is left out."""
-    info, plan = read_object(run.run_json) or {}, read_object(run.plan_json)
-    spec, reference = (_only(dict, info.get(key)) or {} for key in ("spec", "reference"))
-    faults = (plan or {}).get("faults")
-    return RunFacts(
-        name=_only(str, spec.get("name")),
-        job=_only(str, info.get("job")),
-        typed=_strings(info.get("typed")),
-        directory=_only(str, info.get("directory")),
-        overrides=_strings(info.get("overrides")),
-        injected=_with_injected(spec, plan or {}),
-        injected_faults=_injected(plan or {}),
-        workers=_only(int, spec.get("workers")),
-        max_steps=_only(int, spec.get("max_steps")),
-        every_steps=_only(int, (_only(dict, spec.get("checkpoint")) or {}).get("every_steps")),
-        faults=len(faults) if isinstance(faults, list) else None,
-        reference_source=_only(str, reference.get("source")),
-        seed=_only(int, spec.get("seed")),
-        plan_seed=_only(int, (plan or {}).get("seed")),
-        created_s=_only(float, info.get("created_s")),
-        chaosrun=_only(str, info.get("chaosrun")),
+    """Raises UsageError when a file is there and damaged."""
+    info = read_run(run) if run.run_json.exists() else None
+    plan = FaultPlan.read(run.plan_json) if run.plan_json.exists() else None
+    injected = 0 if plan is None else sum(fault.source == INJECTED for fault in plan.faults)
+    facts = RunFacts(
+        faults=plan and len(plan.faults),
+        injected_faults=injected,
+        plan_seed=plan and plan.seed,
+    )
+    if info is None:
+        return facts
+    try:
+        spec = msgspec.convert(info.spec, _Spec)
+    except ValueError as error:
+        raise UsageError(f"{run.run_json} is damaged: spec: {error}", hint=DAMAGED) from error
+    return replace(
+        facts,
+        name=spec.name,
+        job=info.job,
+        typed=info.typed or (),
+        directory=info.directory,
+        overrides=info.overrides,
+        injected=_with_injected(info.spec, plan) if plan and injected else (),
+        workers=spec.workers,
+        max_steps=spec.max_steps,
+        every_steps=spec.checkpoint.every_steps,
+        reference_source=info.reference.source,
+        seed=spec.seed,
+        created_s=info.created_s,
+        chaosrun=info.chaosrun or None,
     )
 
 
-def _injected(plan: dict[str, Any]) -> int:
-    faults = plan.get("faults")
-    each = faults if isinstance(faults, list) else []
-    return sum(isinstance(fault, dict) and fault.get("source") == INJECTED for fault in each)
-
-
-def _with_injected(spec: dict[str, Any], plan: dict[str, Any]) -> tuple[str, ...]:
-    if not _injected(plan):
-        return ()
+def _with_injected(spec: object, plan: FaultPlan) -> tuple[str, ...]:
     from pydantic import ValidationError
 
     from chaosrun.spec.fragment import as_entries, cleared, scheduled
     from chaosrun.spec.model import JobSpec
 
     try:
-        job, planned = JobSpec.model_validate(spec), FaultPlan.from_json(plan)
-    except (ValidationError, UsageError):
+        job = JobSpec.model_validate(spec)
+    except ValidationError:
         return ()  # damaged, which whoever judges it says
-    return (*cleared(job), scheduled(as_entries(planned.faults, job.workers)))
+    return (*cleared(job), scheduled(as_entries(plan.faults, job.workers)))
 
 
 def read_versions(run: RunLayout) -> dict[str, str]:
     """Of Python and the libraries, as the chaos leg's environment has them, or the reference's where there is none to read."""
     for leg in ("chaos", "reference"):
         with suppress(UsageError):  # that it is damaged, the check of the records says
-            found = read_object(run.leg(leg).environment) or {}
-            if found:
+            if found := read_object(run.leg(leg).environment):
                 return {name: str(found[name]) for name in ("python", "torch", "accelerate", "numpy") if name in found}
     return {}
-
-
-_Kind = TypeVar("_Kind", int, str, float, dict[str, Any])
-
-
-def _strings(values: Any) -> tuple[str, ...]:
-    return tuple(filter(None, (_only(str, value) for value in values))) if isinstance(values, list) else ()
-
-
-def _only(kind: type[_Kind], value: Any) -> _Kind | None:
-    return value if isinstance(value, kind) else None
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON file's object, None when there is no file. Raises UsageError when it holds anything else."""
-    try:
-        value = read_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="it was changed from outside; submit the job again") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} is damaged: not a JSON object", hint="it was changed from outside; submit the job again")
-    return value

@@ -27,9 +27,9 @@ from chaosrun.records.heartbeat import read_heartbeat
 from chaosrun.records.history import history_of
 from chaosrun.records.layout import LEGS, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker
-from chaosrun.records.run_file import recorded_leg
+from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.records.tail import Tail
-from chaosrun.report.facts import read_facts, read_object
+from chaosrun.report.facts import read_facts
 from chaosrun.report.landings import landing
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, TraceLine
 from chaosrun.report.sentences import Told
@@ -106,13 +106,12 @@ class RunFollower:
         with suppress(UsageError, OSError):
             self.picture.facts = read_facts(self.run)
         with suppress(UsageError, OSError):
-            plan = read_object(self.run.plan_json)
-            self.picture.faults = () if plan is None else FaultPlan.from_json(plan).faults
+            self.picture.faults = FaultPlan.read(self.run.plan_json).faults
 
     def _look_for_checkpoints(self) -> None:
         for name, leg in self.picture.legs.items():
             try:
-                found = os.listdir(recorded_leg(self.run, read_object(self.run.run_json) or {}, name).checkpoints)
+                found = os.listdir(recorded_leg(self.run, read_run(self.run), name).checkpoints)
             except (OSError, UsageError):
                 continue
             bad = {step: False for step, sound in leg.checkpoints.items() if not sound}

@@ -14,7 +14,6 @@ from chaosrun.records.events import EVENTS, FaultObserved, JournalEvent
 from chaosrun.records.history import LegHistory, TraceReader, history_of
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_object
 from chaosrun.records.traces import RankTrace, read_ends
 
 
@@ -49,7 +48,7 @@ class Landed:
 
 def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
     """Of each of these faults what the chaos leg's files say so far. Raises UsageError when they are damaged."""
-    planned = {fault.id: fault for fault in FaultPlan.from_json(read_object(run.plan_json)).faults}
+    planned = {fault.id: fault for fault in FaultPlan.read(run.plan_json).faults}
     leg = run.leg("chaos")
     try:
         journal = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []

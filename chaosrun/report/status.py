@@ -9,9 +9,10 @@ from chaosrun.faults.fault import Fault
 from chaosrun.records.events import FaultObserved
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import read_object
 from chaosrun.records.supervision import read_supervision
 from chaosrun.report.escapes import harmless
-from chaosrun.report.facts import RunFacts, read_facts, read_object
+from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import LegPicture, RunPicture
 from chaosrun.report.sentences import raised
@@ -113,7 +114,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
     """
     follower = follower or RunFollower(run, whole=False)
     follower.poll()
-    verdict = read_object(run.verdict_json)
+    verdict = read_object(run.verdict_json) if run.verdict_json.exists() else None
     supervision = None if supervised else read_supervision(run)
     return RunStatus(
         run_id=run.run_id,
@@ -122,7 +123,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
         facts=read_facts(run),
         verdict=verdict,
         picture=follower.picture,
-        error=supervision and supervision.error,
+        error=supervision and supervision.error and supervision.error.again(run),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from chaosrun.errors import UsageError
 from chaosrun.records.events import AttemptStarting, FaultObserved
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.records.run_file import read_run, recorded_leg
 
 if TYPE_CHECKING:
     from chaosrun.records.history import LegHistory
@@ -53,8 +53,8 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
     from chaosrun.records.history import read_leg
     from chaosrun.verify.lineage import lineage
 
-    facts = read_object(run.run_json)
-    reference, chaos = (read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos"))
+    info = read_run(run)
+    reference, chaos = (read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos"))
     undisturbed, chain = lineage(reference), lineage(chaos)
     expected = _by_step(record for by_step in undisturbed.steps.values() for record in by_step.values())
     seen = _by_step(record for by_step in chain.steps.values() for record in by_step.values())
@@ -177,5 +177,5 @@ def _put_marks(put: Put, leg: "LegHistory", verdict: "Verdict") -> None:
         put("attempts", attempt.resumed_step, starts.get(attempt.attempt, 0.0), f"attempt {attempt.attempt} from {came_from}")
         if attempt.recovery_s is not None:
             put("recovery_s", attempt.resumed_step, starts.get(attempt.attempt, 0.0), attempt.recovery_s)
-    end_s = leg.journal[-1]["time_s"] if leg.journal else 0.0
+    end_s = leg.journal[-1].time_s if leg.journal else 0.0
     put("verdict", verdict.steps, end_s, f"{verdict.status}: {verdict.cause}")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chaosrun.errors import ChaosrunError, UsageError
+from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import CONCLUSIVE, DeathUnplanned
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import shortest
-from chaosrun.records.run_file import read_object
+from chaosrun.records.run_file import read_run
 from chaosrun.report.facts import RunFacts, read_facts, read_versions
 from chaosrun.report.next_commands import Command, next_commands, repeat_command
 from chaosrun.report.page import as_float, shown
@@ -22,7 +23,6 @@ from chaosrun.report.sentences import raised
 from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
-    from chaosrun.faults.fault import FaultPlan
     from chaosrun.records.events import Outcome
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.account import AttemptSummary, FaultOutcome
@@ -107,7 +107,7 @@ class RunView:
     versions: Mapping[str, str]
     """Of chaosrun, Python and the libraries."""
     spec: "JobSpec | None"
-    plan: "FaultPlan | None"
+    plan: FaultPlan | None
     damage: tuple[str, ...]
     """Sentences on files that could not be read, or not in full."""
     why: str | None
@@ -176,7 +176,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     damage: list[str] = []
     facts = _read(lambda: read_facts(run), damage) or RunFacts()
-    spec, plan = _read(lambda: _spec(run), damage), _read(lambda: _plan(run), damage)
+    spec, plan = _read(lambda: _spec(run), damage), _read(lambda: FaultPlan.read(run.plan_json), damage)
     legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", "chaos")}
     repeat = repeat_command(run, facts)
     return RunView(
@@ -220,24 +220,13 @@ def _spec(run: RunLayout) -> "JobSpec | None":
 
     from chaosrun.spec.model import JobSpec
 
-    info = read_object(run.run_json)
     try:
-        return JobSpec.model_validate(info["spec"]) if "spec" in info else None
+        return JobSpec.model_validate(read_run(run).spec)
     except ValidationError as error:
         raise UsageError(f"{run.run_json}: spec: {error.errors()[0]['msg']}") from error
 
 
-def _plan(run: RunLayout) -> "FaultPlan":
-    from chaosrun.faults.fault import FaultPlan
-
-    found = read_object(run.plan_json)
-    try:
-        return FaultPlan.from_json(found)
-    except ChaosrunError as error:
-        raise UsageError(f"{run.plan_json}: {error.message}") from error
-
-
-def _tried(facts: RunFacts, spec: "JobSpec | None", plan: "FaultPlan | None") -> str:
+def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> str:
     name = facts.name or "a job whose file cannot be read"
     workers = "" if facts.workers is None else f" on {count(facts.workers, 'worker')}"
     every = "" if spec is None else f", a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"

@@ -10,7 +10,6 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import (
@@ -27,8 +26,9 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import RunInfo, read_run
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.drill import LegRunner, leg_of, read_run, remove_leg, run_files
+from chaosrun.supervise.drill import LegRunner, leg_of, remove_leg, run_files
 from chaosrun.supervise.reference import changed_inputs
 from chaosrun.supervise.supervisor import LegResult
 from chaosrun.supervise.workers import order_template
@@ -53,7 +53,7 @@ class Case:
     """A run, and what is to be seen of it again."""
 
     run: RunLayout
-    info: dict[str, Any]
+    info: RunInfo
     drill: Drill
     target: Target
 
@@ -61,8 +61,8 @@ class Case:
 def open_case(run: RunLayout) -> Case:
     """Raises UsageError when there is no difference to look into."""
     info = read_run(run)
-    spec = JobSpec.model_validate(info["spec"])
-    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    spec = JobSpec.model_validate(info.spec)
+    plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
     return Case(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
 
@@ -109,7 +109,7 @@ class _Shown:
 @dataclass(slots=True)
 class _Replays:
     run: RunLayout
-    info: dict[str, Any]
+    info: RunInfo
     drill: Drill
     target: Target
     legs: LegRunner
@@ -221,7 +221,7 @@ class _Replays:
 
     def _storage(self) -> Path | None:
         """Beside the run's own checkpoints, where `checkpoint.storage` puts them elsewhere: that is where there is room."""
-        own = self.info["storage"]["chaos"]
+        own = self.info.storage.get("chaos")
         return Path(own).with_name(self.run.diagnosis.name) if own else None
 
     def _forget_checkpoints(self) -> None:

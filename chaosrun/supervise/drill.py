@@ -18,6 +18,7 @@ import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.permission import ask_permission
+from chaosrun.records.codec import changed
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -25,8 +26,8 @@ from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.run_file import own_leg, read_object, read_run, recorded_leg
-from chaosrun.records.storage_owner import NONCE, claim
+from chaosrun.records.run_file import Reference, RunInfo, own_leg, read_object, read_run, recorded_leg, write_run
+from chaosrun.records.storage_owner import claim
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -36,7 +37,6 @@ from chaosrun.supervise.workers import order_template
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
-RUN_VERSION = 1
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -53,25 +53,24 @@ def create_run(root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], r
         raise
     write_durably(run.job_yaml, job.text.encode())
     write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
-    _write_run(
+    write_run(
         run,
-        {
-            "v": RUN_VERSION,
-            "run_id": run.run_id,
-            "created_s": time.time(),
-            "chaosrun": chaosrun.__version__,
+        RunInfo(
+            run_id=run.run_id,
+            created_s=time.time(),
+            chaosrun=chaosrun.__version__,
             # What was typed can be submitted again from the run's own copy.
-            "job": str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
-            "typed": list(job.typed.words) if job.typed else None,
-            "directory": str(job.directory),
-            "script": str(job.script_path),
-            "overrides": overrides,
-            "spec": spec.model_dump(mode="json"),
-            "reference": {"mode": reference, "source": None, "key": None},
-            "storage": {leg: storage and str(storage / leg) for leg in ("reference", "chaos", "confirm")},
-            NONCE: nonce,
-            "irreproducible": None,
-        },
+            job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
+            typed=tuple(job.typed.words) if job.typed else None,
+            directory=str(job.directory),
+            script=str(job.script_path),
+            overrides=tuple(overrides),
+            spec=spec.model_dump(mode="json"),
+            reference=Reference(mode=reference),
+            storage={leg: str(storage / leg) if storage else None for leg in ("reference", "chaos", "confirm")},
+            storage_nonce=nonce,
+            irreproducible=None,
+        ),
     )
     return run
 
@@ -157,42 +156,40 @@ class Drill:
 
     def _execute(self) -> Verdict:
         info = read_run(self.run)
-        spec = JobSpec.model_validate(info["spec"])
-        plan = FaultPlan.from_json(read_object(self.run.plan_json))
+        spec = JobSpec.model_validate(info.spec)
+        plan = FaultPlan.read(self.run.plan_json)
         self.legs.ask_permission(plan, spec)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
             _expect_reached(plan, final_step(self._leg("reference")))
             self._run_leg("chaos", spec, info, plan)
         verdict = judge(self.run)
-        if spec.verify.confirm and worth_confirming(verdict) and info["irreproducible"] is None:
+        if spec.verify.confirm and worth_confirming(verdict) and info.irreproducible is None:
             verdict = self._confirm(spec, verdict)
         write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())
         return verdict
 
-    def _reference(self, spec: JobSpec, info: dict[str, Any]) -> bool:
+    def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
         leg = self._leg("reference")
         if (outcome := _outcome(leg)) not in RESUMABLE:
             return outcome == "completed"
         self._remove(leg)
-        mode = info["reference"]["mode"]
+        mode = info.reference.mode
         cache = ReferenceCache(self.root)
-        key = reference_key(spec, Path(info["script"]), self.legs.workers.devices())
-        info["reference"] |= {"key": key, "source": None}
+        key = reference_key(spec, Path(info.script), self.legs.workers.devices())
+        info = _referring(info, key=key, source=None)
         with cache.locked():
             source = cache.find(key) if mode == "auto" else None
             if mode not in ("auto", "fresh"):
                 source = leg_of(RunLayout(Path(mode)), "reference")
             if source is not None:
                 step = final_step(source)
-                info["reference"]["source"] = str(source.path)
-                info["storage"]["reference"] = None
-                _write_run(self.run, info)
+                write_run(self.run, _copied(info, source=str(source.path)))
                 copy_leg(source, self.run.reference, step)
                 self._tell("reference.cached", source=str(source.path))
                 return True
-        _write_run(self.run, info)
+        write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
@@ -208,7 +205,7 @@ class Drill:
     def _tell(self, event: str, **about: str) -> None:
         self.legs.on_record({"leg": "reference", "event": event, **about, "time_s": time.time()})
 
-    def _run_undisturbed(self, name: str, spec: JobSpec, info: dict[str, Any]) -> LegResult:
+    def _run_undisturbed(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
         result = self._run_leg(name, spec, info, UNDISTURBED)
         if result.outcome == "completed" and len(self._leg(name).attempts()) > 1:
@@ -219,7 +216,7 @@ class Drill:
     def _confirm(self, spec: JobSpec, verdict: Verdict) -> Verdict:
         """Run the job undisturbed again, `verify.confirm` times, before blaming recovery (or the job) for a difference."""
         info = read_run(self.run)
-        confirmed: int = info.get("confirmed", 0)
+        confirmed = info.confirmed
         if confirmed >= spec.verify.confirm:
             return verdict
         if _outcome(self._leg("confirm")) in RESUMABLE:
@@ -230,39 +227,34 @@ class Drill:
             return judge(self.run)
         difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if difference is None:
-            info["confirmed"] = confirmed + 1
-            _write_run(self.run, info)
+            write_run(self.run, changed(info, confirmed=confirmed + 1))
             if confirmed + 1 < spec.verify.confirm:
                 self._remove(self._leg("confirm"))
             return self._confirm(spec, judge(self.run))
         if confirmed:
             difference += f" (undisturbed run {confirmed + 2}; the first {confirmed + 1} were equal)"
-        cached = info["reference"]["source"] is not None and info["reference"]["mode"] == "auto"
+        cached = info.reference.source is not None and info.reference.mode == "auto"
         if not cached or agreed_at_first(verdict):
-            info["irreproducible"] = difference
-            _write_run(self.run, info)
+            write_run(self.run, changed(info, irreproducible=difference))
             return judge(self.run)
         # The cached reference is of another time (changed data, changed machine): judge by the one just made.
-        info["reference"]["replaced"] = difference
-        self._replace_reference(info)
+        self._replace_reference(info, difference)
         verdict = judge(self.run)
         return self._confirm(spec, verdict) if worth_confirming(verdict) else verdict
 
-    def _replace_reference(self, info: dict[str, Any]) -> None:
+    def _replace_reference(self, info: RunInfo, difference: str) -> None:
         confirmed = self._leg("confirm")
         step = final_step(confirmed)
         self._remove(self._leg("reference"))
-        info["reference"]["source"] = None
-        info["storage"]["reference"] = None
-        _write_run(self.run, info)
-        self._tell("reference.replaced", difference=info["reference"]["replaced"])
+        write_run(self.run, _copied(info, source=None, replaced=difference))
+        self._tell("reference.replaced", difference=difference)
         copy_leg(confirmed, self.run.reference, step)
-        self._cache(info["reference"]["key"], confirmed, step)
+        self._cache(info.reference.key or "", confirmed, step)
         self._remove(confirmed)
 
-    def _run_leg(self, name: str, spec: JobSpec, info: dict[str, Any], plan: FaultPlan) -> LegResult:
+    def _run_leg(self, name: str, spec: JobSpec, info: RunInfo, plan: FaultPlan) -> LegResult:
         leg = self._leg(name)
-        earlier = (*earlier_legs(self.root, self.run.path, info["script"], leg.path), *self._removed)
+        earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
         template = replace(template, survey=self.survey, earlier=earlier)
@@ -303,8 +295,13 @@ def leg_of(run: RunLayout, name: str) -> LegLayout:
     return recorded_leg(run, read_run(run), name)
 
 
-def _write_run(run: RunLayout, info: dict[str, Any]) -> None:
-    write_durably(run.run_json, json.dumps(info, indent=1).encode())
+def _referring(info: RunInfo, **about: str | None) -> RunInfo:
+    return changed(info, reference=changed(info.reference, **about))
+
+
+def _copied(info: RunInfo, **about: str | None) -> RunInfo:
+    """With a reference that is copied into the run's own directory."""
+    return changed(_referring(info, **about), storage={**info.storage, "reference": None})
 
 
 def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | None, str | None]:

@@ -26,7 +26,7 @@ from chaosrun.processes import die_with_parent, with_package
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.own_files import open_own_file
-from chaosrun.records.supervision import described, raised_again
+from chaosrun.records.supervision import ToldError
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="say"):
     """The last thing told."""
 
-    error: dict[str, Any] | None = None
-    """As `records.supervision.described` has it; None when the drill came to its end."""
+    error: ToldError | None = None
+    """None when the drill came to its end."""
 
 
 Command = Task | Cancel | Detach
@@ -122,7 +122,7 @@ class SupervisorProcess:
         try:
             first = process._hear()
             if isinstance(first, Ended) and first.error is not None:
-                raise raised_again(first.error, run)
+                raise first.error.again(run)
             if not isinstance(first, Supervising):
                 log_hint = f"{run.supervisor_log} says why; `chaosrun resume {run_argument(run)}` begins again"
                 raise RecoveryError(f"the process that was to supervise run {run.run_id} ended at once", hint=log_hint)
@@ -173,7 +173,7 @@ class SupervisorProcess:
         self.wait()
         last = self._hear()
         if isinstance(last, Ended) and last.error is not None:
-            raise raised_again(last.error, self.run)
+            raise last.error.again(self.run)
         return outcome(self.run)
 
     def listen(self, listener: "Listener") -> Ended | None:
@@ -275,9 +275,9 @@ def main(supervise: Supervise | None = None) -> int:
         ties.let_go()
         if not isinstance(error, ChaosrunError | KeyboardInterrupt):
             traceback.print_exc()
-        about = described(error, run)
+        about = ToldError.of(error, run)
         if task.lock is None:
-            print(f"error: {about['message']}", file=sys.stderr)
+            print(f"error: {about.message}", file=sys.stderr)
         ties.tell(Ended(error=about))
         return about["exit_code"]
     ties.let_go()

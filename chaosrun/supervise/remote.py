@@ -58,7 +58,7 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
 
 def _outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     seen = read_supervision(run)
-    error = None if seen is None else seen.error
+    error = None if seen is None or seen.error is None else seen.error.again(run)
     warnings = () if seen is None else seen.warnings
     if has_ended(run):
         late = () if error is None else (f"its reports were not all written: {error.message}",)

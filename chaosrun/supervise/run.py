@@ -27,8 +27,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_object, read_run
-from chaosrun.records.supervision import raised_again
+from chaosrun.records.run_file import read_run
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job, refused
@@ -114,7 +113,7 @@ def _restarting(
             finally:
                 interrupts.watch(None)
         if last is not None and last.error is not None:
-            raise raised_again(last.error, run)
+            raise last.error.again(run)
         if last is not None:
             return judge(run)
         new = _struck(run) - struck_before
@@ -129,7 +128,7 @@ def _restarting(
 
 def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
     """Faults that end a supervisor; one may have come to the plan since."""
-    plan = FaultPlan.from_json(json.loads(run.plan_json.read_text()))
+    plan = FaultPlan.read(run.plan_json)
     return [fault for fault in plan.faults if fault.facts.evidence == "successor"]
 
 
@@ -199,7 +198,7 @@ def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: 
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
 
-    spec = JobSpec.model_validate(read_run(run)["spec"])
+    spec = JobSpec.model_validate(read_run(run).spec)
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
@@ -243,8 +242,8 @@ class Injections:
         seed = secrets.randbelow(2**31) if command.seed is None else command.seed
         with self._lock:
             supervisor = self._open_leg()
-            spec = JobSpec.model_validate(read_run(self._run)["spec"])
-            plan = FaultPlan.from_json(read_object(self._run.plan_json))
+            spec = JobSpec.model_validate(read_run(self._run).spec)
+            plan = FaultPlan.read(self._run.plan_json)
             after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
             about = {"kind": command.kind, "rank": command.rank, "settings": command.settings}
             faults = injected(spec, plan, **about, seed=seed, after_s=after_s)

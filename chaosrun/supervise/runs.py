@@ -33,7 +33,7 @@ def _summary(run: RunLayout) -> RunSummary:
     except UsageError:
         # One damaged run must not hide the others.
         return summary(name="?", status="damaged", created_s=run.run_json.stat().st_mtime)
-    summary = partial(summary, name=info["spec"]["name"], created_s=info["created_s"])
+    summary = partial(summary, name=info.name, created_s=info.created_s)
     if ended is not None:
         outcome, exit_code = _only(str, ended.get("outcome")), _only(int, ended.get("exit_code"))
         return summary(status=str(ended.get("status", "damaged")), outcome=outcome, exit_code=exit_code)

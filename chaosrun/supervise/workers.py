@@ -13,6 +13,7 @@ from chaosrun.records.events import Outcome, PlacementAcquired
 from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.run_file import RunInfo
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.reference import job_fingerprint
 
@@ -123,9 +124,7 @@ class Workers(Protocol):
         ...
 
 
-def order_template(
-    name: str, leg: LegLayout, spec: JobSpec, info: dict[str, Any], *, reference: Path | None = None
-) -> WorkerOrder:
+def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, reference: Path | None = None) -> WorkerOrder:
     """What every worker of a leg is told; attempt and rank are filled in later. `reference`: the leg that this one is to be
     compared with."""
     return WorkerOrder(
@@ -140,15 +139,15 @@ def order_template(
         node_rank=0,
         master_addr="127.0.0.1",
         master_port=0,
-        script=info["script"],
+        script=info.script,
         args=spec.args,
-        cwd=info["directory"],
+        cwd=info.directory,
         by=spec.by,
         module=spec.module,
         command=spec.command or (),
         resume_args=spec.resume.args,
         resume_env=spec.resume.env,
-        outputs=tuple(str(Path(info["directory"]) / path) for path in spec.outputs),
+        outputs=tuple(str(Path(info.directory) / path) for path in spec.outputs),
         prime_buckets=spec.prime_buckets,
         reference_path=str(reference.resolve()) if reference and spec.by == "script" else None,
         seed=spec.seed,

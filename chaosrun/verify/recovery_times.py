@@ -21,7 +21,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.history import Attempt, LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.verify.lineage import Lineage
 
 PHASES = ("detect", "stop", "start", "restore", "first_step")
@@ -77,7 +77,7 @@ class Work:
 
 def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
     """Of each restart of the run's chaos leg. Raises UsageError when it is no run."""
-    return recoveries_of(read_leg(recorded_leg(run, read_object(run.run_json), "chaos")))
+    return recoveries_of(read_leg(recorded_leg(run, read_run(run), "chaos")))
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:

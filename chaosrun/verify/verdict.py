@@ -19,7 +19,7 @@ from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import opened_files
 from chaosrun.records.order import DataResume
-from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
 from chaosrun.verify.advice import warnings
@@ -152,48 +152,33 @@ class _Ruling:
 
 def judge(run: RunLayout) -> Verdict:
     """Judge a run from run.json, plan.json and its two legs. Raises UsageError when it is not a run this version can read."""
-    facts = read_object(run.run_json)
-    plan = FaultPlan.from_json(read_object(run.plan_json))
+    info = read_run(run)
+    plan = FaultPlan.read(run.plan_json)
     try:
-        spec = JobSpec.model_validate(facts.get("spec"))
+        spec = JobSpec.model_validate(info.spec)
     except ValidationError as error:
         raise UsageError(
             f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
         ) from error
-    irreproducible = _irreproducible(run, facts)
-    legs = [read_leg(recorded_leg(run, facts, name)) for name in ("reference", "chaos")]
-    confirming = opened_files(recorded_leg(run, facts, "confirm"), [])
+    legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
+    confirming = opened_files(recorded_leg(run, info, "confirm"), [])
     drill = Drill.of(legs[0], legs[1], spec, plan, confirming)
-    verdict = judge_drill(drill, irreproducible=irreproducible, confirmed=_confirmed(run, facts))
-    return replace(verdict, warnings=(*_replaced(facts), *verdict.warnings))
+    verdict = judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
+    # A reference that was taken from the cache and is no longer the one that is judged by.
+    replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
+    return replace(verdict, warnings=(*replaced, *verdict.warnings))
 
 
-def _replaced(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """A reference that was taken from the cache and is no longer the one that is judged by."""
-    reference = facts.get("reference")
-    difference = reference.get("replaced") if isinstance(reference, Mapping) else None
-    return (REPLACED.format(difference=difference),) if isinstance(difference, str) else ()
-
-
-def _irreproducible(run: RunLayout, facts: Mapping[str, Any]) -> Cause | None:
+def _irreproducible(info: RunInfo) -> Cause | None:
     """How two undisturbed runs differed, if a second one was made and they did."""
-    difference, reference = facts.get("irreproducible"), facts.get("reference")
-    if not isinstance(difference, str | None) or not isinstance(reference, Mapping | None):
-        raise UsageError(f"{run.run_json}: irreproducible is {difference!r}", hint="the run is damaged")
+    difference, reference = info.irreproducible, info.reference
     if not difference:
         return None
-    if reference and reference.get("source") is not None and reference.get("mode") == "auto":
+    if reference.source is not None and reference.mode == "auto":
         return Cause.of("undisturbed_runs_differ", because="agreed_at_first", difference=difference)
-    if reference and reference.get("source") is not None:
-        return Cause.of("reference_of_another_job", run=Path(str(reference.get("mode"))).name, difference=difference)
+    if reference.source is not None:
+        return Cause.of("reference_of_another_job", run=Path(reference.mode).name, difference=difference)
     return Cause.of("undisturbed_runs_differ", difference=difference)
-
-
-def _confirmed(run: RunLayout, facts: Mapping[str, Any]) -> int:
-    count = facts.get("confirmed", 0)
-    if not isinstance(count, int) or count < 0:
-        raise UsageError(f"{run.run_json}: confirmed is {count!r}", hint="the run is damaged")
-    return count
 
 
 def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:

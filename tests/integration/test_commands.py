@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.command import TARGET
-from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import read_end
 from tests.integration.ranks import make_orders
 from tests.integration.test_forkserver import Server
 

@@ -1,6 +1,5 @@
 """The page of a suite in a real browser: every figure drawn, every night told, nothing beyond the edge, nothing loaded."""
 
-import json
 import random
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from chaosrun.campaign.report.pages import junit_text, render_index
 from chaosrun.campaign.results import DrillResult, SuiteResult
 from chaosrun.records.layout import RunLayout
 from tests.browser import SCHEMES, WIDTHS, open_browser, opened, overflow
+from tests.unit.run_files import write_info
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -71,7 +71,7 @@ def tonight(known: list[Night], folder: Path) -> SuiteResult:
         run.path.mkdir(parents=True)
         run.report_html.write_text("<!doctype html>")
         long = [f"faults.schedule=[{', '.join(f'{{rank: 0, at_step: {step}}}' for step in range(9))}]", "args=['<b>']"]
-        run.run_json.write_text(json.dumps({"v": 1, "job": "/a/job.yaml", "overrides": long}))
+        write_info(run, job="/a/job.yaml", overrides=tuple(long))
         drill = DrillResult(
             name=name,
             run=run,

@@ -1,7 +1,6 @@
 """How a picture looks at any size, and that the terminal it is drawn on is left as it was."""
 
 import io
-import json
 import os
 import re
 import signal
@@ -23,6 +22,7 @@ from chaosrun.report.facts import RunFacts
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, TraceLine
 from tests.terminal import Terminal
 from tests.unit.events import event, history
+from tests.unit.run_files import write_info
 
 REQUESTED = {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 30, "phase": "reduce"}
 RECORDS: list[dict[str, Any]] = [
@@ -268,7 +268,7 @@ def small(tmp_path: Path) -> Path:
 
     run = RunLayout(tmp_path / "runs" / "small-1")
     run.path.mkdir(parents=True)
-    run.run_json.write_text(json.dumps({"created_s": time.time(), "spec": {"name": "small", "workers": 2, "max_steps": 9}}))
+    write_info(run, created_s=time.time(), spec={"name": "small", "workers": 2, "max_steps": 9})
     journal = Journal(run.leg("chaos").journal)
     journal.append(event("leg.started", leg="chaos", workers=2, supervisor_pid=1))
     journal.append(event("attempt.starting", attempt=1, resume=None, resume_step=0, armed=[]))

@@ -19,6 +19,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.control import Inject, InjectedFault
 from chaosrun.supervise.run import Injections
 from chaosrun.supervise.supervisor import Supervisor
+from tests.unit.run_files import write_info
 
 SPEC = JobSpec.model_validate({"name": "small", "script": "train.py", "workers": 3, "max_steps": 60})
 PLAN = FaultPlan(
@@ -144,20 +145,7 @@ def refusal(injections: Injections, **about: Any) -> str:
 def run(tmp_path: Path) -> RunLayout:
     run = RunLayout(tmp_path / "runs" / "small-1")
     run.path.mkdir(parents=True)
-    info = {
-        "run_id": run.run_id,
-        "created_s": 1.0,
-        "job": "/job.yaml",
-        "directory": "/",
-        "script": "/train.py",
-        "overrides": [],
-        "spec": SPEC.model_dump(mode="json"),
-        "reference": {"mode": "auto", "source": None, "key": None},
-        "storage": {},
-        "irreproducible": None,
-    }
-    run.run_json.write_text(json.dumps(info))
-    run.plan_json.write_text(json.dumps(PLAN.to_json()))
+    write_info(run, PLAN, spec=SPEC.model_dump(mode="json"))
     return run
 
 

@@ -25,6 +25,7 @@ from chaosrun.report.status import read_status, status_lines
 from tests.records import PlainTraceWriter
 from tests.terminal import Grid
 from tests.unit.events import event
+from tests.unit.run_files import write_info
 
 CHAOS: list[dict[str, Any]] = [
     {"event": "leg.started", "leg": "chaos", "workers": 3, "supervisor_pid": 41},
@@ -68,9 +69,8 @@ def write_steps(
 def run(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "runs" / "bytelm-20260102-030405")
     layout.path.mkdir(parents=True)
-    layout.run_json.write_text(json.dumps({"v": 1, "spec": {"name": "bytelm", "workers": 3, "max_steps": 90}}))
     faults = (Fault(id="F1", rank=1, at_step=17, source="a"), Fault(id="F2", rank=2, at_step=60, source="b"))
-    layout.plan_json.write_text(json.dumps(FaultPlan(seed=7, faults=faults).to_json()))
+    write_info(layout, FaultPlan(seed=7, faults=faults), spec={"name": "bytelm", "workers": 3, "max_steps": 90})
     return layout
 
 
@@ -329,7 +329,6 @@ class TestWatch:
         assert stream.getvalue().endswith("chaos: completed at step 90\n")
 
     def test_the_same_lines_as_of_the_process_that_carries_it_out(self, run: RunLayout) -> None:
-        run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_text()), "created_s": 1000.0}))
         own, times = io.StringIO(), stamped(CHAOS)
         with LiveProgress(own, terminal=False, run=run, clock=lambda: 1000.0):
             write_journal(run, "chaos", CHAOS, clock=lambda: next(times))
@@ -338,8 +337,7 @@ class TestWatch:
         assert others.getvalue() == own.getvalue() != ""
 
     def test_a_cached_reference_is_told_as_that(self, run: RunLayout) -> None:
-        info = {**json.loads(run.run_json.read_text()), "reference": {"mode": "auto", "source": "/elsewhere"}}
-        run.run_json.write_text(json.dumps(info))
+        write_info(run, source="/elsewhere")
         write_journal(run, "reference", [CHAOS[0], FINISHED], clock=lambda: 5.0)
         stream = io.StringIO()
         watch(run, stream=stream, terminal=False, ended=lambda: True)

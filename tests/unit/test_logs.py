@@ -24,6 +24,7 @@ from chaosrun.report.logs import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
 from tests.unit.events import event
+from tests.unit.run_files import write_info
 
 COMMAND = Path(sys.executable).with_name("chaosrun")
 
@@ -32,10 +33,8 @@ COMMAND = Path(sys.executable).with_name("chaosrun")
 def run(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "root" / "runs" / "small-1")
     layout.path.mkdir(parents=True)
-    spec = {"name": "small", "workers": 2, "max_steps": 9}
-    layout.run_json.write_text(json.dumps({"v": 1, "created_s": 1000.0, "spec": spec}))
     plan = FaultPlan(seed=1, faults=(Fault(id="F1", rank=1, at_step=7, source="s"),))
-    layout.plan_json.write_text(json.dumps(plan.to_json()))
+    write_info(layout, plan, spec={"name": "small", "workers": 2, "max_steps": 9})
     return layout
 
 

@@ -22,6 +22,7 @@ from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State, TraceLine
 from tests.records import PlainTraceWriter
 from tests.unit.events import event, history
+from tests.unit.run_files import write_info
 
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
 
@@ -373,9 +374,8 @@ def run(tmp_path: Path) -> RunLayout:
     layout = RunLayout(tmp_path / "runs" / "small-1")
     layout.path.mkdir(parents=True)
     spec = {"name": "small", "workers": 2, "max_steps": 40, "checkpoint": {"every_steps": 5}}
-    layout.run_json.write_text(json.dumps({"v": 1, "created_s": 5.0, "spec": spec}))
     plan = FaultPlan(seed=1, faults=(Fault(id="F1", rank=1, at_step=7, source="s"),))
-    layout.plan_json.write_text(json.dumps(plan.to_json()))
+    write_info(layout, plan, created_s=5.0, spec=spec)
     return layout
 
 

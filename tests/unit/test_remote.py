@@ -22,7 +22,7 @@ from chaosrun.errors import InterruptedRunError, ResourcesError, RunTimeoutError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.supervision import described, raised_again, read_supervision, supervision
+from chaosrun.records.supervision import ToldError, read_supervision, supervision
 from chaosrun.supervise import remote
 from chaosrun.supervise.control import Answer, Command, Inject, control_directory, serve
 from chaosrun.supervise.drill import lock_run
@@ -55,7 +55,8 @@ class TestSupervision:
             raise error
         seen = read_supervision(run)
         assert seen is not None and seen.error is not None
-        assert (type(seen.error), seen.error.message, seen.error.hint, seen.error.exit_code) == (
+        again = seen.error.again(run)
+        assert (type(again), again.message, again.hint, again.exit_code) == (
             type(error),
             "no room",
             "make some",
@@ -63,9 +64,9 @@ class TestSupervision:
         )
 
     def test_an_interrupt_and_a_bug(self, run: RunLayout) -> None:
-        interrupted = raised_again(described(KeyboardInterrupt(), run), run)
+        interrupted = ToldError.of(KeyboardInterrupt(), run).again(run)
         assert interrupted.exit_code == 130 and f"chaosrun resume {run.run_id}" in (interrupted.hint or "")
-        bug = raised_again(described(ZeroDivisionError("division by zero"), run), run)
+        bug = ToldError.of(ZeroDivisionError("division by zero"), run).again(run)
         assert bug.exit_code == 1 and "this is a bug in chaosrun" in bug.message
 
     @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The account for people: every fact that a reader needs is there, at 80 columns and at 40, with and without colour."""
 
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 from tests.unit.events import event
+from tests.unit.run_files import write_info
 
 RUN_ID = "bytelm-20260102-030405"
 
@@ -122,14 +122,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     monkeypatch.chdir(tmp_path)
     layout = RunLayout(tmp_path / ".chaosrun" / "runs" / RUN_ID)
     layout.path.mkdir(parents=True)
-    info: dict[str, Any] = {
-        "job": str(tmp_path / "jobs" / "job.yaml"),
-        "overrides": ["faults.seed=7", "args=[a b]"],
-        "spec": {"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90},
-        "reference": {"source": None},
-    }
-    layout.run_json.write_text(json.dumps(info))
-    layout.plan_json.write_text(json.dumps(FaultPlan(seed=7).to_json()))
+    info: dict[str, Any] = {"job": str(tmp_path / "jobs" / "job.yaml"), "overrides": ("faults.seed=7", "args=[a b]")}
+    write_info(layout, FaultPlan(seed=7), **info, spec={"name": "bytelm", "workers": 3, "max_steps": 90})
     write_chaos(
         layout,
         ("leg.started", {"workers": 3, "supervisor_pid": 1}),

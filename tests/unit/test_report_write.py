@@ -236,7 +236,7 @@ class TestTheCommand:
         assert "plan.json is missing" in capsys.readouterr().err
         run.run_json.write_text("{")
         assert cli.main(["report", str(run.path)]) == 2
-        assert "run.json: not JSON" in capsys.readouterr().err
+        assert "run.json is damaged: not JSON" in capsys.readouterr().err
 
     def test_text_is_what_verify_prints(self, run: RunLayout) -> None:
         text = make_report(run, judge(run), "text", "-").text or ""

@@ -17,6 +17,7 @@ from chaosrun.spec.suite import Expectation
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
+from tests.unit.run_files import write_info
 
 FAILED = replace(
     PASSED,
@@ -46,7 +47,7 @@ def result(folder: Path, name: str, expect: Expectation, verdict: Verdict | str)
         return error
     run = RunLayout(folder / f"run-of-{name}")
     run.path.mkdir()
-    run.run_json.write_text('{"reference": {"source": null}}')
+    write_info(run)
     return drill_result(replace(DRILL, name=name, expect=expect), run, verdict, took_s=4.2)
 
 

@@ -22,6 +22,7 @@ from chaosrun.integrations.export import workflow
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.verify.trajectory import Trajectory
+from tests.unit.run_files import write_info
 
 SUITE = (
     "name: toys\njob: job.yaml\ndrills: [{name: a}, {name: b}, {name: c}, {name: d, faults: ./mine.yaml}]\n"
@@ -210,7 +211,7 @@ def test_a_preset_for_a_job_of_no_known_length_is_refused_once(suite: Path, tmp_
 def test_a_surprise_has_the_command_that_repeats_it(suite: Path, tmp_path: Path) -> None:
     run = RunLayout(tmp_path / "runs" / "toy-1")
     run.path.mkdir(parents=True)
-    run.run_json.write_text(json.dumps({"v": 1, "job": "/jobs/toy.yaml", "overrides": ["faults.seed=7"]}))
+    write_info(run, job="/jobs/toy.yaml", overrides=("faults.seed=7",))
     odd = DrillResult(name="a", run=run, status="FAIL", expected="PASS", surprises=("FAIL where PASS was expected",))
     fine = replace(odd, surprises=())
     entry = Entry.of(odd, plan_suite(SuiteRequest(path=suite), tmp_path, 0.0))

@@ -70,7 +70,7 @@ def test_a_difference_says_how_often_the_job_repeated_itself(tmp_path: Path) -> 
         reason = judge(run).blame.reason
         assert reason.endswith(told) and ("repeats itself" in reason) == bool(told)
     assert "repeats itself" not in judge(write_run(tmp_path / "sound", confirmed=1)).blame.reason
-    with pytest.raises(UsageError, match=r"run\.json: confirmed is 'often'"):
+    with pytest.raises(UsageError, match=r"run\.json is damaged: .*confirmed"):
         judge(write_run(tmp_path / "damaged", confirmed="often"))
 
 

@@ -170,7 +170,7 @@ def _outcome(run: RunLayout, verdict: Verdict) -> DrillOutcome:
         outcome=verdict.outcome,
         cause=verdict.cause,
         hint=verdict.hint,
-        irreproducible=bool(info["irreproducible"]),
+        irreproducible=bool(info.irreproducible),
         difference=first
         and Difference(
             step=first.step, rank=first.rank, ranks=first.ranks, kind=first.kind, cause=first.cause, tensor=first.tensor

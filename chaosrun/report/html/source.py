@@ -1,13 +1,13 @@
 """What a page's figures are made from: both legs with their traces, read once. What is damaged in them is named."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_object, recorded_leg
+from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView
 from chaosrun.verify.lineage import Lineage, lineage
@@ -50,7 +50,7 @@ class Source:
 def read_source(view: RunView) -> Source:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
-    info = _read("run.json", lambda: read_object(run.run_json), problems) or {}
+    info = _read("run.json", lambda: read_run(run), problems)
     legs = [_leg(run, info, name, problems) for name in ("reference", "chaos")]
     return Source(
         view=view,
@@ -70,12 +70,8 @@ def _read(name: str, read: Callable[[], _Read], problems: list[str]) -> _Read | 
         return None
 
 
-def _leg(run: RunLayout, info: Mapping[str, Any], name: str, problems: list[str]) -> Leg:
-    try:
-        layout = recorded_leg(run, info, name)
-    except UsageError as error:
-        problems.append(error.message)
-        layout = run.leg(name)
+def _leg(run: RunLayout, info: RunInfo | None, name: str, problems: list[str]) -> Leg:
+    layout = recorded_leg(run, info, name) if info else run.leg(name)
     if not layout.journal.exists() and not layout.attempts():
         # A leg that never began: nothing is damaged.
         history = LegHistory(name=name, layout=layout)
