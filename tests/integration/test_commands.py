@@ -1,5 +1,7 @@
-"""Commands that start the ranks of a node themselves: who becomes a rank, how deaths are seen, and what is said when one fails."""
+"""Commands that start the ranks of a node themselves: who becomes a rank, how deaths are seen, what is said when one fails."""
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,11 +11,17 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.command import TARGET
+from chaosrun.processes import identify, is_alive
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_end
 from tests.integration.ranks import make_orders
 from tests.integration.test_forkserver import Server
 
-TRAIN = str(Path(__file__).parent / "commanded" / "train.py")
-TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+HERE = Path(__file__).parent / "commanded"
+TRAIN, RELAUNCH = str(HERE / "train.py"), str(HERE / "relaunch.py")
+BIN = Path(sys.executable).parent
+TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node", "{workers_per_node}")
+FOR_EVER = "100000"
 
 
 @pytest.fixture
@@ -28,19 +36,112 @@ def server() -> Iterator[Server]:
 
 
 def start(server: Server, leg: Path, *command: str, workers: int = 2, **about: Any) -> None:
-    orders = make_orders(leg, "", workers=workers)
-    orders = [replace(order, args=(), command=command, by="script", **about) for order in orders]
+    orders = [replace(order, args=(), command=command, by="script", **about) for order in make_orders(leg, [""] * workers)]
     started = server.start(orders, listen=True)
-    assert started["pids"] == {}
+    assert started["pids"] == {} and started["port"]
 
 
+def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == name]
+
+
+def all_announced(server: Server, workers: int = 2) -> dict[int, int]:
+    """pids by rank."""
+    events = [server.next() for _ in range(workers)]
+    assert {event["event"] for event in events} == {"announced"}
+    return {event["rank"]: event["pid"] for event in events}
+
+
+@pytest.mark.nightly
 def test_the_ranks_of_torchrun_announce_themselves_and_end(server: Server, tmp_path: Path) -> None:
-    start(server, tmp_path, TORCHRUN, "--nproc-per-node", "{workers_per_node}", TRAIN, "3")
-    *events, stopped = server.until("stopped")
-    announced = {event["rank"]: event["pid"] for event in events if event["event"] == "announced"}
-    assert sorted(announced) == [0, 1]
-    exits = [event for event in events if event["event"] == "exited"]
+    start(server, tmp_path, *TORCHRUN, TRAIN, "3", "--loader-workers", "2")
+    announced = all_announced(server)
+    *exits, stopped = server.until("stopped")
     assert {event["rank"]: (event["pid"], event["exit_code"], event["completed"]) for event in exits} == {
         rank: (pid, 0, True) for rank, pid in announced.items()
-    }
+    }, "loader workers and the launcher are no ranks"
     assert stopped == {"event": "stopped", "attempt": 1, "killed": []}
+    attempt = LegLayout(tmp_path).attempt(1)
+    for rank in (0, 1):
+        assert f"rank {rank} trains, attempt 1" in attempt.log(rank).read_text()
+        end = read_end(attempt, rank)
+        assert end and end.completed and end.pid == announced[rank]
+
+
+def test_a_rank_that_is_killed_takes_the_others_and_the_launcher_along_at_once(server: Server, tmp_path: Path) -> None:
+    start(server, tmp_path, *TORCHRUN, "--max-restarts", "3", TRAIN, FOR_EVER)
+    announced = all_announced(server)
+    launcher = identify(int(Path(f"/proc/{announced[0]}/stat").read_text().split()[3]))
+    os.kill(announced[1], signal.SIGKILL)
+    *exits, stopped = server.until("stopped")
+    how = {event["rank"]: (event["signal"], event["killed"], event["completed"]) for event in exits}
+    assert how == {1: (signal.SIGKILL, False, False), 0: (signal.SIGKILL, True, False)}
+    assert exits[0]["rank"] == 1 and stopped["killed"] == [0]
+    assert launcher and not is_alive(launcher)
+
+
+@pytest.mark.nightly
+def test_a_status_that_the_launcher_has_collected_is_told_all_the_same_or_said_to_be_unknown(
+    server: Server, tmp_path: Path
+) -> None:
+    # Waits for its one rank in the kernel, and is as fast as we are.
+    start(server, tmp_path, sys.executable, RELAUNCH, "1", sys.executable, TRAIN, FOR_EVER, workers=1)
+    announced = all_announced(server, 1)
+    os.kill(announced[0], signal.SIGKILL)
+    exited, _ = server.until("stopped")
+    assert (exited["signal"] == signal.SIGKILL) != exited["collected"]
+
+
+@pytest.mark.nightly
+def test_a_launcher_that_starts_its_ranks_again_is_refused(server: Server, tmp_path: Path) -> None:
+    start(server, tmp_path, sys.executable, RELAUNCH, "2", sys.executable, TRAIN, "1", workers=1)
+    all_announced(server, 1)
+    exited, failed, stopped = server.until("stopped")
+    assert exited["completed"]
+    assert (failed["event"], failed["code"], failed["rank"]) == ("launcher_failed", "launcher_restarts", 0)
+    assert stopped["killed"] == []
+
+
+def test_a_command_that_starts_another_number_of_ranks_is_refused(server: Server, tmp_path: Path) -> None:
+    start(server, tmp_path, sys.executable, TRAIN, FOR_EVER, workers=2)
+    failed, _ = server.until("stopped")
+    assert (failed["code"], failed["rank"], failed["seen"]) == ("other_world_size", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "said"),
+    [
+        (("no-such-launcher", "train.py"), 127, "cannot start no-such-launcher: No such file or directory"),
+        ((sys.executable, "no_such_script.py"), 2, "No such file or directory"),
+        ((sys.executable, "-c", "print('done')"), 0, "done"),
+    ],
+)
+def test_a_command_that_ends_without_ranks_is_told_with_what_it_said_last(
+    server: Server, tmp_path: Path, command: tuple[str, ...], exit_code: int, said: str
+) -> None:
+    start(server, tmp_path, *command)
+    failed, stopped = server.until("stopped")
+    assert (failed["code"], failed["announced"], failed["exit_code"]) == ("launcher_ended", 0, exit_code)
+    assert said in failed["said"]
+    assert stopped["killed"] == []
+
+
+@pytest.mark.nightly
+def test_a_rank_that_leaves_with_an_exit_code_has_not_completed(server: Server, tmp_path: Path) -> None:
+    start(server, tmp_path, sys.executable, TRAIN, "1", "--exit-code", "3", workers=1)
+    all_announced(server, 1)
+    exited, _ = server.until("stopped")
+    assert (exited["exit_code"], exited["completed"]) == (3, False)
+
+
+@pytest.mark.nightly
+def test_the_ranks_of_accelerate_launch_announce_themselves(server: Server, tmp_path: Path) -> None:
+    launch = (str(BIN / "accelerate"), "launch", "--num_machines", "1", "--num_processes", "2", "--main_process_port")
+    start(server, tmp_path, *launch, "{master_port}", "--multi_gpu", TRAIN, "2")
+    all_announced(server)
+    *exits, _ = server.until("stopped")
+    assert [event["completed"] for event in exits] == [True, True]
+    # On a machine without GPUs accelerate starts one process, whatever the number, unless it is told more.
+    start(server, tmp_path, *launch, "{master_port}", TRAIN, "2")
+    failed, _ = server.until("stopped")
+    assert (failed["code"], failed["seen"]) == ("other_world_size", 1)
