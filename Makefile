@@ -28,7 +28,7 @@ demo: $(INSTALLED)-jobs
 test: $(INSTALLED)-dev browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
 
-nightly: $(INSTALLED)-dev browser
+nightly: $(INSTALLED)-dev,frameworks browser
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
 
 bench: $(INSTALLED)-bench

@@ -74,6 +74,8 @@ IMPORT_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
+    # pyarrow's allocator, which scikit-learn, pandas, datasets and the Trainer import where it is installed.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # Ask NVML whether there are GPUs: asking CUDA would initialise it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }

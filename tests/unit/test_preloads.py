@@ -104,3 +104,18 @@ def test_one_that_cannot_be_imported_twice_is_compared_all_the_same(tmp_path: Pa
 @pytest.mark.parametrize(("differing", "words"), [(["a.b"], "a.b is another"), (["a.b", "c.d"], "a.b (and 1 more) is another")])
 def test_it_is_said_which(differing: list[str], words: str) -> None:
     assert words in (_why_unfit_to_share(differing) or "")
+
+
+@pytest.mark.parametrize("module", ["sklearn.datasets", "pyarrow"])
+def test_libraries_are_imported_without_threads_of_theirs(module: str) -> None:
+    """A fork would lose them. Left to themselves they start some: BLAS has a pool, pyarrow's allocator one that tidies up."""
+    pytest.importorskip(module, reason=f"{module} is not installed")
+    script = f"import {module}\nfrom chaosrun.cluster.preloads import _why_unsafe_to_fork\nprint(_why_unsafe_to_fork())"
+
+    def told(**environment: str) -> str:
+        bare = {name: value for name, value in os.environ.items() if name not in IMPORT_ENVIRONMENT}
+        environment = {**bare, **environment}
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment).stdout.strip()
+
+    assert told(**IMPORT_ENVIRONMENT) == "None"
+    assert "thread(s)" in told(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")
