@@ -61,6 +61,7 @@ PRELOAD = (
     "accelerate.utils",
     "safetensors.torch",
     "chaosrun.protocol.recorder",
+    "chaosrun.protocol.script",
     "chaosrun.protocol.session",
 )
 

@@ -1,6 +1,6 @@
-"""The digest of a batch: all its bytes, whatever it is made of."""
+"""The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -20,12 +20,17 @@ def content_digest(content: Any) -> str:
 
     def visit(value: Any) -> None:
         match value:
+            case torch.Tensor() if value.grad_fn is not None:
+                # Computed, by another module perhaps: no content of a batch.
+                hasher.update(f"{value.dtype}{tuple(value.shape)}".encode())
             case torch.Tensor():
                 hasher.update(tensor_digest(value).to_bytes(8, "little"))
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
                 hasher.update(f"{value.dtype.str}{value.shape}".encode() + numpy.ascontiguousarray(value).tobytes())
             case str() | bytes() | int() | float() | complex() | None:
                 hasher.update(repr(value).encode())
+            case torch.nn.Module() | torch.device() | torch.dtype() | type():
+                hasher.update(type(value).__qualname__.encode())
             case _ if id(value) in inside:
                 hasher.update(b"<")
             case _:
@@ -68,3 +73,16 @@ def slots_of(kind: type) -> tuple[str, ...]:
     """Those that this class declares itself."""
     slots = vars(kind).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a state dict or a batch, however deep in lists and mappings."""
+    match value:
+        case torch.Tensor():
+            yield value
+        case Mapping():
+            for item in value.values():
+                yield from tensors_in(item)
+        case list() | tuple():
+            for item in value:
+                yield from tensors_in(item)

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,11 @@ def record_environment(path: Path) -> None:
 
 
 def environment_facts() -> dict[str, Any]:
-    import accelerate
-
     facts: dict[str, Any] = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": torch.__version__,
-        "accelerate": accelerate.__version__,
+        "accelerate": version("accelerate"),
         "numpy": numpy.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),

@@ -126,6 +126,9 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
     owners: dict[torch.device, list[tuple[int, int]]] = {}
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
+            if type(tensor) not in _WHOLE:
+                # Of a sharded tensor (DTensor) this rank's part.
+                tensor = getattr(tensor, "_local_tensor", tensor)
             seed = _seed(tensor.dtype, tensor.shape)
             if tensor.layout is torch.sparse_coo:
                 whole = tensor.detach().coalesce()
@@ -146,6 +149,9 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
             for index, count in parts:
                 results[index] = _finish([next(values) for _ in range(count)], seeds[index])
     return results
+
+
+_WHOLE = frozenset({Tensor, torch.nn.Parameter})
 
 
 def _dense(tensor: Tensor) -> Tensor:

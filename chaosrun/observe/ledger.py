@@ -1,4 +1,5 @@
-"""The ledger of sample ids: what a loader's sampler names, told batch by batch as the loader hands them out.
+"""The ledgers of sample ids: what a loader's sampler names, told batch by batch as the loader hands them out, or when a
+forward pass takes the tensors of a batch.
 
 It listens where every iterator of torch, and of torchdata, takes its next indices, so it hears what is fetched and not what a
 restored loader passes over, and changes neither loader nor sampler.
@@ -6,16 +7,21 @@ restored loader passes over, and changes neither loader nor sampler.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from accelerate.data_loader import DataLoaderDispatcher
+import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from chaosrun.observe.contents import tensors_in
 
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
 _next_index = _BaseDataLoaderIter._next_index
+KEPT_BATCHES = 16
+"""At most so many that no forward pass has taken are kept."""
 
 
 class SampleLedger:
@@ -29,6 +35,8 @@ class SampleLedger:
 
     def watch(self, loader: Any) -> None:
         """Listen to the next iterator of `loader`."""
+        from accelerate.data_loader import DataLoaderDispatcher  # loaded by now, where a session watches
+
         base = loader.base_dataloader
         self._handed_out = deque()
         in_order = base.num_workers == 0 or getattr(base, "in_order", True)
@@ -63,6 +71,67 @@ class SampleLedger:
             indices = drawn.popleft() if drawn else None
             handed_out.append(None if indices is None else _plain(indices))
             yield batch
+
+
+class BatchLedger:
+    """What all loaders of this process hand out, found again by the tensors of a batch: loaders fetch ahead, and a batch may be
+    passed over. Ids are unknown of a batch whose tensors were copied, to a GPU for instance."""
+
+    def __init__(self) -> None:
+        listen()
+        self._handed_out: deque[_HandedOut] = deque(maxlen=KEPT_BATCHES)
+        self._last: _HandedOut | None = None
+        self.passes = 0
+        """Over loaders whose batches were taken."""
+        _BaseDataLoaderIter.__next__ = self._telling(_BaseDataLoaderIter.__next__)
+
+    def taken(self, tensors: Iterable[torch.Tensor]) -> list[Any] | None:
+        """The ids of the batch that these tensors are of."""
+        addresses = {_address(tensor) for tensor in tensors} - {0}
+        found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
+        if found is None:
+            return None
+        while self._handed_out[0] is not found:
+            self._handed_out.popleft()
+        last = self._last
+        if last is None or found.iterator != last.iterator or found.number < last.number:
+            self.passes += 1
+        self._last = found
+        return found.ids
+
+    def _telling(self, following: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            on_their_way = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
+            drawn = _drawn.get(iterator)
+            while drawn and len(drawn) > on_their_way:
+                drawn.popleft()  # of a pass that was broken off
+            batch = following(iterator)
+            drawn = _drawn.get(iterator)
+            in_order = getattr(iterator, "_in_order", True)
+            ids = _plain(drawn.popleft()) if drawn and in_order else None
+            tensors = list(tensors_in(batch))
+            if tensors:
+                addresses = {_address(tensor) for tensor in tensors} - {0}
+                entry = _HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded)
+                self._handed_out.append(entry)
+            return batch
+
+        return __next__
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HandedOut:
+    tensors: list[torch.Tensor]
+    """Kept, so that nothing else can lie where they do."""
+    addresses: set[int]
+    ids: list[Any] | None
+    iterator: int
+    number: int
+    """How many it has handed out, this one included."""
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0
 
 
 def listen() -> None:

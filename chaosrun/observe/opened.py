@@ -46,11 +46,16 @@ DO_NOT_READ = frozenset({"chmod", "chown", "du", "ls", "mkdir", "rm", "rmdir", "
 class FileWatch:
     """Of one rank. `found` is told of each file once."""
 
-    def __init__(self, earlier: Sequence[TrainingTime], found: Callable[[str, TrainingTime, float], None]) -> None:
+    def __init__(
+        self,
+        earlier: Sequence[TrainingTime],
+        found: Callable[[str, TrainingTime, float], None],
+        ours: Sequence[str] = (),
+    ) -> None:
         self._earlier = earlier
         self._found = found
         self._told: set[str] = set()
-        self._caches = tuple(_caches())
+        self._caches = (*_caches(), *ours)
         self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
         """By device and inode: left by another leg, and since renamed, added to or given other rights."""
         self._handlers: Mapping[str, Callable[..., None]] = {
@@ -155,8 +160,9 @@ class FileWatch:
         return self._kept.get((found.st_dev, found.st_ino)) if self._kept else None
 
 
-def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: int) -> FileWatch:
-    """Begin to write into `record` what this process and its children read of files that `earlier` legs left."""
+def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: int, ours: Sequence[str] = ()) -> FileWatch:
+    """Begin to write into `record` what this process and its children read of files that `earlier` legs left. What begins with
+    one of `ours` chaosrun itself reads."""
 
     def found(path: str, left_by: TrainingTime, changed_s: float) -> None:
         before = changed_s < left_by.since_s
@@ -169,7 +175,7 @@ def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: 
         finally:
             os.close(descriptor)
 
-    watching = FileWatch(earlier, found)
+    watching = FileWatch(earlier, found, ours)
     watching.begin()
     return watching
 

@@ -18,8 +18,9 @@ import torch
 import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from chaosrun.observe.contents import tensors_in
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own
-from chaosrun.observe.state import ObservedState, tensors_in
+from chaosrun.observe.state import ObservedState
 
 LOOPS = ("batches", "windows")
 SAMPLED = 1 << 16

@@ -1,6 +1,6 @@
 """The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ class ObservedState:
 
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for optimizer in self.optimizers() for group in optimizer.param_groups]
+
+    def optimizer_digest(self) -> str:
+        """None: every checkpoint holds digests of it."""
+        return ""
 
     def components(self) -> dict[str, dict[str, Any]]:
         """The live state but for the random streams, by component: state dicts with parameters called by name."""
@@ -128,16 +132,3 @@ class ObservedState:
 
     def _scheduler_states(self) -> dict[str, Any]:
         return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a state dict, however deep."""
-    match value:
-        case torch.Tensor():
-            yield value
-        case Mapping():
-            for item in value.values():
-                yield from tensors_in(item)
-        case list() | tuple():
-            for item in value:
-                yield from tensors_in(item)

@@ -6,7 +6,8 @@ The protocol calls it at the points that the script comes by; the form of the li
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import xxhash
@@ -15,12 +16,9 @@ from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import Fingerprint, fingerprint
-from chaosrun.observe.inspection import Inspector
-from chaosrun.observe.outside import Outside
 from chaosrun.observe.position import Position
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
-from chaosrun.observe.state import ObservedState
 from chaosrun.records.codec import RECORDS_VERSION
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -28,6 +26,7 @@ from chaosrun.records.traces import (
     BucketsRecord,
     CheckpointRecord,
     EndRecord,
+    Found,
     LoaderWorkersRecord,
     SourceRecord,
     StartRecord,
@@ -36,35 +35,79 @@ from chaosrun.records.traces import (
 )
 from chaosrun.records.traces import Position as RecordedPosition
 
+if TYPE_CHECKING:
+    from chaosrun.observe.outside import Outside
+
+NO_INPUTS = ""
+"""The digest of a step that no module's inputs were seen of."""
 Digests = dict[str, dict[str, str]]
 """Of a whole state, by component and by name inside it."""
+
+
+class State(Protocol):
+    """What is observed: `observe.state.ObservedState` of what accelerate prepared, `observe.found_state.FoundState` of what was
+    found in a script that nobody adapted."""
+
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]: ...
+
+    def learning_rates(self) -> list[float]: ...
+
+    def optimizer_digest(self) -> str:
+        """Of the optimizers' state; "" where checkpoints of ours vouch for it."""
+        ...
+
+    def digests(self) -> Digests: ...
+
+    def hooks(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """What an attempt begins with."""
+
+    weights: Fingerprint
+    optimizer: str
+    rates: tuple[str, ...]
+    rng: str
 
 
 class Observer:
     """Of any training that goes by steps."""
 
-    def __init__(self, state: ObservedState, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
+    def __init__(self, state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
         self._order = order
         self._leg = leg
         self._device = device
         self._trace = TraceWriter(leg.attempt(order.attempt).trace(order.rank))
-        self._inspector = Inspector(state, order, leg, device) if order.inspect else None
+        self._inspector = _inspector(state, order, leg, device) if order.inspect else None
         self._outside: Outside | None = None
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._clear_window()
 
-    def begin(self, position: Position, *, entered_s: float, restored: Digests | None) -> None:
-        """Write the `start` line. `restored`: what was found after a restore."""
+    def beginning(self) -> Beginning:
+        """Before the first step."""
+        self._named = self._state.parameters()
+        self.parameters = [parameter for _, parameter in self._named]
+        return Beginning(
+            weights=fingerprint(self.parameters),
+            optimizer=self._state.optimizer_digest(),
+            rates=_hex_of(self._state.learning_rates()),
+            rng=self._rng(),
+        )
+
+    def begin(
+        self, position: Position, at_start: Beginning, *, entered_s: float, restored: Digests | None, found: Found | None = None
+    ) -> None:
+        """Write the `start` line. `restored`: what was found after a restore; `found`: where a script went on by itself."""
         if self._order.rank == 0:
             # Here, when the script has chosen its device: asking for the GPU's name earlier would initialise CUDA.
             record_environment(self._leg.environment)
-        if self._order.leg != "chaos" and self._order.attempt == 1 and self._order.rank == 0:
+        undisturbed = self._order.leg != "chaos" and self._order.attempt == 1
+        if undisturbed and self._order.rank == 0 and self._order.by == "chaosrun":
             # What is seen of an undisturbed leg, a restart need not wait for.
-            self._outside = Outside(self._state)
-        named = self._state.parameters()
-        self.parameters = [parameter for _, parameter in named]
-        at_start = fingerprint(self.parameters)
+            self._outside = _outside(self._state)
         self._trace.write(
             StartRecord(
                 v=RECORDS_VERSION,
@@ -76,16 +119,18 @@ class Observer:
                 time_s=time.time(),
                 position=_recorded(position),
                 restored=self._order.resume,
-                rng=self._rng(),
+                rng=at_start.rng,
                 canary=canary(self._device),
-                param=at_start.value,
-                params=at_start.each,
-                tensors=tuple(name for name, _ in named),
+                param=at_start.weights.value,
+                params=at_start.weights.each,
+                tensors=tuple(name for name, _ in self._named),
                 digests=restored,
+                state=at_start.optimizer,
+                found=found,
             )
         )
         if self._inspector:
-            self._inspector.begin(position, named)
+            self._inspector.begin(position, self._named)
 
     def probe(self, loader: Any) -> None:
         """See whether the loader's samples can be had again after a restart. Once a leg: no recovery waits for it."""
@@ -98,7 +143,7 @@ class Observer:
     @property
     def is_between_steps(self) -> bool:
         """No batch of the step that comes has been seen."""
-        return not self._digests
+        return not self._rng_before
 
     def open_window(self) -> None:
         """The first batch of a step is there."""
@@ -110,6 +155,10 @@ class Observer:
         self._digests.append(content_digest(batch))
         if self._inspector:
             self._inspector.batch(batch, ids)
+
+    def drop_window(self) -> None:
+        """What has been seen since the last step leads to none."""
+        self._clear_window()
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
         """Of the micro-batches that are done since the last call, one scalar each."""
@@ -141,16 +190,17 @@ class Observer:
                 epoch=position.epoch,
                 batches=position.batches,
                 time_s=time.time(),
-                ids=None if None in self._ids else tuple(tuple(ids or ()) for ids in self._ids),
-                batch=tuple(self._digests),
+                ids=None if None in self._ids or not self._ids else tuple(tuple(ids or ()) for ids in self._ids),
+                batch=tuple(self._digests) or (NO_INPUTS,),
                 rng=self._rng_before,
                 loss=_as_hex(self._losses),
-                lr=tuple(rate.hex() for rate in self._rates),
+                lr=_hex_of(self._rates),
                 grad=self._gradients.value,
                 grads=self._gradients.each,
                 param=parameters.value,
                 params=parameters.each,
                 items=items,
+                state=self._state.optimizer_digest(),
             )
         )
         if self._inspector:
@@ -169,7 +219,7 @@ class Observer:
         )
         self._trace.write(record)
 
-    def end(self, position: Position, *, checkpoint: str) -> None:
+    def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""
         if self._inspector:
             self._inspector.end()
@@ -206,3 +256,20 @@ def _as_hex(losses: Sequence[torch.Tensor]) -> tuple[str, ...]:
     if not losses:
         return ()
     return tuple(value.hex() for value in torch.stack([loss.double().reshape(()) for loss in losses]).tolist())
+
+
+def _hex_of(rates: Sequence[float]) -> tuple[str, ...]:
+    return tuple(rate.hex() for rate in rates)
+
+
+def _inspector(state: Any, order: WorkerOrder, leg: LegLayout, device: torch.device) -> Any:
+    # For a replay, and loaded for nothing else.
+    from chaosrun.observe.inspection import Inspector
+
+    return Inspector(state, order, leg, device)
+
+
+def _outside(state: Any) -> "Outside":
+    from chaosrun.observe.outside import Outside
+
+    return Outside(state)

@@ -41,8 +41,12 @@ class BucketPrimer:
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for model in models:
-                bare = model.module if isinstance(model, DistributedDataParallel) else model
-                self._hooks[id(bare)] = bare.register_forward_pre_hook(self._meet)
+                self.expect(model)
+
+    def expect(self, model: torch.nn.Module) -> None:
+        """Meet it at its first forward pass under DDP."""
+        bare = model.module if isinstance(model, DistributedDataParallel) else model
+        self._hooks[id(bare)] = bare.register_forward_pre_hook(self._meet)
 
     def _meet(self, bare: torch.nn.Module, _inputs: Any) -> None:
         wrapper = DistributedDataParallel._get_active_ddp_module()

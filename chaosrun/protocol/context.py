@@ -13,6 +13,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
+    from chaosrun.protocol.script import ScriptTraining
     from chaosrun.protocol.session import Session
 
 
@@ -27,6 +28,8 @@ class WorkerContext:
     """None in a leg that has none before it."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
+    script: "ScriptTraining | None" = None
+    """What is seen of a script that resumes by itself."""
 
     def __post_init__(self) -> None:
         storage = Path(self.order.storage_path) if self.order.storage_path else None
@@ -34,7 +37,21 @@ class WorkerContext:
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
 
+    @property
+    def training(self) -> "Session | ScriptTraining | None":
+        return self.script or self.session
+
+    @property
+    def step(self) -> int:
+        """The last one that is done."""
+        return self.training.position.step if self.training else 0
+
     def adopt(self, session: "Session") -> None:
+        if self.script is not None:
+            raise MisuseError(
+                "chaosrun.attach() was called in a job whose script resumes by itself (resume.by: script)",
+                hint="leave out chaosrun.attach(), or resume.by",
+            )
         if self.session is not None:
             raise MisuseError(
                 "chaosrun.attach() was called twice in one process",

@@ -54,7 +54,8 @@ class Recorder:
             position = self._checkpointer.restore(self._order.resume, job)
         self._done = position.step
         self._heart.beat("restored", position.step)
-        self._observer.begin(position, entered_s=entered_s, restored=self._checkpointer.digests)
+        began = self._observer.beginning()
+        self._observer.begin(position, began, entered_s=entered_s, restored=self._checkpointer.digests)
         self._preemption.meet()
         if self._files:
             # What the script imports, it has imported by now.

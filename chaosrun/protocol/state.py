@@ -13,8 +13,9 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
+from chaosrun.observe.contents import tensors_in
 from chaosrun.observe.rng import capture_rng, restore_rng
-from chaosrun.observe.state import ObservedState, tensors_in
+from chaosrun.observe.state import ObservedState
 from chaosrun.protocol.loader_workers import worker_processes
 from chaosrun.protocol.plain_values import load_values, plain_values, refuse_code, unpicklable
 

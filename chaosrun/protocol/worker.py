@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import os
+import runpy
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.distributed_debug import speak_in_detail
 from chaosrun.protocol.randomness import own_epoch
+from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.events import RaisedError
 from chaosrun.records.journal import write_durably
@@ -48,7 +50,6 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     """
     context = WorkerContext(order)
     enter(context)
-    own_epoch()
     store: object = None
     end = WorkerEnd(status="returned", exit_code=0)
     try:
@@ -56,8 +57,11 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         context.heart.beat("started", 0)
         os.chdir(order.cwd)
         _know_the_leg(context)
-        listen()
-        context.preemption.listen()
+        if order.by == "chaosrun":
+            own_epoch()
+            listen()
+            # A script with checkpoints of its own handles a notice itself, or dies of it.
+            context.preemption.listen()
         pin(seed=order.seed, deterministic=order.deterministic, threads=order.threads)
         context.faults.reach("rendezvous", 0, listen_fd=listen_fd)
         store = _host_store(order, listen_fd)
@@ -65,16 +69,11 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         if order.distributed_debug:
             speak_in_detail()
         _feel_the_rendezvous(context)
+        if order.by == "script":
+            context.script = ScriptTraining(context)
         context.heart.beat("script", 0)
         _run_script(order)
-        if context.session is not None:
-            context.session.finish()
-        if context.session is None or not context.session.finished:
-            raise UserScriptError(
-                "the script returned without training under chaosrun"
-                + (" (run.batches() was never iterated)" if context.session else " (chaosrun.attach() was never called)"),
-                hint="run = chaosrun.attach(accelerator) after prepare(), then loop over run.batches(loader, epochs=...)",
-            )
+        _finish(context)
     except SystemExit as exit_request:
         end = _after_sys_exit(exit_request, context)
     except BaseException as error:  # the script's error, whatever it is, becomes this rank's end record
@@ -92,7 +91,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         # All that can still be told; the supervisor looks at the disk.
         return ResourcesError.exit_code
     if end.error is None or context.preemption.left is not None:
-        context.heart.beat("leaving", context.session.position.step if context.session else 0)
+        context.heart.beat("leaving", context.step)
         if end.error is None:
             _leave_process_group()
         atexit._run_exitfuncs()
@@ -103,28 +102,44 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
 def begin(context: WorkerContext) -> None:
     """Of a rank that a command started, where it begins to train: see what it does from here on."""
     _know_the_leg(context)
-    own_epoch()
-    listen()
     context.faults.reach("rendezvous", 0, listen_fd=None)
     _feel_the_rendezvous(context)
+    context.script = ScriptTraining(context)
 
 
 def end(context: WorkerContext, error: BaseException | None) -> None:
     """Of such a rank: write down how it ended, and leave the process group in order."""
-    order = context.order
-    end = WorkerEnd(status="returned", exit_code=0) if error is None else _raised("raised", error, order)
-    _write_end(order, context, end)
+    end = WorkerEnd(status="returned", exit_code=0)
+    try:
+        if error is None:
+            _finish(context)
+    except UserScriptError as unfinished:
+        error = unfinished
+    if error is not None:
+        end = _raised("raised", error, context.order)
+    _write_end(context.order, context, end)
     if end.error is None:
         _leave_process_group()
 
 
+def _finish(context: WorkerContext) -> None:
+    """The script has returned, or left with sys.exit(0). Raises UserScriptError when its training was not complete."""
+    if context.training is not None:
+        context.training.finish()
+    if context.training is None or not context.training.finished:
+        raise UserScriptError(
+            "the script returned without training under chaosrun"
+            + (" (run.batches() was never iterated)" if context.session else " (chaosrun.attach() was never called)"),
+            hint="run = chaosrun.attach(accelerator) after prepare(), then loop over run.batches(loader, epochs=...)",
+        )
+
+
 def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> None:
     completed = end.error is None
-    step = context.session.position.step if context.session else 0
     if completed and order.rank == 0:
         inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
-    end = changed(end, pid=os.getpid(), completed=completed, step=step, time_s=time.time())
+    end = changed(end, pid=os.getpid(), completed=completed, step=context.step, time_s=time.time())
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 
@@ -133,15 +148,18 @@ def _know_the_leg(context: WorkerContext) -> None:
     order, leg = context.order, context.leg
     leg.output.mkdir(exist_ok=True)
     told = {"CHAOSRUN_LEG": order.leg, "CHAOSRUN_ATTEMPT": str(order.attempt), "CHAOSRUN_OUTPUT": str(leg.output)}
-    os.environ.update(told)
+    os.environ.update({**told, **order.resume_env})
     if order.earlier:
         record = leg.attempt(order.attempt).opened(order.rank)
-        context.files = watch(order.earlier, record, attempt=order.attempt, rank=order.rank)
+        # Where the attempt stands, its reference's traces tell.
+        ours = (f"{order.reference_path}/attempts/",) if order.reference_path else ()
+        context.files = watch(order.earlier, record, attempt=order.attempt, rank=order.rank, ours=ours)
 
 
 def _announce(order: WorkerOrder) -> None:
-    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is no process group."""
-    variables = {
+    """The environment that torch and accelerate look for, as torchrun sets it. A single worker is no process group; a script
+    with checkpoints of its own then runs as by `python train.py`."""
+    variables: dict[str, object] = {
         "RANK": order.rank,
         "WORLD_SIZE": order.world_size,
         "LOCAL_WORLD_SIZE": order.local_world_size,
@@ -152,6 +170,9 @@ def _announce(order: WorkerOrder) -> None:
     if order.world_size > 1:
         # With it set, every rank is a client of the store that is already listening.
         variables |= {"LOCAL_RANK": order.local_rank, "TORCHELASTIC_USE_AGENT_STORE": True}
+    if order.by == "script":
+        launched = {"TORCHELASTIC_RUN_ID": "chaosrun", "TORCHELASTIC_RESTART_COUNT": order.attempt - 1}
+        variables = {**variables, **launched} if order.world_size > 1 else {}
     os.environ.update({name: str(value) for name, value in variables.items()})
     if order.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, order.gpus))
@@ -178,7 +199,7 @@ def _feel_the_rendezvous(context: WorkerContext) -> None:
 
     @functools.wraps(join)
     def joining(*args: Any, **kwargs: Any) -> None:
-        if context.session is not None:
+        if context.session is not None or (context.script and context.script.begun):
             return join(*args, **kwargs)
         context.heart.beat("rendezvous", 0)
         join(*args, **kwargs)
@@ -188,7 +209,13 @@ def _feel_the_rendezvous(context: WorkerContext) -> None:
 
 
 def _run_script(order: WorkerOrder) -> None:
-    """Execute the script as `python script args` would: `__main__`, sys.argv, its directory first on the path."""
+    """Execute the script as `python script args` would: `__main__`, sys.argv, its directory first on the path; a module as
+    `python -m module args`."""
+    if order.module is not None:
+        sys.argv = [order.module, *order.args]
+        sys.path.insert(0, order.cwd)
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+        return
     script = Path(order.script)
     sys.argv = [str(script), *order.args]
     sys.path.insert(0, str(script.parent))
@@ -201,13 +228,18 @@ def _run_script(order: WorkerOrder) -> None:
 
 def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     code = request.code if isinstance(request.code, int) else (0 if request.code is None else 1)
-    if code == 0 and context.session is not None and context.session.finished:
+    if code == 0 and context.script is not None:
+        try:
+            context.script.finish()
+        except UserScriptError as error:
+            return _raised("exited", error, context.order)
+    if code == 0 and context.training is not None and context.training.finished:
         return WorkerEnd(status="exited", exit_code=0)
-    step = context.session.position.step if context.session else 0
     said = "" if request.code is None or isinstance(request.code, int) else f": {request.code}"
+    hint = "the loop over run.batches() has to run to its end; after a deliberate break call run.finish()"
     error = UserScriptError(
-        f"the script left with sys.exit({code}) at step {step}, before its training was done{said}",
-        hint="the loop over run.batches() has to run to its end; after a deliberate break call run.finish()",
+        f"the script left with sys.exit({code}) at step {context.step}, before its training was done{said}",
+        hint=hint if context.script is None else "its log says why it did",
     )
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
 

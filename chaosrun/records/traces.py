@@ -10,7 +10,7 @@ first bad line, and that line becomes a problem. Knows the form of a trace, not 
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -58,6 +58,8 @@ class Found(Record, frozen=True, kw_only=True):
     rng: tuple[Count, ...] = ()
     data: tuple[Count, ...] = ()
     """k: the first inputs are those of the reference's step k + 1."""
+    own: bool = False
+    """The steps are not the reference's, of which none agreed, but those of an earlier attempt of this leg."""
 
 
 class TraceRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
@@ -86,6 +88,8 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """When the rank had built its training and turned to its checkpoint."""
     digests: Digests | None = None
     """Of the state that was restored."""
+    state: str = ""
+    """Of the optimizers' state, where a script resumes by itself."""
     found: Found | None = None
     """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 
@@ -260,6 +264,58 @@ class TraceWriter:
 def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
     """Read one file up to its first bad line; that line becomes a problem."""
     return _trace_of(path, lambda: read_records(path, LINES), attempt, rank, problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A trace between two steps: what a resume at this place has to begin with."""
+
+    step: int
+    """Done."""
+    weights: str
+    optimizer: str
+    rates: tuple[str, ...] | None
+    """As this step used them; None before the first."""
+    rates_after: tuple[str, ...] | None = None
+    """As the next step used them: None, as all that is of the next step, after the last."""
+    rng_after: str | None = None
+    data_after: str | None = None
+
+
+class _Brief(msgspec.Struct):
+    """Of a start or a step as much as a moment takes: thousands of them are read while a restart waits."""
+
+    kind: str
+    param: str = ""
+    state: str = ""
+    rng: str = ""
+    step: int = 0
+    position: Position | None = None
+    lr: tuple[str, ...] = ()
+    batch: tuple[str, ...] = ()
+
+
+_BRIEF = msgspec.json.Decoder(_Brief)
+
+
+def read_moments(path: Path) -> list[Moment]:
+    """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
+    moments: list[Moment] = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        if b'"kind":"step"' not in line[:64] and moments:
+            continue
+        try:
+            told = _BRIEF.decode(line)
+        except msgspec.DecodeError:
+            break
+        if told.kind == "start" and told.position:
+            moments.append(Moment(step=told.position.step, weights=told.param, optimizer=told.state, rates=None))
+        elif told.kind == "step" and moments:
+            rates = told.lr or moments[-1].rates
+            after = {"rates_after": rates, "rng_after": told.rng, "data_after": told.batch[0]}
+            moments[-1] = replace(moments[-1], **after)
+            moments.append(Moment(step=told.step, weights=told.param, optimizer=told.state, rates=rates))
+    return moments
 
 
 def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:

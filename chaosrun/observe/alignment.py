@@ -1,0 +1,72 @@
+"""Where an attempt stands that resumed by itself: what it begins with, held against every step of an earlier trace.
+
+Pure. No quantity names a step alone: a warm-up from zero leaves the weights as they are, data repeat in every epoch, an
+optimizer without momentum keeps nothing. The chosen step agrees in the weights, where any does, and in as much else as can be.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from chaosrun.records.traces import Found, Moment
+
+NEAREST = 8
+"""So many steps of a quantity are told at most."""
+QUANTITIES = ("weights", "data", "optimizer", "rates", "rng")
+"""In the order in which they decide on a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What an attempt begins with."""
+
+    weights: str
+    optimizer: str
+    rates: Sequence[str] | None
+    """That, the stream and the first inputs are None where the attempt ended without a forward pass."""
+    rng: str | None
+    data: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where it stands."""
+
+    step: int
+    """That numbers the attempt."""
+    found: Found
+
+
+def find(standing: Standing, moments: Iterable[Moment], *, own: bool = False) -> Place:
+    """Hold what an attempt begins with against the `moments` of one trace; `own`: of an earlier attempt of the same leg."""
+    agreeing = _agreeing(standing, moments)
+    judged = [name for name in QUANTITIES if getattr(standing, name) is not None]
+    decisive = next((name for name in ("weights", "data", "optimizer") if agreeing[name]), None)
+    if decisive is None:
+        return Place(step=0, found=Found(step=None, own=own, **_nearest(agreeing, 0)))
+    step = max(agreeing[decisive], key=lambda each: (*(each in agreeing[name] for name in QUANTITIES), each))
+    whole = all(step in agreeing[name] for name in judged)
+    return Place(step=step, found=Found(step=step if whole else None, own=own, **_nearest(agreeing, step)))
+
+
+def _agreeing(standing: Standing, moments: Iterable[Moment]) -> Mapping[str, Mapping[int, None]]:
+    """By quantity, the steps after which it was the same. A step's data, stream and rates are told by the step after it; rates
+    that a loop sets between the forward pass and the optimizer's step are at the forward pass still the step's own."""
+    found: dict[str, dict[int, None]] = {name: {} for name in QUANTITIES}
+    rates = None if standing.rates is None else tuple(standing.rates)
+    for moment in moments:
+        step = moment.step
+        if moment.weights == standing.weights:
+            found["weights"][step] = None
+        if moment.optimizer == standing.optimizer:
+            found["optimizer"][step] = None
+        if rates is not None and rates in (moment.rates, moment.rates_after):
+            found["rates"][step] = None
+        if standing.rng is not None and moment.rng_after == standing.rng:
+            found["rng"][step] = None
+        if standing.data is not None and moment.data_after == standing.data:
+            found["data"][step] = None
+    return found
+
+
+def _nearest(agreeing: Mapping[str, Mapping[int, None]], step: int) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(sorted(sorted(steps, key=lambda each: abs(each - step))[:NEAREST])) for name, steps in agreeing.items()}

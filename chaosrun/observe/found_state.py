@@ -1,0 +1,153 @@
+"""The training state of a rank, found in a script that nobody adapted: its live optimizers, and the modules that hold what they
+step. Changes nothing.
+
+Sharded tensors (DTensor) are seen by their local part. What an optimizer keeps is digested as values: a counter counts the same
+as a number and as a tensor of one element, which is what loading a checkpoint may make of it.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import xxhash
+
+from chaosrun.observe import hooks
+from chaosrun.observe.fingerprint import digests, fingerprint
+from chaosrun.observe.rng import digest_rng
+
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
+
+
+class FoundState:
+    """From the first forward pass on."""
+
+    def __init__(self, outermost: torch.nn.Module | None) -> None:
+        self._roots = [] if outermost is None else [_bare(outermost)]
+        self._named: list[tuple[str, torch.nn.Parameter]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """That of the parameters."""
+        return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return hooks.optimizers()
+
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Every parameter once: those the optimizers step, in their order, then the others of the modules that hold them. They
+        stay those of the first call."""
+        if self._named is None:
+            stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
+            known = {id(p) for root in self._roots for p in root.parameters()}
+            if any(id(p) not in known for p in stepped):
+                self._roots = _holders(stepped) or self._roots
+            names = {id(p): name for name, p in self._of_roots("named_parameters")}
+            rest = [p for root in self._roots for p in root.parameters()]
+            unique = {id(p): p for p in [*stepped, *rest]}
+            self._named = [(names.get(key, f"unnamed-{n}"), p) for n, (key, p) in enumerate(unique.items())]
+        return self._named
+
+    def learning_rates(self) -> list[float]:
+        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+        return [float(group.get("lr", "nan")) for group in groups]
+
+    def optimizer_digest(self) -> str:
+        """Of all optimizers' state, 16 hex digits. One that has none yet, or never steps, adds nothing."""
+        tensors: list[torch.Tensor] = []
+        plain: list[Any] = []
+        for number, optimizer in enumerate(self.optimizers()):
+            for path, value in _state_of(optimizer):
+                if isinstance(value, torch.Tensor):
+                    tensors.append(value)
+                    plain.append((number, path))
+                else:
+                    plain.append((number, path, value))
+        return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Of everything, by component and by name inside it."""
+        names = {id(parameter): name for name, parameter in self.parameters()}
+        kept: dict[str, Any] = {}
+        for number, optimizer in enumerate(self.optimizers()):
+            own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(_parameters_of(optimizer))]
+            for (index, *path), value in _state_of(optimizer):
+                kept["/".join(map(str, (number, own[index], *path)))] = value
+        return {
+            "model": digests(dict(self.parameters())),
+            "buffers": digests(dict(self._of_roots("named_buffers"))),
+            "optimizer": digests(kept),
+            "rng": digest_rng(self.device),
+        }
+
+    def hooks(self) -> list[str]:
+        return []
+
+    def loader_workers(self) -> list[tuple[int, int]]:
+        """Not known."""
+        return []
+
+    def _of_roots(self, method: str) -> Iterator[tuple[str, Any]]:
+        for number, root in enumerate(self._roots):
+            prefix = f"{number}." if len(self._roots) > 1 else ""
+            for name, tensor in getattr(root, method)():
+                yield prefix + ".".join(part for part in name.split(".") if part not in WRAPPERS), tensor
+
+
+def _bare(module: torch.nn.Module) -> torch.nn.Module:
+    """Without wrappers that only hold another module."""
+    while True:
+        inner = module._modules.get("_orig_mod")
+        if inner is None and isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            inner = module.module
+        if inner is None:
+            return module
+        module = inner
+
+
+def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
+    """The topmost modules alive that hold any of these, in the order of the first that each holds."""
+    order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
+    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
+    top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
+    bare = {id(_bare(module)): _bare(module) for module in sorted(top, key=lambda module: first[id(module)] or 0)}
+    return list(bare.values())
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
+    for index, parameter in enumerate(_parameters_of(optimizer)):
+        if kept := optimizer.state.get(parameter):
+            for path, value in _values_of(kept):
+                yield (index, *path), value
+
+
+def _values_of(kept: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    match kept:
+        case torch.Tensor() if kept.ndim == 0 and kept.device.type == "cpu" and not kept.is_complex():
+            yield (), float(kept)
+        case torch.Tensor():
+            yield (), kept
+        case None:
+            pass
+        case bool() | str():
+            yield (), kept
+        case int() | float():
+            yield (), float(kept)
+        case Mapping():
+            for key in sorted(kept, key=str):
+                for path, value in _values_of(kept[key]):
+                    yield (key, *path), value
+        case list() | tuple():
+            for number, item in enumerate(kept):
+                for path, value in _values_of(item):
+                    yield (number, *path), value
+        case _:
+            yield (), type(kept).__qualname__

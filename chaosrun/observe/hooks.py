@@ -1,0 +1,195 @@
+"""Hooks in torch that see a training which nobody adapted: its forward and backward passes, optimizers, and loaders' batches.
+
+Installed once a process, before the script's first line. They tell one listener what happens and change nothing of it. In the
+children that a rank forks (loader workers), and inside an outermost call, nobody is told anything.
+"""
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+class Listener(Protocol):
+    """Who is told."""
+
+    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """The outermost module is about to be called, in training mode and with gradients."""
+        ...
+
+    def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
+        """A backward pass from these tensors: `run` makes it."""
+        ...
+
+    def before_optimizer_step(self, optimizer: Optimizer) -> None: ...
+
+    def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
+
+    def step_was_skipped(self) -> None:
+        """A gradient scaler found an overflow and did not call the optimizer."""
+        ...
+
+    def gradients_dropped(self) -> None:
+        """Optimizer.zero_grad."""
+        ...
+
+    def meet_wrapper(self, model: DistributedDataParallel) -> None:
+        """Made just now."""
+        ...
+
+
+class _Seen:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+        self.pid = 0
+        self.inside = False
+        """Of an outermost module's call."""
+        self.optimizers: list[weakref.ref[Optimizer]] = []
+        self.installed = False
+
+    def hears(self) -> Listener | None:
+        """The listener, in its process, and where no backward pass runs: what that calls (reentrant checkpoints) is inside."""
+        return self.listens() if torch._C._current_graph_task_id() == -1 else None
+
+    def listens(self) -> Listener | None:
+        return self.listener if self.pid == os.getpid() else None
+
+
+_seen = _Seen()
+
+
+def install(listener: Listener) -> None:
+    """Tell `listener`, in this process and not in its children, what happens from now on."""
+    _seen.listener, _seen.pid = listener, os.getpid()
+    if _seen.installed:
+        return
+    _seen.installed = True
+    _see_forward_passes()
+    _see_backward_passes()
+    _see_optimizers()
+    _see_wrappers()
+
+
+def optimizers() -> list[Optimizer]:
+    """Those alive, in the order in which they were made."""
+    found = [optimizer for reference in _seen.optimizers if (optimizer := reference()) is not None]
+    return [optimizer for optimizer in found if optimizer.param_groups]
+
+
+def _see_forward_passes() -> None:
+    inner = torch.nn.Module.__call__
+
+    def __call__(self: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
+        if _seen.inside or not self.training or not torch.is_grad_enabled():
+            return inner(self, *inputs, **named)
+        listener = _seen.hears()
+        # A loss function, a metric, an augmentation: modules without parameters only compute.
+        if listener is None or next(self.parameters(), None) is None:
+            return inner(self, *inputs, **named)
+        _seen.inside = True
+        try:
+            listener.forward(self, inputs, named)
+            return inner(self, *inputs, **named)
+        finally:
+            _seen.inside = False
+
+    torch.nn.Module.__call__ = __call__
+    # torch.compile goes straight to `forward` where it knows the call to be torch's own, and traces it otherwise.
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        if compiler := sys.modules.get(name):
+            compiler.unpatched_nn_module_call = __call__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _see_backward_passes() -> None:
+    inner = torch.autograd.backward
+
+    @functools.wraps(inner)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        listener = _seen.hears()
+        if listener is None:
+            return inner(tensors, *args, **kwargs)
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        roots = [root for root in roots if isinstance(root, torch.Tensor)]
+        return listener.backward(roots, lambda: inner(tensors, *args, **kwargs))
+
+    torch.autograd.backward = backward
+
+
+def _see_optimizers() -> None:
+    made, dropped = Optimizer.__init__, Optimizer.zero_grad
+    scaled = torch.amp.GradScaler.step
+
+    @functools.wraps(made)
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        _meet(self)
+        made(self, *args, **kwargs)
+
+    @functools.wraps(dropped)
+    def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        if listener := _seen.hears():
+            listener.gradients_dropped()
+        dropped(self, *args, **kwargs)
+
+    @functools.wraps(scaled)
+    def scaler_step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        listener, steps = _seen.hears(), _Steps(optimizer)
+        result = scaled(self, optimizer, *args, **kwargs)
+        if listener and not steps.done():
+            listener.step_was_skipped()
+        return result
+
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        if listener := _seen.listens():
+            _meet(optimizer)
+            listener.before_optimizer_step(optimizer)
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        if listener := _seen.listens():
+            listener.after_optimizer_step(optimizer)
+
+    Optimizer.__init__ = __init__
+    Optimizer.zero_grad = zero_grad
+    torch.amp.GradScaler.step = scaler_step
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _meet(optimizer: Optimizer) -> None:
+    if not any(reference() is optimizer for reference in _seen.optimizers):
+        _seen.optimizers.append(weakref.ref(optimizer))
+
+
+class _Steps:
+    """Whether an optimizer is stepped."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._stepped = False
+        # accelerate's own keeps the optimizer that steps inside.
+        self._hook = getattr(optimizer, "optimizer", optimizer).register_step_post_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self._stepped = True
+
+    def done(self) -> bool:
+        self._hook.remove()
+        return self._stepped
+
+
+def _see_wrappers() -> None:
+    made = DistributedDataParallel.__init__
+
+    @functools.wraps(made)
+    def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if listener := _seen.hears():
+            listener.meet_wrapper(self)
+
+    DistributedDataParallel.__init__ = __init__

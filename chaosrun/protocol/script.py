@@ -1,0 +1,320 @@
+"""A training script that nobody adapted, in one rank of one attempt: its steps are counted, recorded and struck at, by what
+hooks in torch see of them, and the attempt is aligned with the reference by what it begins with.
+
+The counterpart of `session` and `recorder`. Saves and restores nothing: that is the script's own business.
+
+A step is a call of an optimizer after a backward pass. Optimizers that are called one after the other, without a backward pass
+in between, make one step together; a call without one (torch.distributed.checkpoint makes one, to have state to load) is none.
+A step is over when it is recorded; faults "after" it strike when the script goes on to the next forward pass, or ends: whatever
+it does in between, a save for instance, belongs to the step.
+"""
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from chaosrun.errors import UserScriptError
+from chaosrun.observe import hooks
+from chaosrun.observe.alignment import Place, Standing, find
+from chaosrun.observe.contents import content_digest, tensors_in
+from chaosrun.observe.found_state import FoundState
+from chaosrun.observe.ledger import BatchLedger
+from chaosrun.observe.position import Position
+from chaosrun.observe.trace import Beginning, Observer
+from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.context import WorkerContext
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.traces import Moment, read_moments
+
+
+class ScriptTraining:
+    """What `observe.hooks` tell of one rank's training."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._order = context.order
+        self._faults = context.faults
+        self._heart = context.heart
+        self._ledger = BatchLedger()
+        self._state: FoundState | None = None
+        self._observer: Observer | None = None
+        self._started_s = time.time()
+        self.position = Position()
+        self._batches = 0
+        """Micro-batches of this pass over the loader."""
+        self._busy = False
+        """What is seen is our own doing."""
+        self._backwards = 0
+        """Since the last step."""
+        self._calls = 0
+        """Of an optimizer that are running, one inside the other."""
+        self._stepped: list[int] = []
+        """Optimizers of the step that is being made, by id."""
+        self._together: dict[int, int] = {}
+        """How many optimizers make a step that begins with this one, where a whole step has been seen."""
+        self._recorded = True
+        self._unsettled = False
+        self._primer = ScriptPrimer(prime=self._order.prime_buckets)
+        self.finished = False
+        hooks.install(self)
+
+    @property
+    def begun(self) -> bool:
+        """It has come to its first step."""
+        return self._observer is not None
+
+    # What the hooks tell
+
+    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._busy:
+            return
+        with self._undisturbed():
+            tensors = list(tensors_in([inputs, named]))
+            own = [tensor for tensor in tensors if tensor.grad_fn is None]
+            if tensors and not own:
+                return  # it goes on where another module has ended
+            self._go_on()
+            if self._observer is None and not hooks.optimizers():
+                return  # a pass that makes or measures something, before there is a training
+            observer = self._observer or self._begin(module, content_digest([inputs, named]))
+            self._open_window(observer)
+            self._heart.beat("forward", self.position.step + 1)
+            passes, ids = self._ledger.passes, self._ledger.taken(own)
+            self._batches = self._batches + 1 if self._ledger.passes == passes else 1
+            observer.batch([inputs, named], ids)
+
+    def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
+        if self._busy:
+            return run()
+        with self._undisturbed():
+            self._go_on()
+            observer = self._observer or self._begin(None, None)
+            self._open_window(observer)
+            observer.losses([_scalar(root) for root in roots[:1]])
+            if self._primer.synchronises and not self._backwards:
+                step = self.position.step + 1
+                self._faults.reach("forward", step)
+                self._heart.beat("backward", step)
+                self._faults.fire_inside_reduce(observer.parameters, step)
+        self._backwards += 1
+        if not self._primer.is_due:
+            return run()
+        with self._undisturbed():
+            self._primer.prime(roots, run)
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._calls += 1
+        if self._calls == 1 and self._backwards and self._observer and not self._busy:
+            with self._undisturbed():
+                self._reach_optimizer(self._observer)
+
+    def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._calls -= 1
+        if self._calls or self._observer is None or self._busy:
+            return
+        with self._undisturbed():
+            if self._backwards:
+                if not self._observer.has_met_an_optimizer:
+                    self._reach_optimizer(self._observer)  # its backward passes were made in a closure
+                self._finish_step([id(optimizer)])
+            elif not self._recorded:
+                self._stepped.append(id(optimizer))
+            if not self._recorded and self._is_whole():
+                self._record()
+
+    def step_was_skipped(self) -> None:
+        if self._backwards and self._observer and not self._busy:
+            with self._undisturbed():
+                self._finish_step([])
+                self._record()
+
+    def gradients_dropped(self) -> None:
+        if self._backwards and self._observer and not self._calls:
+            self._backwards = 0
+            self._observer.drop_window()
+
+    def meet_wrapper(self, model: DistributedDataParallel) -> None:
+        self._primer.meet(model)
+
+    # What it makes of it
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Observer:
+        """Find out where this attempt stands, and write the `start` line."""
+        self._state = state = FoundState(outermost)
+        self._faults.training = state
+        observer = Observer(state, self._order, self._context.leg, state.device)
+        began = observer.beginning()
+        place = None if at_end and not observer.parameters else self._place(began, data, at_end=at_end)
+        found = place.found if place else None
+        if self._order.attempt == 1 and (found is None or not found.weights or found.step == 0):
+            # At its beginning, or a job that does not repeat itself: then no step tells anything.
+            place, found = None, None
+        self.position = Position(step=place.step if place else 0)
+        observer.begin(self.position, began, entered_s=self._started_s, restored=None, found=found)
+        self._observer = observer
+        self._heart.beat("restored", self.position.step)
+        if self._context.files:
+            self._context.files.wrap_native_readers()
+            if self._order.attempt == 1:
+                self._context.files.look_at_mappings()
+        return observer
+
+    def _place(self, began: Beginning, data: str | None, *, at_end: bool) -> Place | None:
+        standing = Standing(
+            weights=began.weights.value,
+            optimizer=began.optimizer,
+            rates=None if at_end else began.rates,
+            rng=None if at_end else began.rng,
+            data=data,
+        )
+        best: Place | None = None
+        for moments, own in self._earlier():
+            place = find(standing, moments, own=own)
+            if place.found.step is not None:
+                return place
+            if best is None or (place.found.weights and not best.found.weights):
+                best = place
+        return best
+
+    def _earlier(self) -> Iterator[tuple[list[Moment], bool]]:
+        """The traces that this attempt may have gone on from: the reference's, then those of its own leg, newest first."""
+        order = self._order
+        if order.reference_path is not None:
+            reference = LegLayout(Path(order.reference_path))
+            for attempt in reference.attempts():
+                yield read_moments(reference.attempt(attempt).trace(order.rank)), False
+        for attempt in range(order.attempt - 1, 0, -1):
+            yield read_moments(self._context.leg.attempt(attempt).trace(order.rank)), True
+
+    def _open_window(self, observer: Observer) -> None:
+        if observer.is_between_steps:
+            self._faults.pace.begin()
+            observer.open_window()
+            self._faults.reach("fetch", self.position.step + 1)
+
+    def _reach_optimizer(self, observer: Observer) -> None:
+        self._heart.beat("optimizer", self.position.step + 1)
+        self._faults.reach("optimizer", self.position.step + 1)
+        observer.before_optimizer_step()
+
+    def _finish_step(self, stepped: list[int]) -> None:
+        self._backwards, self._recorded, self._stepped = 0, False, stepped
+        epoch = max(0, self._ledger.passes - 1)
+        self.position = Position(epoch=epoch, batches=self._batches, step=self.position.step + 1)
+
+    def _is_whole(self) -> bool:
+        """All optimizers that make this step have been called."""
+        return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
+
+    def _record(self) -> None:
+        assert self._observer
+        step = self.position.step
+        self._recorded = self._unsettled = True
+        self._heart.beat("record", step)
+        if self._primer.changed:
+            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed)
+        self._observer.step(self.position, items=None)
+        self._faults.reach("record", step)
+        self._heart.beat("own", step)
+
+    def _go_on(self) -> None:
+        """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""
+        if not self._calls:
+            self._settle()
+            if self._order.max_steps is not None and self.position.step >= self._order.max_steps:
+                raise EnoughSteps(0)
+
+    def _settle(self) -> None:
+        """The script is done with the step before."""
+        if not self._recorded:
+            self._together[self._stepped[0]] = len(self._stepped)
+            self._record()
+        if self._unsettled:
+            self._unsettled = False
+            self._faults.pace.step_done()
+            self._faults.reach("step", self.position.step)
+
+    def finish(self) -> None:
+        """The script has ended in order. Raises UserScriptError when it trained nothing."""
+        with self._undisturbed():
+            self._settle()
+            observer = self._observer
+            if observer is None:
+                if self._order.attempt == 1:
+                    raise UserScriptError(
+                        "the script ended without a step of any optimizer",
+                        hint="name the script that trains; a process that it starts by itself is drilled by its command",
+                    )
+                observer = self._begin(None, None, at_end=True)
+            if self._context.files:
+                self._context.files.look_at_mappings()
+            observer.end(self.position, checkpoint=None)
+            self._heart.beat("ended", self.position.step)
+            self.finished = True
+
+
+class EnoughSteps(SystemExit):
+    """The job has made its max_steps. Goes up through the script."""
+
+
+class ScriptPrimer:
+    """Primes DDP's buckets from outside the script: in the first backward pass of each wrapper that reduces gradients."""
+
+    def __init__(self, *, prime: bool) -> None:
+        self._prime = prime
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._primer: BucketPrimer | None = None
+        self._settled = -1
+
+    def meet(self, model: DistributedDataParallel) -> None:
+        self._models.add(model)
+        if self._primer is None:
+            self._primer = BucketPrimer([])
+        self._primer.expect(model)
+
+    @property
+    def synchronises(self) -> bool:
+        """The coming backward pass reduces gradients, as far as can be told."""
+        return all(model.require_backward_grad_sync for model in self._models)
+
+    @property
+    def is_due(self) -> bool:
+        """The coming backward pass is the first of a wrapper."""
+        return self._prime and self._primer is not None and not self._primer.done and self.synchronises
+
+    def prime(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
+        assert self._primer
+        self._primer.prime(lambda _loss: run(), roots[0])
+
+    @property
+    def changed(self) -> bool:
+        """The layout may be another one than when this was last asked."""
+        before, self._settled = self._settled, self._primer.settled if self._primer else 0
+        return before != self._settled
+
+    @property
+    def primed(self) -> bool:
+        return self._prime and self._primer is not None and self._primer.primed
+
+    def layout(self) -> list[list[int]] | None:
+        return self._primer.layout() if self._primer else None
+
+
+def _scalar(root: torch.Tensor) -> torch.Tensor:
+    """A loss as one number: the sum of a root that is none, the own part of a sharded one."""
+    own = getattr(root, "_local_tensor", root).detach()
+    return own if own.numel() == 1 else own.double().sum()

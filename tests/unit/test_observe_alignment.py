@@ -1,0 +1,68 @@
+"""Where an attempt stands, by what it begins with: pure, on traces made by hand."""
+
+from dataclasses import replace
+
+from chaosrun.observe.alignment import NEAREST, Standing, find
+from chaosrun.records.traces import Moment
+
+
+def moment(step: int, last: int, **changes: object) -> Moment:
+    after = {"rates_after": (f"r{step + 1}",), "rng_after": f"g{step}", "data_after": f"d{step % 6}"} if step < last else {}
+    about = {"weights": f"w{step}", "optimizer": f"o{step}", "rates": (f"r{step}",) if step else None, **after}
+    return Moment(step=step, **{**about, **changes})
+
+
+TRACE = [moment(step, 20) for step in range(21)]
+
+
+def standing(step: int, **changes: object) -> Standing:
+    about = {"weights": f"w{step}", "optimizer": f"o{step}", "rates": (f"r{step + 1}",), "rng": f"g{step}"}
+    return Standing(**{**about, "data": f"d{step % 6}", **changes})
+
+
+def test_a_step_that_agrees_in_everything_though_its_data_come_again():
+    place = find(standing(10), TRACE)
+    assert (place.step, place.found.step) == (10, 10)
+    assert place.found.data == (4, 10, 16) and place.found.weights == (10,)
+
+
+def test_the_beginning():
+    assert find(standing(0), TRACE).found.step == 0
+
+
+def test_each_quantity_that_is_of_another_step_is_named():
+    place = find(standing(10, optimizer="o0"), TRACE)
+    assert (place.step, place.found.step, place.found.optimizer, place.found.weights) == (10, None, (0,), (10,))
+    place = find(standing(10, data="d2"), TRACE)
+    assert (place.step, place.found.step, place.found.data) == (10, None, (2, 8, 14))
+
+
+def test_weights_that_a_warm_up_from_zero_leaves_as_they_are_name_no_step_alone():
+    still = [replace(each, weights="w0") if each.step in (1, 2) else each for each in TRACE]
+    assert find(standing(2, weights="w0"), still).found.step == 2
+    assert find(standing(0), still).found.step == 0
+
+
+def test_without_weights_the_data_number_the_attempt_and_without_them_the_optimizer():
+    assert find(standing(3, weights="?"), TRACE).step == 3
+    assert find(standing(3, weights="?", data="d0", rng="?", optimizer="o12"), TRACE).step == 12
+    assert find(standing(3, weights="?", data="?"), TRACE).step == 3
+    lost = find(standing(3, weights="?", data="?", optimizer="?"), TRACE)
+    assert (lost.step, lost.found.step, lost.found.rng) == (0, None, (3,))
+
+
+def test_rates_that_are_set_after_the_forward_pass_are_still_those_of_the_step_before():
+    assert find(standing(10, rates=("r10",)), TRACE).found.step == 10
+    assert find(standing(10, rates=("r9",)), TRACE).found.step is None
+
+
+def test_an_attempt_that_ended_at_once_is_judged_by_its_state_alone():
+    place = find(standing(20, rates=None, rng=None, data=None), TRACE)
+    assert (place.step, place.found.step) == (20, 20)
+    assert find(standing(20, rates=None, rng=None, data=None, optimizer="o7"), TRACE).found.step is None
+
+
+def test_of_many_steps_the_nearest_are_told():
+    constant = [replace(each, optimizer="none") for each in TRACE]
+    found = find(standing(10, optimizer="none"), constant).found
+    assert found.step == 10 and len(found.optimizer) == NEAREST and 10 in found.optimizer
