@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.kind import OPTIONS, Kind, Phase
-from chaosrun.faults.kinds import KINDS, FaultKind
+from chaosrun.faults.kinds import FaultKind, kind_at
 from chaosrun.records.run_file import read_object
 
 PLAN_VERSION = 2
@@ -45,6 +45,7 @@ _MOMENTS: dict[str, tuple[str, str]] = {
     "checkpoint.postcommit": ("right after the commit of {saved}", "right after the commit of {saved}"),
     "checkpoint.retention": ("after the retention that follows {saved}", "after the retention that follows {saved}"),
     "step": ("after step {step}", "after its {nth} step"),
+    "save": ("inside the script's save after step {step}", "inside the script's {nth} save"),
 }
 """Per phase, the words for a fault at a given step and for the n-th time."""
 _ONCE_AN_ATTEMPT: dict[str, str] = {
@@ -89,7 +90,7 @@ class Fault:
 
     @property
     def facts(self) -> Kind:
-        return KINDS[self.kind]
+        return kind_at(self.kind, self.phase)
 
     def option(self, name: str) -> Any:
         """The option's value, else the kind's default."""
@@ -117,6 +118,12 @@ class Fault:
             saved=f"the {order} checkpoint it reaches" if self.at_step is None else f"the checkpoint of step {self.at_step}",
             file=self.target or "a file",
         )
+        if self.phase == "save":
+            words += "".join(
+                f", {name} {self.options[key]}"
+                for key, name in (("file", "in"), ("operation", "before operation"))
+                if self.options.get(key) is not None
+            )
         return words if self.attempt is None else f"{words} in attempt {self.attempt}"
 
     def digest(self) -> str:

@@ -35,6 +35,7 @@ Phase = Literal[
     "checkpoint.postcommit",
     "checkpoint.retention",
     "step",
+    "save",
 ]
 """The named points in a worker, in the order in which an attempt comes by them."""
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -43,7 +44,9 @@ RESTORE_PHASES = frozenset({"restore.begin", "restore.end"})
 ONCE_AN_ATTEMPT = RESTORE_PHASES | {"rendezvous"}
 TRAINING_PHASES = frozenset({"fetch", "forward", "reduce", "optimizer", "record", "step"})
 
-Option = Literal["grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file"]
+Option = Literal[
+    "grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file", "operation", "unsynced"
+]
 OPTIONS: tuple[str, ...] = get_args(Option)
 
 Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"]
@@ -57,7 +60,8 @@ node: the agent, and with it every process below, was seen to be gone, from outs
 successor: the supervisor itself was gone; the one after it says so.
 """
 
-EVERYWHERE = frozenset(PHASES)
+EVERYWHERE = frozenset(PHASES) - {"save"}
+"""A save is the script's own: what strikes there is known by its operations (`faults.saves`)."""
 WITHIN_AN_ATTEMPT = EVERYWHERE - {"rendezvous"}
 AT_STEPS = frozenset({"step"})
 PREEMPTED_EXIT_CODE = 85
@@ -107,6 +111,10 @@ class Kind:
     """Nothing is started on that node again."""
     strikes_ray: Literal["raylet", "head"] | None = None
     """Ray's own process that it kills, which is another's unless this Ray is private."""
+    may_end: bool = False
+    """The rank may die of it, with an error, or go on: that is the script's to decide."""
+    witnessed: bool = False
+    """The other ranks write down what they do meanwhile."""
     loss: bool = False
     """A loss in a recorded trace may be played as this."""
 

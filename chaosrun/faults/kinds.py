@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from chaosrun.faults import control_plane, memory, node, process, rendezvous, stalls, storage, storage_damage
+from chaosrun.faults import control_plane, memory, node, process, rendezvous, saves, stalls, storage, storage_damage
 from chaosrun.faults.kind import Kind
 
-FAMILIES = (process, stalls, node, control_plane, memory, storage_damage, storage, rendezvous)
+FAMILIES = (process, stalls, node, control_plane, memory, storage_damage, storage, saves, rendezvous)
 KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in family.KINDS}
 
 LOSSES: Mapping[str, tuple[str, ...]] = {
@@ -14,6 +14,12 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     for onto, family in (("ranks", "process"), ("nodes", "node"))
 }
 """Kinds that a loss in a recorded trace may be played as, by what is lost."""
+
+
+def kind_at(name: str, phase: str | None) -> Kind:
+    """What a kind is where it strikes: inside a script's own save some are shown otherwise."""
+    return saves.AT_SAVE.get(name, KINDS[name]) if phase == "save" else KINDS[name]
+
 
 if TYPE_CHECKING:
     FaultKind = str

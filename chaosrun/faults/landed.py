@@ -101,7 +101,8 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
         wrong = reached not in (step, step + 1) if in_order else reached < before
     else:
         wrong = reached != before
-    if not wrong:
+    if not wrong or (fault.phase == "save" and reached > step):
+        # A save may go on while the next steps are made.
         return None
     words = f"rank {fault.rank} had recorded step {reached} last, a fault at {fault.phase} of step {step} comes after "
     return Problem("other_moment", f"{words}step {before}")
@@ -127,7 +128,7 @@ def death_problem(seen: Observation) -> Problem | None:
         if seen.death.killed and seen.death.alone:
             told = "the process was killed because its attempt was over, while it waited for the others of its group"
             return Problem("killed_with_its_attempt", told)
-        return _grace_problem(seen) if kind.notice else None
+        return _grace_problem(seen) if kind.notice else kind.shows(seen) if kind.shows else None
     if seen.death.collected:
         return _collected_problem(seen)
     code, wanted = seen.exit_code, kind.exit_code

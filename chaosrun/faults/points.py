@@ -47,9 +47,12 @@ class FaultPoints:
         faults = [Fault.from_json(fault) for fault in order.faults]
         # A fault of the supervisor that comes after a delay is none of ours.
         self._armed: dict[str, list[Fault]] = {}
+        self._witnessed: list[Fault] = []
+        """Of other ranks."""
         for fault in faults:
             if fault.phase is not None and fault.attempt in (None, order.attempt):
-                self._armed.setdefault(fault.phase, []).append(fault)
+                own = self._armed.setdefault(fault.phase, []) if fault.rank == order.rank else self._witnessed
+                own.append(fault)
         self._seen: Counter[tuple[str, str | None, int | None]] = Counter()
         """How often a phase was reached: for this target and at this step, None being any."""
         for phase, count in order.passed.items():
@@ -76,6 +79,10 @@ class FaultPoints:
     def awaits(self, phase: Phase) -> bool:
         """Whether it matters that this phase is reached: for what is worked out for that alone."""
         return phase in self._armed or self._survey is not None
+
+    def witnesses(self, phase: Phase, step: int) -> bool:
+        """Whether a fault of another rank asks for what this one does here."""
+        return any(fault.phase == phase and fault.at_step in (None, step) for fault in self._witnessed)
 
     def due(self, phase: Phase, step: int, *, target: str | None = None) -> list[Fault]:
         """Faults that are to strike now, that `phase` is reached at `step`. Counts: call it once each time."""

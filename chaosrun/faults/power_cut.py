@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
-from chaosrun.records.codec import Record
 from chaosrun.records.operations import FileOperation
 
 UNSYNCED = ("lost", "empty", "torn")
 """What becomes of it: contents and names are lost; names are there, and files without contents; or with half of them."""
 
 
-class Rebuilt(Record, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
     """What a power cut changed of the outputs, as paths."""
 
     gone: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
             path = checkpoint / name
             _expect_own(strike, checkpoint)
             _expect_inside(checkpoint, path)
-            before = _look(path)
+            before = look(path)
             if before is None:
                 held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
                 raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
@@ -88,7 +88,7 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
         except RefusedError as error:
             strike.note(DamageNote(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}"))
             return
-        after = _look(path)
+        after = look(path)
         where = {"checkpoint": checkpoint.name, "file": name, "path": _relative(strike, path)}
         problem = f"{name} is what it was before" if before == after else None
         strike.note(DamageNote(**where, before=before, after=after, problem=problem))
@@ -112,7 +112,11 @@ def _manifest(strike: Strike, checkpoint: Path) -> str:
     return MANIFEST_NAME
 
 
-def _zero_tail(path: Path) -> None:
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero_tail(path: Path) -> None:
     """As after a power cut: the size is right, the last page was never written. More than that where it held zeros anyway."""
     size = path.stat().st_size
     tail = min(TAIL_BYTES, size)
@@ -126,7 +130,7 @@ def _zero_tail(path: Path) -> None:
         file.write(bytes(tail))
 
 
-def _flip_bit(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     middle = path.stat().st_size // 2
     with path.open("r+b") as file:
         file.seek(middle)
@@ -152,7 +156,7 @@ def _replace_manifest(path: Path) -> None:
     path.write_bytes(foreign)
 
 
-def _look(path: Path) -> Look | None:
+def look(path: Path) -> Look | None:
     """None when there is no file."""
     try:
         with path.open("rb") as file:
@@ -244,19 +248,19 @@ KINDS = (
     _damage(
         name="truncate",
         words="truncate a file of the newest checkpoint",
-        inside=damage(_largest_file, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        inside=damage(_largest_file, truncate),
         options=_FILE,
     ),
     _damage(
         name="zero_tail",
         words="zero the tail of a file of the newest checkpoint",
-        inside=damage(_largest_file, _zero_tail),
+        inside=damage(_largest_file, zero_tail),
         options=_FILE,
     ),
     _damage(
         name="flip_file_bit",
         words="flip one bit in a file of the newest checkpoint",
-        inside=damage(_largest_file, _flip_bit),
+        inside=damage(_largest_file, flip_bit),
         options=_FILE,
     ),
     _damage(

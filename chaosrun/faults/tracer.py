@@ -28,7 +28,7 @@ from chaosrun.records.markers import Note, write_note
 from chaosrun.records.operations import FileOperation
 
 ATTACH_LIMIT_S = 10.0
-Act = Literal["watch", "kill", "fail", "slow"]
+Act = Literal["watch", "kill", "cut", "fail", "slow"]
 
 
 class SaveNote(Note, frozen=True, kw_only=True):
@@ -182,6 +182,8 @@ class Tracer:
                 ready, _, _ = select.select([pipe, sys.stdin] if wanted else [pipe], [], [])
                 if wanted and sys.stdin in ready:
                     wanted = False
+                    if self._order.act == "cut":
+                        self._kill()
                     strace.terminate()
                 if pipe not in ready:
                     continue

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHASES
 from chaosrun.faults.kinds import KINDS
+from chaosrun.plan.save_rules import elsewhere, two_in_one_save
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
@@ -41,6 +42,8 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
 def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
     """One for each fault that can never happen, or only by chance; `faults` in the order of the plan."""
     timeline = Timeline.of(spec)
+    if found := elsewhere(spec, faults):
+        return found
     # A notice is followed by a checkpoint of its own, where none is due.
     noticed = [fault.at_step for fault in faults if fault.facts.notice]
     unusual = {step + more for step in noticed if step is not None for more in (0, 1)}
@@ -49,7 +52,10 @@ def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
         for fault in faults
         for sentence in (*_alone(timeline, fault, None if None in noticed else unusual), *_beyond_the_timeout(spec, fault))
     ]
-    if not alone:
+    if not alone and spec.by == "script":
+        # Where it goes on from, only the script knows.
+        alone = list(two_in_one_save(faults))
+    elif not alone:
         strikes = _strikes(timeline, faults)
         alone = [*_collisions(timeline, strikes), *_unled(timeline, faults, strikes)]
     return list(dict.fromkeys(alone))

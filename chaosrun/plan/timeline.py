@@ -28,6 +28,7 @@ _SLOTS: Mapping[str, int] = {
     "checkpoint.postcommit": 16,
     "checkpoint.retention": 17,
     "step": 18,
+    "save": 19,
 }
 _REDUCE, _MANIFEST, _PRECOMMIT, _RENAMED, _POSTCOMMIT, END_OF_STEP = 2, 9, 11, 13, 16, 18
 _LATE = 20
@@ -78,7 +79,7 @@ class Timeline:
     def moment(self, fault: Fault) -> Moment | None:
         """When the job first comes by the fault's point; None where other faults decide that, or the clock."""
         step, phase = fault.at_step, fault.phase
-        if phase is None or phase == "rendezvous" or phase in RESTORE_PHASES:
+        if phase is None or phase == "rendezvous" or phase in RESTORE_PHASES or (phase == "save" and step is None):
             return None
         synced = phase.startswith("checkpoint.fsync")
         if fault.occurrence > 1 and (step is None or synced):

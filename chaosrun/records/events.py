@@ -234,6 +234,23 @@ class AttemptStopped(Event, frozen=True, kw_only=True, tag="attempt.stopped"):
     killed: tuple[int, ...] = ()
 
 
+class OutputsReplacing(Event, frozen=True, kw_only=True, tag="outputs.replacing"):
+    """The power was cut: the script's outputs are about to become what the disk would hold."""
+
+    fault: str
+    attempt: AttemptNumber
+    unsynced: str
+
+
+class OutputsReplaced(Event, frozen=True, kw_only=True, tag="outputs.replaced"):
+    fault: str
+    attempt: AttemptNumber
+    gone: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()
+    problem: str | None = None
+
+
 class LegFinished(Event, frozen=True, kw_only=True, tag="leg.finished"):
     outcome: Outcome
     code: EndCode | None = None
@@ -259,6 +276,8 @@ JournalEvent = (
     | HangDeclared
     | DeathUnplanned
     | AttemptStopped
+    | OutputsReplacing
+    | OutputsReplaced
     | LegFinished
 )
 OF_ATTEMPTS = (
@@ -271,6 +290,8 @@ OF_ATTEMPTS = (
     HangDeclared,
     DeathUnplanned,
     AttemptStopped,
+    OutputsReplacing,
+    OutputsReplaced,
 )
 """Events that belong to an attempt."""
 EVENTS = msgspec.json.Decoder(JournalEvent)

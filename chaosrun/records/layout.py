@@ -54,6 +54,10 @@ class AttemptLayout:
         """What a surveyed rank came by, one JSON line {phase, step, target} each; see `faults.points`."""
         return self.path / f"rank-{rank}.points.jsonl"
 
+    def operations(self, rank: int) -> Path:
+        """What a rank's script did to files in saves that were traced; see `records.operations`."""
+        return self.path / f"rank-{rank}.operations.jsonl"
+
     def inspection(self, rank: int) -> Path:
         """Directory of the moments that a replay wrote down; see `records.inspection`."""
         return self.path / f"rank-{rank}.inspection"
@@ -82,6 +86,10 @@ class LegLayout:
     def notes(self) -> Path:
         """Directory of what faults that leave their rank alive were seen to do; see `records.markers`."""
         return self.faults / "notes"
+
+    def outputs_before(self, fault: str) -> Path:
+        """Copy of the script's outputs, from before the save in which this fault cut the power."""
+        return self.faults / f"{fault}.outputs"
 
     @property
     def environment(self) -> Path:

@@ -3,7 +3,6 @@ below the script's outputs, in the order in which the kernel did them, whoever a
 child process).
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -44,11 +43,3 @@ def read_operations(path: Path) -> tuple[FileOperation, ...]:
 def operations_of_save(path: Path, save: int) -> tuple[FileOperation, ...]:
     """Of the save after this step."""
     return tuple(each for each in read_operations(path) if each.save == save)
-
-
-def by_save(operations: tuple[FileOperation, ...]) -> Mapping[int, tuple[FileOperation, ...]]:
-    """By the step of their save, in their order."""
-    found: dict[int, list[FileOperation]] = {}
-    for each in operations:
-        found.setdefault(each.save, []).append(each)
-    return {save: tuple(each) for save, each in found.items()}

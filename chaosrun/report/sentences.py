@@ -22,6 +22,8 @@ from chaosrun.records.events import (
     JournalEvent,
     LegFinished,
     LegStarted,
+    OutputsReplaced,
+    OutputsReplacing,
     PlacementAcquired,
     RaisedError,
     StagingCleared,
@@ -155,6 +157,14 @@ def _started(event: AttemptStarted) -> str:
     return f"attempt {event.attempt} runs, {what}"
 
 
+def _replaced(event: OutputsReplaced) -> str:
+    if event.problem:
+        return f"{event.fault}: the outputs are as they were: {event.problem}"
+    parts = [(event.torn, "torn"), (event.gone, "gone"), (event.back, "back")]
+    changes = [f"{count(len(paths), 'file')} {how}" for paths, how in parts if paths]
+    return f"{event.fault}: of the outputs {', '.join(changes) or 'nothing was lost'}"
+
+
 def _finished(event: LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
     # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
@@ -185,5 +195,7 @@ _SENTENCES: Mapping[type[JournalEvent], Callable[[Any], str]] = {
     HangDeclared: lambda event: event.message,
     DeathUnplanned: _unplanned,
     AttemptStopped: _stopped,
+    OutputsReplacing: lambda event: f"{event.fault} cut the power: what was not synced is {event.unsynced}",
+    OutputsReplaced: _replaced,
     LegFinished: _finished,
 }

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from chaosrun.faults.kind import ONCE_AN_ATTEMPT, Option, Phase
-from chaosrun.faults.kinds import KINDS, LOSSES, FaultKind, LossKind
+from chaosrun.faults.kind import ONCE_AN_ATTEMPT, Kind, Option, Phase
+from chaosrun.faults.kinds import KINDS, LOSSES, FaultKind, LossKind, kind_at
 from chaosrun.spec.fields import (
     Count,
     Duration,
@@ -39,6 +39,8 @@ _OPTION_KEYS: dict[str, Option] = {
     "tensor": "tensor",
     "bit": "bit",
     "file": "file",
+    "operation": "operation",
+    "unsynced": "unsynced",
 }
 """Key in the file → option of the fault."""
 
@@ -62,7 +64,16 @@ class FaultOptions(Section):
     bit: Annotated[Count, Field(le=63)] | None = Field(
         default=None, description="number of the bit in the element, 0 the lowest; default: drawn"
     )
-    file: Text | None = Field(default=None, description="file of the checkpoint, a path relative to it")
+    file: Text | None = Field(
+        default=None, description="file of the checkpoint, a path relative to it; at phase save a pattern"
+    )
+    operation: Positive | None = Field(
+        default=None, description="at phase save: strike before this file operation of the save, counted from 1"
+    )
+    unsynced: Literal["lost", "empty", "torn"] | None = Field(
+        default=None,
+        description="after a power cut, what was not synced is lost with its name, or its files are empty, or torn",
+    )
 
     @property
     def moment(self) -> Phase:
@@ -73,17 +84,21 @@ class FaultOptions(Section):
     def options(self) -> dict[str, Any]:
         """Options of the fault, as far as they are given."""
         given = {option: getattr(self, key) for key, option in _OPTION_KEYS.items() if getattr(self, key) is not None}
-        if "file" not in KINDS[self.kind].options:
+        if "file" not in self.facts.options:
             given.pop("file", None)
         return given
 
     @property
     def target(self) -> str | None:
         """The file of a checkpoint at whose fsync it strikes."""
-        return None if "file" in KINDS[self.kind].options else self.file
+        return None if "file" in self.facts.options else self.file
+
+    @property
+    def facts(self) -> Kind:
+        return kind_at(self.kind, self.moment)
 
     def _mismatches(self) -> Iterator[InitErrorDetails]:
-        kind = KINDS[self.kind]
+        kind = self.facts
         for key, option in _OPTION_KEYS.items():
             if getattr(self, key) is None or option in kind.options:
                 continue

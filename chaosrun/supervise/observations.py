@@ -11,7 +11,7 @@ from msgspec import structs
 
 from chaosrun.cluster.messages import Exited
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.faults.landed import death_problem, hang_problem
+from chaosrun.faults.landed import death_problem, hang_problem, note_problem
 from chaosrun.faults.observed import Death, HungRank, LastWords, Observation
 from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.codec import changed, to_plain
@@ -58,6 +58,9 @@ class Observations:
             )
             code, number = exited.exit_code, exited.signal
             seen = Observation(fault=fault, pid=exited.pid, exit_code=code, signal=number, death=death, note=note)
+            if note and fault.facts.may_end and note_problem(seen) is None and code not in (None, 0):
+                self.see(fault.id, marker, how="note", found=note)
+                return fault.id
             if death_problem(seen) is None:
                 ended = {"exit_code": code, "signal": number, "died_s": exited.died_s}
                 self.see(fault.id, marker, how="death", found=death, **ended)

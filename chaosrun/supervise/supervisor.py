@@ -25,6 +25,7 @@ from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
+from chaosrun.supervise.power import cut_power
 from chaosrun.supervise.striking import OutsideFaults
 from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, Workers, resume_values
 
@@ -124,8 +125,8 @@ class Supervisor:
                     self._observations.of_notes()
                     self.outside_faults.attempt_stopped()
                     self._observations.of_broken_groups(self._attempt)
-                    if state.failure is not None:
-                        self._record_failure(state.failure)
+                    cut_power(self._leg, self._plan, self._attempt, self._template.outputs, self._record)
+                    self._record_failure(state.failure)
                 state, actions = lifecycle.decide(state, event)
         except BaseException:
             # A bug or a second interrupt: leave no process behind, then let it be seen.
@@ -208,13 +209,12 @@ class Supervisor:
         failure = failure_of(self._leg, exited)
         return lifecycle.Death(rank=rank, failure=failure)
 
-    def _record_failure(self, failure: lifecycle.Failure) -> None:
+    def _record_failure(self, failure: lifecycle.Failure | None) -> None:
         """Only when the attempt is over is it certain that no planned fault stood behind a death."""
-        error = None
-        if failure.rank is not None:
-            end = read_end(self._leg.attempt(self._attempt), failure.rank)
-            error = end and end.error
-        told = {"code": failure.code, "reason": failure.message, "step": failure.step, "error": error}
+        if failure is None:
+            return
+        end = None if failure.rank is None else read_end(self._leg.attempt(self._attempt), failure.rank)
+        told = {"code": failure.code, "reason": failure.message, "step": failure.step, "error": end and end.error}
         self._record(recorded.DeathUnplanned(attempt=self._attempt, rank=failure.rank, **told))
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
@@ -375,7 +375,7 @@ class Supervisor:
             "attempt": action.attempt,
             "rank": rank,
             "resume": action.resume,
-            "faults": [fault.to_json() for fault in armed if fault.rank == rank],
+            "faults": [fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed],
             "passed": dict(self._passed),
             "distributed_debug": action.distributed_debug,
             **resume_values(self._template, action.attempt),

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from chaosrun.faults.kind import CHECKPOINT_PHASES, PHASES, TRAINING_PHASES, Kind
+from chaosrun.faults.kind import CHECKPOINT_PHASES, EVERYWHERE, PHASES, TRAINING_PHASES, Kind
 from chaosrun.faults.kinds import KINDS
 from chaosrun.integrations.schemas import schema as schema_of
 from chaosrun.spec.faults import FaultOptions
@@ -199,10 +199,9 @@ def _default(option: str, kind: Kind) -> str:
 
 
 def _places(kind: Kind) -> str:
-    everywhere = frozenset(PHASES)
     wide = {
-        everywhere: "every phase",
-        everywhere - {"rendezvous"}: "every phase but `rendezvous`",
+        EVERYWHERE: "every phase",
+        EVERYWHERE - {"rendezvous"}: "every phase but `rendezvous`",
         TRAINING_PHASES: "a phase of training",
         TRAINING_PHASES | CHECKPOINT_PHASES: "a phase of training or of a checkpoint",
     }

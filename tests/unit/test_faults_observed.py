@@ -118,6 +118,11 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
     "io_error": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from write"),
     "slow_storage": ({}, {"waits": 12, "waited_s": 2.4321, "longest_s": 0.3}, "pid 7: 12 fsyncs took 2.4 s longer in all"),
     "failed_rename": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from rename"),
+    "power_cut": (
+        {"signal": 9},
+        {"note": {"save": 8, "done": 3, "last": "write last.pt", "struck_s": 1.0}},
+        "pid 7: SIGKILL after 3 operations of its save (write last.pt)",
+    ),
     "port_taken": (
         {"exit_code": 1},
         raised("DistNetworkError: port: 29500 EADDRINUSE", port=29500, stranger=77),

@@ -1,0 +1,113 @@
+"""The points inside the script's own saves: from the first change of a file below its outputs after a step, to the first step
+that changes none.
+
+Nothing is attached to the rank but while a save goes on that a fault is armed for, or that is surveyed.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from chaosrun.errors import ResourcesError
+from chaosrun.faults.points import FaultPoints
+from chaosrun.faults.strace import HINT
+from chaosrun.faults.strike import Strike
+from chaosrun.faults.tracer import Act, TraceOrder
+from chaosrun.processes import PACKAGE_ROOT, identify
+from chaosrun.records.codec import encode
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+PR_SET_PTRACER = 0x59616D61
+ANYBODY = ctypes.c_ulong(-1)
+
+
+class SavePoints:
+    """Of one rank. `begin` is called at each change that Python knows of, before it is made; it costs a comparison."""
+
+    def __init__(self, faults: FaultPoints, order: WorkerOrder, leg: LegLayout) -> None:
+        self._faults = faults
+        self._order = order
+        self._leg = leg
+        self._pid = os.getpid()
+        self._step: int | None = None
+        self._is_busy = False
+        self._operations = leg.attempt(order.attempt).operations(order.rank)
+        self._size: int | None = None
+        """Of the operations, when the last step ended."""
+        self._tracer: subprocess.Popen[bytes] | None = None
+        self._over = ExitStack()
+        self.began_s = 0.0
+
+    def begin(self, step: int) -> None:
+        """The script is about to change a file, when it has made so many steps."""
+        if step == self._step or self._is_busy or os.getpid() != self._pid:
+            return
+        self._is_busy = True
+        try:
+            self._end()
+            self._step, self.began_s, self._size = step, time.time(), None
+            if self._faults.awaits("save"):
+                self._faults.reach("save", step, points=self)
+            if self._tracer is None and (self._order.survey or self._faults.witnesses("save", step)):
+                self._start(TraceOrder(**self._about(step)))
+        finally:
+            self._is_busy = False
+
+    def step_done(self, step: int) -> None:
+        """The script goes on from this step to the next. A save is over when a step went by without an operation of it."""
+        if self._step is None:
+            return
+        size = self._operations.stat().st_size if self._operations.exists() else 0
+        if self._tracer is None or (step > self._step and size == self._size):
+            self.end()
+        self._size = size
+
+    def end(self) -> None:
+        """The save is over, or the training."""
+        self._is_busy = True
+        try:
+            self._end()
+        finally:
+            self._is_busy = False
+
+    # For what strikes here
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        self._over.callback(act)
+
+    def trace(self, strike: Strike, act: Act, *, before: int | None = None, error: str = "", wait_s: float = 0.0) -> None:
+        """Have strace count the operations of this save, and strike."""
+        what: dict[str, Any] = {"act": act, "before": before, "error": error, "wait_s": wait_s}
+        whose = {"leg": str(self._leg.path), "fault": strike.fault.id, "file": strike.fault.options.get("file")}
+        self._start(TraceOrder(**self._about(strike.step), **what, **whose))
+
+    def _about(self, step: int) -> dict[str, Any]:
+        own = identify(self._pid)
+        assert own is not None
+        where = {"outputs": self._order.outputs, "operations": str(self._operations)}
+        return {"pid": own.pid, "start_ticks": own.start_ticks, "save": step, **where}
+
+    def _start(self, order: TraceOrder) -> None:
+        # A process that is not root lets none but its parents trace it, where the kernel is that strict (yama).
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANYBODY, 0, 0, 0)
+        command = [sys.executable, "-P", "-m", "chaosrun.faults.tracer", encode(order).decode()]
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)}
+        tracer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert tracer.stdout is not None
+        if tracer.stdout.readline() != b"ready\n":
+            raise ResourcesError(f"rank {self._order.rank} could not be traced by strace, its log says why", hint=HINT)
+        self._tracer = tracer
+
+    def _end(self) -> None:
+        if self._tracer is not None:
+            tracer, self._tracer = self._tracer, None
+            tracer.communicate()
+        over, self._over = self._over, ExitStack()
+        over.close()
+        self._step = None

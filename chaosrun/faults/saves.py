@@ -1,0 +1,215 @@
+"""Faults inside the script's own save, and of the files that it saves: what kinds are at the phase `save`, and the power cut.
+
+Where in the save is counted by the tracer (`faults.tracer`); damage is done when the save is over (`faults.save_points`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaosrun.faults.kind import Kind, Option
+from chaosrun.faults.observed import Observation, Problem
+from chaosrun.faults.power_cut import take
+from chaosrun.faults.storage_damage import DamageNote, flip_bit, look, truncate, zero_tail
+from chaosrun.faults.strike import Strike
+from chaosrun.faults.tracer import Act, SaveNote
+from chaosrun.records.events import OutputsReplaced
+from chaosrun.wording import count
+
+if TYPE_CHECKING:
+    from chaosrun.records.events import FaultRequested
+    from chaosrun.records.history import LegHistory
+
+OPTIMIZER = "*optim*"
+"""Files that hold an optimizer, as the libraries call them."""
+
+
+def _traced(act: Act, error: str = "") -> Callable[[Strike], None]:
+    def inside(strike: Strike) -> None:
+        wait_s = strike.option("duration_s") if act == "slow" else 0.0
+        before = None if act == "slow" else strike.option("operation")
+        strike.at["points"].trace(strike, act, before=before, error=error, wait_s=wait_s)
+
+    return inside
+
+
+def _cut_power(strike: Strike) -> None:
+    """Keep what lies there now, and kill the rank; the supervisor does the rest when all are gone."""
+    try:
+        take(strike.order.outputs, strike.leg.outputs_before(strike.fault.id))
+    except OSError as error:
+        strike.note(SaveNote(problem=f"the outputs could not be copied: {error}"))
+        return
+    before = strike.option("operation")
+    strike.at["points"].trace(strike, "cut" if before is None else "kill", before=before)
+
+
+def _damage(pattern: str, spoil: Callable[[Path], object]) -> Callable[[Strike], None]:
+    def inside(strike: Strike) -> None:
+        def when_saved() -> None:
+            strike.note(_spoiled(strike, strike.fault.options.get("file") or pattern, spoil, since_s))
+
+        points = strike.at["points"]
+        since_s = points.began_s
+        points.when_over(when_saved)
+
+    return inside
+
+
+def _spoiled(strike: Strike, pattern: str, spoil: Callable[[Path], object], since_s: float) -> DamageNote:
+    """Of the files that this save left, the largest one that matches."""
+    found = {name: path for path, name in _saved(strike.order.outputs, since_s) if fnmatchcase(name, pattern)}
+    if not found:
+        return DamageNote(problem=f"the save left no file that matches {pattern}")
+    name = min(found, key=lambda name: (-found[name].stat().st_size, name))
+    path = found[name]
+    before = look(path)
+    spoil(path)
+    after = look(path)
+    where: dict[str, Any] = {"checkpoint": f"the save of step {strike.step}", "file": name, "path": str(path)}
+    problem = f"{name} is what it was before" if before == after else None
+    return DamageNote(**where, before=before, after=after, problem=problem)
+
+
+def _saved(outputs: tuple[str, ...], since_s: float) -> Iterator[tuple[Path, str]]:
+    for output in outputs:
+        for path in sorted(Path(output).rglob("*")):
+            if path.is_file() and not path.is_symlink() and path.stat().st_ctime >= since_s and path.stat().st_nlink == 1:
+                yield path, os.path.relpath(path, output)
+
+
+def _struck(seen: Observation) -> Problem | None:
+    """It died between the two operations that were named."""
+    note: SaveNote | None = seen.note
+    if note is None or note.struck_s is None:
+        return Problem("nothing_said", "nothing was written down of the operations before its death")
+    wanted = seen.fault.option("operation")
+    if wanted is not None and note.done != wanted - 1:
+        return Problem("elsewhere_in_save", f"{count(note.done, 'operation')} were done, operation {wanted} was to be the next")
+    return None
+
+
+def _failed(seen: Observation) -> Problem | None:
+    note: SaveNote = seen.note
+    return None if note.failed else Problem("nothing_failed", "no call was given an error")
+
+
+def _waited(seen: Observation) -> Problem | None:
+    note: SaveNote = seen.note
+    return None if note.waits else Problem("no_wait", "nothing was synced meanwhile")
+
+
+def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
+    done = [event for event in leg.events(OutputsReplaced) if event.fault == seen.fault.id]
+    if not done:
+        return Problem("not_rebuilt", "the outputs were not put into the state that a power cut leaves")
+    return Problem("not_rebuilt", done[-1].problem) if done[-1].problem else None
+
+
+def _tell(seen: Observation) -> str:
+    note: SaveNote | None = seen.note
+    if note is None:
+        return f"{seen.process}: {seen.end}"
+    after = f"after {count(note.done, 'operation')} of its save" + (f" ({note.last})" if note.last else "")
+    if note.failed:
+        return f"{seen.process}: {count(note.failed, 'call')} failed {after}"
+    if note.waits:
+        return f"{seen.process}: {count(note.waits, 'sync')} waited"
+    return f"{seen.process}: {seen.end} {after}"
+
+
+def _tell_damage(seen: Observation) -> str:
+    note: DamageNote = seen.note
+    if note.before is None or note.after is None:
+        change = "removed"
+    elif note.before.size != note.after.size:
+        change = f"{note.before.size} bytes, now {note.after.size}"
+    else:
+        change = f"sha256 {note.before.sha256[:8]}…, now {note.after.sha256[:8]}…"
+    return f"{note.file}: {change}"
+
+
+_WHERE: Mapping[Option, None] = {"operation": None, "file": None}
+_at_save = partial(Kind, phases=frozenset({"save"}), default_phase="save")
+_by_strace = partial(_at_save, family="storage", evidence="note", note=SaveNote, tell=_tell)
+_damaged = partial(
+    _at_save,
+    family="storage",
+    evidence="note",
+    note=DamageNote,
+    options={"file": None},
+    proof="the file was looked at before and after",
+    tell=_tell_damage,
+)
+
+AT_SAVE: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        _at_save(
+            name="kill",
+            family="process",
+            words="SIGKILL {rank}",
+            proof="its process was seen to die of SIGKILL, after the operations that strace saw",
+            options=_WHERE,
+            inside=_traced("kill"),
+            signals=(signal.SIGKILL,),
+            note=SaveNote,
+            shows=_struck,
+            tell=_tell,
+        ),
+        _by_strace(
+            name="no_space",
+            words="ENOSPC while {rank} saves",
+            proof="strace gave the error",
+            options=_WHERE,
+            inside=_traced("fail", "ENOSPC"),
+            may_end=True,
+            shows=_failed,
+        ),
+        _by_strace(
+            name="io_error",
+            words="EIO while {rank} saves",
+            proof="strace gave the error",
+            options=_WHERE,
+            inside=_traced("fail", "EIO"),
+            may_end=True,
+            shows=_failed,
+        ),
+        _by_strace(
+            name="slow_storage",
+            words="{rank} waits {duration_s:g} s for the storage at every fsync of its save",
+            proof="strace made the syncs wait",
+            options={"duration_s": 0.2},
+            inside=_traced("slow"),
+            shows=_waited,
+        ),
+        _damaged(name="truncate", words="truncate a file that {rank} saved", inside=_damage("*", truncate)),
+        _damaged(name="zero_tail", words="zero the tail of a file that {rank} saved", inside=_damage("*", zero_tail)),
+        _damaged(name="flip_file_bit", words="flip one bit in a file that {rank} saved", inside=_damage("*", flip_bit)),
+        _damaged(name="missing_file", words="remove a file that {rank} saved", inside=_damage(OPTIMIZER, Path.unlink)),
+    )
+}
+"""What kinds are that can strike elsewhere, too."""
+
+KINDS = (
+    _at_save(
+        name="power_cut",
+        family="storage",
+        words="cut the power of {rank}, what was not synced {unsynced},",
+        proof="its process was seen to die of SIGKILL, and the outputs were replaced by what had been synced",
+        options={"operation": None, "unsynced": "lost"},
+        inside=_cut_power,
+        witnessed=True,
+        signals=(signal.SIGKILL,),
+        note=SaveNote,
+        shows=_struck,
+        aftermath=_rebuilt,
+        tell=_tell,
+    ),
+)

@@ -1,0 +1,122 @@
+"""What a script saves, as Python knows of it: torch.save and safetensors by their calls, all else by the files that Python
+opens, renames and removes, and the folders that it makes.
+
+Tells of each change below the outputs before it is made, and of each file that is saved. What native code opens by itself is
+not seen here, but at the system calls (`faults.tracer`), which are looked at from the first change that this tells of.
+"""
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from chaosrun.records.traces import SaveRecord
+
+WRITERS = (
+    ("torch", "save", 1, "torch.save"),
+    ("safetensors.torch", "save_file", 1, "safetensors"),
+    ("safetensors.torch", "save_model", 1, "safetensors"),
+    ("safetensors.numpy", "save_file", 1, "safetensors"),
+)
+"""Module, function, place of the path among its arguments, and what it is called in a record."""
+_BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
+_TWO_NAMES = ("os.rename", "os.link", "os.symlink")
+_CHANGES = frozenset(
+    {"os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+)
+
+
+class SaveWatch:
+    """Of one rank; listens to the end of the process. `step` tells how many steps have been made, None before the first."""
+
+    def __init__(
+        self,
+        outputs: Sequence[str],
+        step: Callable[[], int | None],
+        begins: Callable[[int], None],
+        found: Callable[[SaveRecord], None],
+    ) -> None:
+        self._outputs = tuple(os.path.join(os.path.realpath(output), "") for output in outputs)
+        self._step = step
+        self._begins = begins
+        self._found = found
+        self._pid = os.getpid()
+        self._told: set[tuple[int, str]] = set()
+        self._inside = 0
+        """Calls of a writer that are running, one inside the other."""
+
+    def install(self) -> None:
+        for module, name, place, how in WRITERS:
+            self._wrap(module, name, place, how)
+        sys.addaudithook(self._hear)
+
+    def _wrap(self, module: str, name: str, place: int, how: str) -> None:
+        with suppress(ImportError):
+            if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
+                return
+            owner = importlib.import_module(module)
+            writer = getattr(owner, name)
+
+            @functools.wraps(writer)
+            def watched(*arguments: Any, **options: Any) -> Any:
+                target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
+                path = self._below(target)
+                step = self._begin(path)
+                if path is None or step is None or self._inside:
+                    return writer(*arguments, **options)
+                self._inside += 1
+                try:
+                    self._tell(step, path, how, done=False)
+                    result = writer(*arguments, **options)
+                    self._tell(step, path, how, done=True)
+                    return result
+                finally:
+                    self._inside -= 1
+
+            setattr(owner, name, watched)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            target, _, flags = arguments
+            if not isinstance(flags, int) or not flags & (os.O_CREAT | os.O_TRUNC) or flags & os.O_APPEND:
+                return
+            path = self._below(target)
+            if (step := self._begin(path)) is not None and path is not None and not self._inside:
+                how = next((how for ending, how in _BY_ENDING.items() if path.endswith(ending)), "open")
+                self._tell_once(step, path, how, done=False)
+        elif event in _CHANGES:
+            paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
+            step = self._begin(next(filter(None, paths), None))
+            if event == "os.rename" and step is not None and (path := paths[-1]) is not None and not self._inside:
+                self._tell_once(step, path, "rename", done=True)
+
+    def _begin(self, path: str | None) -> int | None:
+        """The step that a change belongs to, where it is one."""
+        if path is None or os.getpid() != self._pid or (step := self._step()) is None:
+            return None
+        self._begins(step)
+        return step
+
+    def _below(self, target: Any) -> str | None:
+        """A path below the outputs, absolute."""
+        if not isinstance(target, str | bytes | os.PathLike):
+            return None
+        path = os.path.abspath(os.fsdecode(target))
+        if not path.startswith(self._outputs):
+            folder, name = os.path.split(path)
+            path = os.path.join(os.path.realpath(folder), name)
+        return path if path.startswith(self._outputs) else None
+
+    def _tell_once(self, step: int, path: str, how: str, *, done: bool) -> None:
+        if (step, path) not in self._told:
+            self._told.add((step, path))
+            self._tell(step, path, how, done=done)
+
+    def _tell(self, step: int, path: str, how: str, *, done: bool) -> None:
+        relative = next((os.path.relpath(path, output) for output in self._outputs if path.startswith(output)), path)
+        self._found(SaveRecord(step=step, path=relative, how=how, time_s=time.time(), done=done))
