@@ -101,7 +101,8 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
     }
     if not order.gpus:
         told["ACCELERATE_USE_CPU"] = "true"
-    return {**inherited, **{name: str(value) for name, value in told.items()}, **order.resume_env}
+    known = {**inherited, **{name: str(value) for name, value in told.items()}, **order.resume_env}
+    return {name: LegLayout(Path(order.leg_path)).filled_in(value) for name, value in known.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

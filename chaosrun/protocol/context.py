@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.opened import FileWatch
+from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.preemption import Preemption
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
@@ -26,6 +27,8 @@ class WorkerContext:
     preemption: Preemption = field(init=False)
     files: FileWatch | None = None
     """None in a leg that has none before it."""
+    team_files: TeamFiles | None = None
+    """Of a script that saves by itself."""
     session: "Session | None" = None
     """The session that the script attached, once it has."""
     script: "ScriptTraining | None" = None

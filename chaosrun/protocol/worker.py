@@ -27,6 +27,7 @@ import torch
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import watch
+from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
 from chaosrun.protocol.distributed_debug import speak_in_detail
@@ -80,6 +81,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         with contextlib.suppress(OSError):  # a full disk takes no log
             traceback.print_exc()
         end = _raised("raised", error, order)
+    end = _unless_refused(end, context)
     if context.preemption.left is not None:
         # Whatever the script did after it.
         end = context.preemption.end()
@@ -117,6 +119,7 @@ def end(context: WorkerContext, error: BaseException | None) -> None:
         error = unfinished
     if error is not None:
         end = _raised("raised", error, context.order)
+    end = _unless_refused(end, context)
     _write_end(context.order, context, end)
     if end.error is None:
         _leave_process_group()
@@ -143,12 +146,23 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 
+def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
+    """What the script made of a refusal does not count."""
+    refused = context.team_files and context.team_files.refused
+    return end if refused is None else _raised("raised", refused, context.order)
+
+
 def _know_the_leg(context: WorkerContext) -> None:
     """Tell the script which leg and attempt it is and where its files may lie, and see what it reads of other legs' files."""
     order, leg = context.order, context.leg
     leg.output.mkdir(exist_ok=True)
     told = {"CHAOSRUN_LEG": order.leg, "CHAOSRUN_ATTEMPT": str(order.attempt), "CHAOSRUN_OUTPUT": str(leg.output)}
     os.environ.update({**told, **order.resume_env})
+    # A variable may name the leg's own folder.
+    os.environ.update({name: leg.filled_in(value) for name, value in os.environ.items() if "{output}" in value})
+    if order.by == "script":
+        context.team_files = TeamFiles(order)
+        context.team_files.install()
     if order.earlier:
         record = leg.attempt(order.attempt).opened(order.rank)
         # Where the attempt stands, its reference's traces tell.
@@ -220,10 +234,19 @@ def _run_script(order: WorkerOrder) -> None:
     sys.argv = [str(script), *order.args]
     sys.path.insert(0, str(script.parent))
     main_module = types.ModuleType("__main__")
-    main_module.__file__ = str(script)
+    main_module.__file__ = _in_the_leg(script, order)
     main_module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main_module
     exec(compile(script.read_bytes(), str(script), "exec"), main_module.__dict__)
+
+
+def _in_the_leg(script: Path, order: WorkerOrder) -> str:
+    """The script's name in its working folder, where it is found there: what it writes beside itself is then the leg's own."""
+    if order.by == "script" and script.is_relative_to(order.directory):
+        inside = Path(order.cwd) / script.relative_to(order.directory)
+        if inside.is_file():
+            return str(inside)
+    return str(script)
 
 
 def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:

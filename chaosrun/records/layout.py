@@ -113,6 +113,15 @@ class LegLayout:
         return self.path / "output"
 
     @property
+    def work(self) -> Path:
+        """The working folder of a script that saves by itself: links to the job's, and what it writes by relative paths."""
+        return self.path / "work"
+
+    def filled_in(self, text: str) -> str:
+        """With `{output}` replaced."""
+        return text.replace("{output}", str(self.output.absolute()))
+
+    @property
     def tensors(self) -> Path:
         """Raw bytes of inspected tensors by their digest."""
         return self.path / "tensors"

@@ -37,6 +37,10 @@ class WorkerOrder:
     """Absolute path."""
     args: tuple[str, ...] = ()
     cwd: str
+    directory: str = ""
+    """The job's own, absolute: what lies there is not this leg's to change."""
+    drill_began_s: float = 0.0
+    """Files that were last changed before are of other runs."""
     by: Literal["chaosrun", "script"] = "chaosrun"
     """Who saves and resumes: chaosrun.attach, or the script with checkpoints of its own."""
     module: str | None = None

@@ -106,7 +106,7 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
         hint = "name a job file (.yaml) or a script (.py), or a command after two dashes: -- torchrun train.py"
         raise UsageError(f"no such job file: {script}", hint=hint)
     if script is None and not after:
-        hint = "such as job.yaml; train.py --workers 3 -- --epochs 3; -- torchrun --nproc-per-node 3 train.py"
+        hint = "such as train.py --workers 3 -- --epochs 3, or -- torchrun train.py; see `chaosrun submit --help`"
         raise UsageError("nothing to drill: neither a job file nor a script nor a command", hint=hint)
     words = (*([str(script)] if script else []), *asked.words(), *(["--", *after] if after else []))
     key, started, arguments = ("command", "", after) if script is None else ("script", str(script), after)

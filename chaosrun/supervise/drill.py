@@ -34,6 +34,7 @@ from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
+from chaosrun.supervise.working_folder import lay_out
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -116,6 +117,8 @@ class LegRunner:
     ) -> LegResult:
         """Run one leg, called `name` in its records. Raises as `ask_permission`."""
         self.ask_permission(plan, spec)
+        if template.by == "script":
+            lay_out(leg, Path(template.directory), spec.outputs)
         supervisor = Supervisor(
             name=name,
             leg=leg,

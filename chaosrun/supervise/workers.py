@@ -127,9 +127,11 @@ class Workers(Protocol):
 def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, reference: Path | None = None) -> WorkerOrder:
     """What every worker of a leg is told; attempt and rank are filled in later. `reference`: the leg that this one is to be
     compared with."""
+    own = LegLayout(leg.path.resolve())
+    itself = spec.by == "script"
     return WorkerOrder(
         leg=name,
-        leg_path=str(leg.path.resolve()),
+        leg_path=str(own.path),
         storage_path=str(leg.storage) if leg.storage else None,
         attempt=0,
         rank=0,
@@ -140,16 +142,18 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
         master_addr="127.0.0.1",
         master_port=0,
         script=info.script,
-        args=spec.args,
-        cwd=info.directory,
+        args=tuple(map(own.filled_in, spec.args)),
+        cwd=str(own.work) if itself else info.directory,
+        directory=info.directory,
+        drill_began_s=info.created_s,
         by=spec.by,
         module=spec.module,
         command=spec.command or (),
-        resume_args=spec.resume.args,
-        resume_env=spec.resume.env,
-        outputs=tuple(str(Path(info.directory) / path) for path in spec.outputs),
+        resume_args=tuple(map(own.filled_in, spec.resume.args)),
+        resume_env={name: own.filled_in(value) for name, value in spec.resume.env.items()},
+        outputs=(str(own.output), str(own.work)) if itself else (),
         prime_buckets=spec.prime_buckets,
-        reference_path=str(reference.resolve()) if reference and spec.by == "script" else None,
+        reference_path=str(reference.resolve()) if reference and itself else None,
         seed=spec.seed,
         deterministic=spec.deterministic,
         threads=spec.threads,

@@ -1,0 +1,199 @@
+"""What was there before the drill stays as it is: a script is stopped before it changes a file that another run left.
+
+Each leg of a script that saves by itself runs in a working folder of its own, whose entries lead to those of the job's folder
+(`supervise.working_folder`). A name that the script makes anew below a linked folder is made in the leg: the links on the way
+become folders of the leg. What would be changed elsewhere, in the job's folder or below a path among the script's arguments, is
+refused. Python tells of it (`sys.addaudithook`), and torch and safetensors, which open files in native code, are wrapped. Not
+seen: programs that the script starts.
+"""
+
+import fcntl
+import functools
+import importlib
+import importlib.util
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from chaosrun.errors import MisuseError
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+
+WRITERS = (("torch", "save", 1), ("safetensors.torch", "save_file", 1), ("safetensors.numpy", "save_file", 1))
+"""Module, function, place of the path among its arguments."""
+SHARED = "outside of what is this leg's own: both legs would share it"
+OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_MAKES = frozenset({"os.mkdir"})
+_TAKES_AWAY = frozenset({"os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
+_TWO_NAMES = frozenset({"os.rename", "os.link", "os.symlink"})
+_LOCK = ".chaosrun-links"
+
+
+class TeamFiles:
+    """Of one rank. Listens to the end of the process."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        leg = LegLayout(Path(order.leg_path))
+        self._leg = os.path.join(os.path.realpath(leg.path), "")
+        self._work = os.path.join(os.path.realpath(leg.work), "")
+        self._directory = os.path.realpath(order.directory)
+        self._began_s = order.drill_began_s
+        # What is named in the arguments, and is not there or empty, is there to be written.
+        self._named = [path for word in (*order.args, *order.command) if (path := _absolute(word))]
+        self._to_be_written = tuple(os.path.join(path, "") for path in self._named if _is_empty(path))
+        free = [tempfile.gettempdir(), *(os.path.expanduser(place) for place in ("~/.cache", "~/.config", "~/.triton"))]
+        inside = [place for path in free if (place := os.path.join(os.path.realpath(path), "")).startswith(self._directory)]
+        self._free = (self._leg, *inside)
+        self._guarded = tuple(os.path.join(path, "") for path in (self._directory, *self._named))
+        self.refused: MisuseError | None = None
+        """The first refusal: whatever the script made of it, the leg is over."""
+        self._has_begun = False
+        """It has trained: files that were made before are caches and downloads."""
+        self._busy = False
+
+    def install(self) -> None:
+        register_optimizer_step_post_hook(self._begin)
+        for module, name, place in WRITERS:
+            with suppress(ImportError):
+                if module in sys.modules or importlib.util.find_spec(module.partition(".")[0]) is not None:
+                    self._wrap(importlib.import_module(module), name, place)
+        sys.addaudithook(self._hear)
+
+    def _begin(self, *_: Any) -> None:
+        self._has_begun = True
+
+    def _wrap(self, module: Any, name: str, place: int) -> None:
+        writer = getattr(module, name)
+
+        @functools.wraps(writer)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
+            if isinstance(target, str | bytes | os.PathLike):
+                self._change(target, follows=True)
+            return writer(*arguments, **options)
+
+        cast(Any, watched).__wrapped__ = writer
+        setattr(module, name, watched)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            flags = arguments[2]
+            if isinstance(flags, int) and flags & _WRITES:
+                self._change(arguments[0], follows=True)
+        elif event in _MAKES:
+            self._change(arguments[0], makes_folder=True)
+        elif event in _TAKES_AWAY:
+            self._change(arguments[0], follows=event in ("os.truncate", "shutil.rmtree"))
+        elif event in _TWO_NAMES:
+            if event == "os.rename":
+                self._change(arguments[0])
+            self._change(arguments[1])
+
+    def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False) -> None:
+        """`follows`: a link is followed to what it names. Raises MisuseError."""
+        if self._busy or not isinstance(target, str | bytes | os.PathLike):
+            return
+        self._busy = True
+        try:
+            self._look(os.path.abspath(os.fsdecode(target)), follows=follows, makes_folder=makes_folder)
+        finally:
+            self._busy = False
+
+    def _look(self, path: str, *, follows: bool, makes_folder: bool) -> None:
+        folder, name = os.path.split(path)
+        real = os.path.join(os.path.realpath(folder), name)
+        if follows:
+            real = os.path.realpath(real)
+        if real.startswith(self._free) or "__pycache__" in real or not f"{real}/".startswith(self._guarded):
+            return
+        there = _seen(real)
+        if there is None:
+            if path.startswith(self._work):
+                self._make_own(folder)
+            elif f"{real}/".startswith(self._to_be_written) or self._has_begun:
+                self._refuse(real, f"the script would write {real}, {SHARED}")
+        elif not makes_folder and there.st_ctime < self._began_s and not _holds_nothing(real, there):
+            self._refuse(real, f"the script would change {real}, {OF_THE_TEAM}")
+        elif not makes_folder and self._has_begun:
+            self._refuse(real, f"the script would change {real}, {SHARED}")
+
+    def _make_own(self, folder: str) -> None:
+        """Have every folder on the way to this one be the leg's, with links to what is in it now."""
+        with self._alone():
+            here = self._work.rstrip("/")
+            for part in os.path.relpath(folder, here).split(os.sep):
+                here = os.path.join(here, part)
+                if os.path.islink(here) and os.path.isdir(here):
+                    _unlinked(here)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Before the other ranks of this node do the same."""
+        descriptor = os.open(os.path.join(self._leg, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _refuse(self, real: str, message: str) -> NoReturn:
+        hint = "write {output} in the place of its path, in args, env or command: it is a folder of each leg's own"
+        if f"{real}/".startswith(os.path.join(self._directory, "")):
+            inside = os.path.relpath(real, self._directory)
+            output = os.path.dirname(inside) or inside
+            hint = f"outputs=[{output}] gives each leg its own, empty at first; or {hint}"
+        error = MisuseError(message, hint=hint)
+        self.refused = self.refused or error
+        raise error
+
+
+def _unlinked(link: str) -> None:
+    """A folder in the place of a link to one, which another process sees whole at any time but for an instant."""
+    source = os.readlink(link)
+    made = tempfile.mkdtemp(prefix=".chaosrun-", dir=os.path.dirname(link))
+    for entry in os.scandir(source):
+        os.symlink(entry.path, os.path.join(made, entry.name))
+    os.chmod(made, 0o755)
+    os.unlink(link)
+    os.rename(made, link)
+
+
+def _absolute(word: str) -> str | None:
+    """A path among arguments that names a place of the job's, with links followed; not one of the system's own."""
+    path = word.rpartition("=")[2]
+    if not path.startswith("/") or "{" in path or "\0" in path:
+        return None
+    real = os.path.realpath(path)
+    common = (tempfile.gettempdir(), os.path.expanduser("~"), "/dev", "/proc", "/sys")
+    return None if any(f"{place}/".startswith(os.path.join(real, "")) for place in common) else real
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        return not os.listdir(path)
+    except NotADirectoryError:
+        return False
+    except OSError:
+        return True
+
+
+def _seen(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _holds_nothing(path: str, seen: os.stat_result) -> bool:
+    """An empty file or folder, or none at all: a lock, a pipe, a device."""
+    if stat.S_ISDIR(seen.st_mode):
+        return _is_empty(path)
+    return seen.st_size == 0 or not stat.S_ISREG(seen.st_mode)

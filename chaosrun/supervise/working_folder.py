@@ -1,0 +1,39 @@
+"""The working folder of a leg whose script saves by itself: its entries lead to those of the job's folder, but for the outputs,
+so that what each leg writes by relative paths stays its own, and what it reads is found."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from chaosrun.records.layout import LegLayout
+
+
+def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
+    """Make it, where it is not there yet: an attempt that goes on finds what the one before has left. Raises OSError."""
+    if leg.work.exists():
+        return
+    left_out = [PurePath(os.path.normpath(path)).parts for path in outputs]
+    path = leg.path.resolve()
+    if path.is_relative_to(directory):
+        # Runs are no inputs; nor could the folder lead to itself.
+        parts = path.relative_to(directory).parts
+        left_out.append(parts[: max(1, parts.index("runs"))] if "runs" in parts else parts)
+    incoming = leg.path / "work.incoming"
+    incoming.mkdir(parents=True, exist_ok=True)
+    _link(directory, incoming, left_out)
+    os.rename(incoming, leg.work)
+
+
+def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> None:
+    """A folder at `target` that shows what is in `source`; an empty folder becomes one of its own, to be filled."""
+    target.mkdir(exist_ok=True)
+    for entry in os.scandir(source):
+        below = [parts[1:] for parts in left_out if parts[:1] == (entry.name,)]
+        if () in below:
+            continue
+        place = target / entry.name
+        is_folder = entry.is_dir()
+        if is_folder and (below or not os.listdir(entry.path)):
+            _link(Path(entry.path), place, below)
+        elif not place.is_symlink():
+            place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)

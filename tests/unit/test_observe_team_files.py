@@ -1,0 +1,168 @@
+"""What was there before a drill is not changed by it, and what a leg's script makes lands in the leg."""
+
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chaosrun.errors import MisuseError
+from chaosrun.observe.team_files import TeamFiles
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+from chaosrun.supervise.working_folder import lay_out
+
+STEP = "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=1.0); p.sum().backward(); o.step()"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder of a team that has trained here before."""
+    folder = tmp_path / "job"
+    for name in ("data/shard.bin", "out/last.pt", "out/old/model.pt", "train.log", "train.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"the team's {name}")
+    (folder / "empty").mkdir()
+    return folder
+
+
+def leg_of(job: Path, *outputs: str) -> LegLayout:
+    leg = LegLayout(job / ".chaosrun" / "runs" / "probe-1" / "chaos")
+    leg.path.mkdir(parents=True)
+    lay_out(leg, job, outputs)
+    return leg
+
+
+def tried(job: Path, leg: LegLayout, args: tuple[str, ...], *tries: tuple[str, str]) -> dict[str, Any]:
+    """What became of each try, in a process of its own: what listens there cannot be taken off again."""
+    order = WorkerOrder(
+        **{"leg": "chaos", "leg_path": str(leg.path), "storage_path": None, "attempt": 1, "rank": 0, "world_size": 1},
+        **{"local_rank": 0, "local_world_size": 1, "node_rank": 0, "master_addr": "", "master_port": 0, "script": ""},
+        **{"seed": 0, "deterministic": "off", "threads": 1, "every_steps": 1, "keep": 2, "by": "script", "args": args},
+        **{"cwd": str(leg.work), "directory": str(job), "drill_began_s": time.time()},
+    )
+    # Times of the file system are coarser than the clock's.
+    time.sleep(0.05)
+    context = multiprocessing.get_context("fork")
+    answer, say = context.Pipe(duplex=False)
+    process = context.Process(target=_try, args=(order, tries, say))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return answer.recv()
+
+
+def _try(order: WorkerOrder, tries: Sequence[tuple[str, str]], say: Any) -> None:
+    os.chdir(order.cwd)
+    watch = TeamFiles(order)
+    watch.install()
+    found: dict[str, Any] = {}
+    for name, code in tries:
+        try:
+            exec(code, {"os": os, "shutil": shutil, "torch": torch, "Path": Path})
+            found[name] = "done"
+        except MisuseError as error:
+            found[name] = f"{error.message} | {error.hint}"
+    found["kept"] = watch.refused.message if watch.refused else None
+    say.send(found)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".chaosrun" not in path.parts
+    }
+
+
+def test_what_the_team_has_is_never_changed(job: Path) -> None:
+    before = tree(job)
+    leg = leg_of(job)
+    found = tried(
+        job,
+        leg,
+        (),
+        ("overwrite", "open('out/last.pt', 'wb')"),
+        ("natively", "torch.save({}, 'out/last.pt')"),
+        ("append", "open('train.log', 'a')"),
+        ("remove", "os.remove('out/last.pt')"),
+        ("rename over", "open('new', 'w').close(); os.replace('new', 'out/last.pt')"),
+        ("rename away", "os.rename('out/old', 'out/older')"),
+        ("all of it", "shutil.rmtree(os.path.realpath('out'))"),
+        ("absolute", f"open({str(job / 'train.log')!r}, 'r+')"),
+    )
+    kept = found.pop("kept")
+    assert kept.endswith("a drill never overwrites what another run left")
+    assert all("which was there before" in said for said in found.values()), found
+    assert "outputs=[out] gives each leg its own" in found["natively"] and "outputs=[train.log]" in found["append"]
+    assert tree(job) == before
+
+
+def test_what_is_new_is_the_legs_own(job: Path) -> None:
+    before = tree(job)
+    leg = leg_of(job)
+    found = tried(
+        job,
+        leg,
+        (),
+        ("step", STEP),
+        ("beside", "open('new.txt', 'w').write('mine')"),
+        ("in a folder", "os.makedirs('out/run-2', exist_ok=True); torch.save({}, 'out/run-2/model.pt')"),
+        ("in an empty one", "Path('empty/x').write_text('mine')"),
+        ("a name in the place of another", "Path('t').write_text('mine'); os.replace('t', 'train.log')"),
+        ("inputs", "assert Path('data/shard.bin').read_text() and Path('out/last.pt').read_text()"),
+    )
+    assert found.pop("kept") is None
+    assert set(found.values()) == {"done"}, found
+    assert tree(job) == before and os.listdir(job / "empty") == []
+    own = ["empty/x", "new.txt", "out/run-2/model.pt", "train.log"]
+    assert (
+        sorted(
+            str(path.relative_to(leg.work))
+            for path in leg.work.rglob("*")
+            if path.is_file() and not path.is_symlink() and (path.resolve().is_relative_to(leg.work.resolve()))
+        )
+        == own
+    )
+
+
+def test_outputs_begin_empty(job: Path) -> None:
+    before = tree(job)
+    leg = leg_of(job, "out/old", "train.log", "not/there")
+    found = tried(
+        job,
+        leg,
+        (),
+        ("not there", "assert not os.path.exists('out/old') and not os.path.exists('train.log')"),
+        ("beside it is", "assert os.path.exists('out/last.pt')"),
+        ("written", "os.makedirs('out/old'); Path('out/old/model.pt').write_text('x'); Path('train.log').write_text('x')"),
+    )
+    assert set(found.values()) == {"done", None}, found
+    assert tree(job) == before
+
+
+def test_paths_in_arguments(job: Path, tmp_path: Path) -> None:
+    """Absolute ones lead out of the leg: what would be written there, both legs would share."""
+    new, cache = tmp_path / "new", tmp_path / "cache"
+    cache.mkdir()
+    (cache / "held").write_text("x")
+    found = tried(
+        job,
+        leg_of(job),
+        (f"--out={new}", "--cache", str(cache)),
+        ("an output", f"os.makedirs({str(new)!r})"),
+        ("a cache", f"open({str(cache / 'more')!r}, 'w').close()"),
+        ("held", f"open({str(cache / 'held')!r}, 'w')"),
+        ("step", STEP),
+        ("a save", f"torch.save({{}}, {str(cache / 'model.pt')!r})"),
+        ("elsewhere", f"open({str(tmp_path / 'elsewhere')!r}, 'w').close()"),
+    )
+    assert not new.exists() and not (cache / "model.pt").exists() and (cache / "held").read_text() == "x"
+    assert "both legs would share it | write {output} in the place of its path" in found["an output"]
+    assert (found["a cache"], found["step"], found["elsewhere"]) == ("done", "done", "done")
+    assert "which was there before" in found["held"] and "both legs would share it" in found["a save"]
