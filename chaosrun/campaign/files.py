@@ -28,7 +28,7 @@ from chaosrun.records.locks import locked
 from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.spec.fragment import scheduled
 from chaosrun.spec.suite import Comparison
-from chaosrun.verify.verdict import EXIT_CODES, VerdictStatus
+from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus
 
 VERSION = 1
 T = TypeVar("T")

@@ -11,8 +11,9 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object, read_run
 from chaosrun.spec.suite import Comparison, Expectation
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus
 from chaosrun.verify.trajectory import Difference, compare_trajectories, trajectory
-from chaosrun.verify.verdict import EXIT_CODES, Verdict, VerdictStatus
+from chaosrun.verify.verdict import Verdict
 
 SUITE_VERSION = 1
 

@@ -298,7 +298,7 @@ def inject(
     """Strike a live drill now; the fault becomes part of its plan and of its verdict: exit code 0 once it has landed, 6 when it
     cannot be shown to, 124 when nothing of it is seen in time."""
     from chaosrun import api
-    from chaosrun.verify.verdict import EXIT_CODES
+    from chaosrun.verify.ruling import EXIT_CODES
 
     layout, timeout_s = api.find_run(run, root), duration_s("--timeout", timeout)
     asked = api.inject(layout, kind=kind, rank=rank, settings=set_ or (), seed=seed)

@@ -15,7 +15,8 @@ from chaosrun.report.escapes import harmless
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
     from chaosrun.report.view import Death
-    from chaosrun.verify.verdict import Verdict, VerdictStatus
+    from chaosrun.verify.ruling import VerdictStatus
+    from chaosrun.verify.verdict import Verdict
 
 LABEL_WIDTH = 10
 TRACEBACK_LINES = 12

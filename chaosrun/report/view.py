@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from chaosrun.verify.blame import Blame
     from chaosrun.verify.check import Check
     from chaosrun.verify.divergence import Divergence
-    from chaosrun.verify.verdict import Verdict, VerdictStatus
+    from chaosrun.verify.ruling import VerdictStatus
+    from chaosrun.verify.verdict import Verdict
 
 OUTCOME_WORDS: "dict[Outcome, str]" = {
     "user_error": "the script failed",

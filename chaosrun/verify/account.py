@@ -40,7 +40,7 @@ class FaultOutcome:
 class AttemptSummary:
     attempt: int
     resumed_from: str | None
-    """Checkpoint name; None when it began at the beginning."""
+    """Checkpoint name, or the step of a script's own checkpoint; None when it began at the beginning."""
     resumed_step: int
     first_step: int | None
     """First and last step that any rank recorded in it; None when it recorded none."""
@@ -55,6 +55,8 @@ class AttemptSummary:
     """Ranks that began to train."""
     faults: tuple[str, ...] = ()
     """Ids of the planned faults that ended it."""
+    passed_over: int | None = None
+    """Step of a newer complete checkpoint that a script did not go on from; None where there is none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,24 +92,33 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
     summaries: list[AttemptSummary] = []
     for number, attempt in enumerate(chaos.attempts):
         faults = _faults_that_ended(attempt, plan, chaos)
-        after = chaos.attempts[number + 1] if number + 1 < len(chaos.attempts) else None
+        later = chaos.attempts[number + 1 :]
+        after = next(iter(later), None)
+        # Where one of a script would have gone on that never began nobody knows.
+        following = next((each for each in later if each.by == "chaosrun" or any(t.start for t in each.traces.values())), None)
         steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
         reached = max(steps, default=attempt.resume_step)
         summaries.append(
             AttemptSummary(
                 attempt=attempt.number,
-                resumed_from=attempt.resume,
+                resumed_from=_went_on_from(attempt),
                 resumed_step=attempt.resume_step,
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
                 ended_by=", ".join(faults.values()) or _ended_by(attempt, chaos, last=after is None),
-                lost_steps=max(0, reached - after.resume_step) if after else 0,
+                lost_steps=max(0, reached - following.resume_step) if following else 0,
                 recovery_s=recovery_s.get(attempt.number),
                 ranks=sum(trace.start is not None for trace in attempt.traces.values()),
                 faults=tuple(faults),
             )
         )
     return tuple(summaries)
+
+
+def _went_on_from(attempt: Attempt) -> str | None:
+    if attempt.by == "script" and attempt.went_on:
+        return f"step {attempt.resume_step} (its own checkpoint)"
+    return attempt.resume
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:

@@ -162,6 +162,17 @@ def _workers(attempt: Attempt) -> dict[tuple[int, int, int], dict[str, str]]:
     }
 
 
+def primed_buckets(drill: Drill) -> Iterator[str]:
+    """Of a script that resumes by itself, what it has from chaosrun all the same."""
+    traces = [trace for attempt in drill.chaos.attempts[1:] for trace in attempt.traces.values()]
+    primed = any(buckets.layout and buckets.primed for trace in traces for buckets in trace.buckets)
+    if drill.by_script and drill.spec.workers > 2 and primed:
+        yield (
+            "DDP's gradient buckets were primed in every attempt: outside chaosrun the first step after a restart sums "
+            "gradients in another order, which at three and more ranks is not bit-identical (prime_buckets: false shows it)"
+        )
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -169,6 +180,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     repeated_streams,
     saves_that_change_state,
     state_outside,
+    primed_buckets,
 )
 
 

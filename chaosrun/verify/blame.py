@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Whose = Literal["nobody", "planned", "yours", "machine", "chaosrun", "unknown"]
+Whose = Literal["nobody", "planned", "yours", "library", "machine", "chaosrun", "unknown"]
 Part = Literal["script", "job file", "plan", "command"]
 
 WHOSE: Mapping[Whose, str] = {
     "nobody": "nobody's",
     "planned": "as planned",
     "yours": "yours",
+    "library": "a library's",
     "machine": "the machine's",
     "chaosrun": "chaosrun's",
     "unknown": "not known",

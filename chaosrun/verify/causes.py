@@ -10,10 +10,12 @@ from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, starts_of, unlike_orders
+from chaosrun.verify.evidence import standing
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
 from chaosrun.verify.steps import reference_parameters
+from chaosrun.verify.ulp import float_distances
 
 _WHOLE = {
     "model": "weights",
@@ -65,7 +67,7 @@ class Moment:
     @property
     def restored(self) -> bool:
         """The attempt went on from a checkpoint."""
-        return self.attempt.resume is not None
+        return self.attempt.went_on
 
     @property
     def first_after_restore(self) -> bool:
@@ -75,6 +77,9 @@ class Moment:
     def restored_right(self) -> bool:
         """The attempt recorded what it restored, and that is the reference's state; where the reference saved none at that step
         (a job that leaves on notice saves out of turn), the state that was saved."""
+        if self.attempt.by == "script":
+            found = standing(self.drill, self.attempt)
+            return found is not None and not found.wrong
         starts = [trace.start for trace in self.attempt.traces.values() if trace.start and trace.start.digests]
         known = starts and all(
             reference_state(self.drill, start.rank, start.position.step)
@@ -100,7 +105,7 @@ def of_field(field: Field, moment: Moment, mismatches: list[Mismatch]) -> Cause:
             return _gradient(moment, mismatches)
         case "lr":
             return _lr(moment, first)
-        case "param":
+        case "param" | "state":
             return _update(moment)
 
 
@@ -293,7 +298,7 @@ def _drew_otherwise(moment: Moment) -> bool:
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
     everywhere = len(mismatches) == len(moment.records) and len({str(mismatch.seen) for mismatch in mismatches}) == 1
     if len(moment.records) > 1 and everywhere and _layout_suspect(moment):
-        return Cause.of("bucket_layout")
+        return Cause.of("bucket_layout", apart=_apart(moment))
     return Cause.of("gradient", because=_since_restore(moment))
 
 
@@ -304,7 +309,23 @@ def _since_restore(moment: Moment) -> str | None:
     return "restored" if moment.restored else None
 
 
+def _apart(moment: Moment) -> str:
+    """How far the losses of this attempt lie from the reference's, in units in the last place."""
+    pairs = [
+        (float.fromhex(left), float.fromhex(right))
+        for trace in moment.attempt.traces.values()
+        for seen in trace.steps
+        if (expected := moment.drill.reference_lineage.at(seen.rank, seen.step)) and len(expected.loss) == len(seen.loss)
+        for left, right in zip(expected.loss, seen.loss, strict=True)
+    ]
+    found, _ = float_distances([left for left, _ in pairs], [right for _, right in pairs])
+    largest = max((distance for distance in found if distance is not None), default=0)
+    return f"losses up to {largest} ULP" if largest else "in the last bits"
+
+
 def _layout_suspect(moment: Moment) -> bool:
+    if moment.attempt.by == "script" and not moment.drill.spec.prime_buckets:
+        return moment.first_after_restore
     for rank, record in moment.records.items():
         expected = moment.drill.reference_lineage.at(rank, moment.step)
         seen_layout = layout_at(moment.drill.chaos, record)

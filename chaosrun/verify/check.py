@@ -10,8 +10,10 @@ from typing import Any, Literal
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.spec.model import JobSpec
+from chaosrun.records.traces import StepRecord
+from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.compare import ENVELOPES, Field, compared_fields, exact_weights
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
@@ -94,6 +96,30 @@ class Drill:
     @property
     def ranks(self) -> range:
         return range(self.spec.workers)
+
+    @property
+    def by_script(self) -> bool:
+        """It resumed by itself, from checkpoints of its own."""
+        return self.spec.by == "script"
+
+    @property
+    def exact_weights(self) -> bool:
+        """Bits of weights can be compared."""
+        return exact_weights(self.spec.verify)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Of a step, those that can be compared."""
+        return compared_fields(self.spec)
+
+    def losses_of(self, record: StepRecord) -> Tolerance:
+        """How far this step's losses may be apart from those expected."""
+        verify = self.spec.verify
+        if verify.profile == "strict" or not verify.losses.exact:
+            return verify.losses
+        first, later = ENVELOPES[verify.profile]
+        attempt = next((attempt for attempt in self.chaos.attempts if attempt.number == record.attempt), None)
+        return first if attempt and attempt.went_on and record.step == attempt.start_of(record.rank) + 1 else later
 
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
         """Files of other legs that each leg read."""

@@ -6,7 +6,7 @@ Add a check here and nowhere else; PREMISES and REQUIRED say what its status doe
 from collections.abc import Callable
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import corruption, finals, landed, premises, recovery, replicas, restored, steps
+from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
@@ -38,6 +38,20 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     finals.final_checkpoint,
 )
 
+OF_OUR_CHECKPOINTS = (
+    restored.checkpointed_state,
+    finals.final_scheduler,
+    finals.final_position,
+    finals.final_registered,
+    finals.final_checkpoint,
+)
+SCRIPT_CHECKS: tuple[Callable[[Drill], Check], ...] = tuple(
+    evidence.resume_evidence if check is recovery.resume_points else check
+    for check in CHECKS
+    if check not in OF_OUR_CHECKPOINTS
+)
+"""Of a script with checkpoints of its own: where its attempts went on, and with what, is shown by evidence."""
+
 PREMISES = frozenset({"records", "reference", "environment", "own_files", "reproducible"})
 """Without these, no difference between the legs can be blamed on recovery."""
 
@@ -65,20 +79,25 @@ REQUIRED = frozenset(
 )
 """These must pass, not merely be skipped, for the verdict to be PASS."""
 
+SCRIPT_REQUIRED = REQUIRED & {check.__name__ for check in SCRIPT_CHECKS} | {"resume_evidence"}
+
 TOLERATED = frozenset({"gradients", "parameters"})
 """Skipped by right when a tolerance on weights was asked for."""
 
 
 def required(drill: Drill) -> frozenset[str]:
     """Names of the checks that must pass in this drill."""
-    names = REQUIRED if drill.spec.verify.weights.exact else REQUIRED - TOLERATED
+    names = SCRIPT_REQUIRED if drill.by_script else REQUIRED
+    if not drill.exact_weights:
+        names -= TOLERATED if drill.spec.verify.profile == "strict" and not drill.by_script else TOLERATED | {"final_weights"}
     return names if drill.spec.workers == 1 else names | {"rank_agreement"}
 
 
-def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] = CHECKS) -> tuple[Check, ...]:
-    """A plan that corrupts memory is asked for one check more."""
+def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:
+    """`checks`: None for all that are made of such a drill. A plan that corrupts memory is asked for one check more."""
+    made = (SCRIPT_CHECKS if drill.by_script else CHECKS) if checks is None else checks
     more = (corruption.silent_corruption,) if corruption.corrupts(drill.plan) else ()
-    return tuple(_run(check, drill) for check in (*checks, *more))
+    return tuple(_run(check, drill) for check in (*made, *more))
 
 
 def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:

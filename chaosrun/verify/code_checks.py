@@ -54,7 +54,7 @@ _PREMISES: Mapping[str, Row] = {
         "the {leg} leg ended at step {step} on rank {rank}, the reference at step {expected}",
         script("it ended at another step than undisturbed: what ends it is not in the job's state", likely=True),
         "what ends the training is something that no checkpoint holds: the best loss, the patience of early stopping, a count "
-        "or a clock of the script's own (pass it to run.register; `chaosrun diagnose` names what differs)",
+        "or a clock of the script's own ({kept})",
         "O8",
     ),
     "fault_in_reference": Row("a fault struck the reference leg: {faults}", _UNRELIABLE),

@@ -6,11 +6,11 @@ from chaosrun.verify.blame import Blame, Row, ours, script
 
 BESIDE = (
     "something that no checkpoint holds takes part: a loss scale, a counter, a buffer of earlier batches, a generator or an "
-    "iterator of the script's own (pass it to run.register; `chaosrun diagnose` names what differs)"
+    "iterator of the script's own ({kept})"
 )
 KEPT_BESIDE = (
     "the optimizer keeps something that its state_dict leaves out (slow weights, a counter), or the loop changes weights by "
-    "something that no checkpoint holds (pass it to run.register; `chaosrun diagnose` names what differs)"
+    "something that no checkpoint holds ({kept})"
 )
 FRESHLY_SEEDED = "the random streams stand where they stood before step 1: freshly seeded instead of restored"
 

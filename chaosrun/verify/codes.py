@@ -14,9 +14,10 @@ from chaosrun.verify.blame import Blame, Row, unknown
 from chaosrun.verify.code_checks import CHECK_ROWS
 from chaosrun.verify.code_differences import DIFFERENCE_ROWS
 from chaosrun.verify.code_ends import END_ROWS
+from chaosrun.verify.code_resume import RESUME_ROWS
 from chaosrun.wording import count, listed
 
-TABLE: Mapping[str, Row] = {**DIFFERENCE_ROWS, **CHECK_ROWS, **END_ROWS}
+TABLE: Mapping[str, Row] = {**DIFFERENCE_ROWS, **CHECK_ROWS, **END_ROWS, **RESUME_ROWS}
 
 
 class _Words(string.Formatter):
@@ -29,6 +30,13 @@ class _Words(string.Formatter):
 
 
 _WORDS = _Words()
+OWN = "own"
+"""Of a row that says more of a code where a script resumes by itself."""
+KEPT: Mapping[Any, str] = {
+    None: "pass it to run.register; `chaosrun diagnose` names what differs",
+    "script": "save it with the checkpoint, and load it again",
+}
+"""What to do about state that no checkpoint holds, by who resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,8 @@ class Cause:
 
     @property
     def hint(self) -> str | None:
-        return next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
+        hint = next((self._filled(row.hint) for row in self._rows() if row.hint is not None), None)
+        return f"{self.params['known']}: {hint}" if "known" in self.params else hint
 
     @property
     def blame(self) -> Blame:
@@ -65,15 +74,17 @@ class Cause:
     def hazard(self) -> str | None:
         return next((row.hazard for row in self._rows() if row.hazard is not None), None)
 
-    def explained(self, because: str, **params: Any) -> "Cause":
+    def explained(self, because: str | None, **params: Any) -> "Cause":
         return Cause(self.code, {**self.params, **params}, because)
 
     def _rows(self) -> list[Row]:
-        names = (f"{self.code}.{self.because}", self.because, self.code) if self.because else (self.code,)
-        return [TABLE[name] for name in names if name in TABLE]
+        names = [f"{self.code}.{self.because}", self.because] if self.because else []
+        if self.params.get("by") == "script":
+            names = [*(["library.known"] if "known" in self.params else []), *names, f"{self.code}.{OWN}"]
+        return [TABLE[name] for name in (*names, self.code) if name in TABLE]
 
     def _filled(self, template: str) -> str:
-        return _WORDS.vformat(template, (), {"code": self.code, **self.params})
+        return _WORDS.vformat(template, (), {"code": self.code, "kept": KEPT[self.params.get("by")], **self.params})
 
 
 def _row(code: str) -> Row:

@@ -15,7 +15,8 @@ from chaosrun.verify import causes
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Field, compare, compared_fields, first_difference
+from chaosrun.verify.compare import Field, compare, first_difference
+from chaosrun.verify.evidence import cause_of, standing
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
 
@@ -42,6 +43,7 @@ _KINDS: Mapping[Field, Kind] = {
     "grad": "gradient",
     "lr": "learning rate",
     "param": "optimizer",
+    "state": "optimizer",
 }
 _COMPONENT_KINDS: Mapping[str, Kind] = {
     "model": "weights",
@@ -49,6 +51,13 @@ _COMPONENT_KINDS: Mapping[str, Kind] = {
     "optimizer": "optimizer",
     "scheduler": "learning rate",
     "registered": "registered",
+    "rng": "rng",
+}
+_QUANTITY_KINDS: Mapping[str, Kind] = {
+    "weights": "weights",
+    "optimizer": "optimizer",
+    "data": "data order",
+    "rates": "learning rate",
     "rng": "rng",
 }
 
@@ -105,7 +114,9 @@ def first_divergence(drill: Drill) -> Divergence | None:
 
 def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:
     """What differs in an attempt, in time, and where it was looked for."""
-    if attempt.resume is not None:
+    if attempt.by == "script":
+        yield _at_start(drill, attempt), "start"
+    elif attempt.resume is not None:
         found = _at_restore(drill, attempt)
         yield found, "start" if found and found.kind == "weights" else "step"
     moments = list(_moments(drill, attempt))
@@ -142,6 +153,31 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
     return _of_state(moment, difference, causes.of_restored_state(moment, difference))
 
 
+def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
+    """What a script that resumes by itself began with that is not all of one step of the reference."""
+    found = standing(drill, attempt)
+    reason = None if found is None else cause_of(found)
+    if found is None or reason is None:
+        return None
+    quantity = found.wrong[0]
+    if quantity == "data":
+        # The batches of its first steps tell more.
+        first = next((moment for moment in _moments(drill, attempt)), None)
+        seen = None if first is None else _at_step(first)
+        if seen is not None and seen.kind in ("data order", "batch"):
+            return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
+    return Divergence(
+        step=found.step + 1,
+        rank=found.ranks[quantity][0],
+        ranks=found.ranks[quantity],
+        attempt=attempt.number,
+        kind=_QUANTITY_KINDS[quantity],
+        reason=reason,
+        expected=f"all of step {found.step}",
+        seen=found.words,
+    )
+
+
 def _at_checkpoint(moment: Moment) -> Divergence | None:
     difference = saved_difference(moment.drill, moment.attempt, moment.step)
     if difference is None:
@@ -150,15 +186,15 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
 
 
 def _at_step(moment: Moment) -> Divergence | None:
-    verify = moment.drill.spec.verify
-    for field in compared_fields(verify.weights):
+    drill = moment.drill
+    for field in drill.fields:
         if field == "loss" and (found := _weights(moment)):
             return found
         mismatches = [
             mismatch
             for rank, record in moment.records.items()
-            if (expected := moment.drill.reference_lineage.at(rank, moment.step))
-            and (mismatch := compare(field, expected, record, moment.drill.chaos, verify.losses))
+            if (expected := drill.reference_lineage.at(rank, moment.step))
+            and (mismatch := compare(field, expected, record, drill.chaos, drill.losses_of(record)))
         ]
         if mismatches:
             first = mismatches[0]
@@ -204,7 +240,7 @@ def _position(moment: Moment) -> Divergence | None:
 def _weights(moment: Moment) -> Divergence | None:
     """Parameters before the attempt's first step; before a later one they are those after the step before, already compared."""
     drill, attempt = moment.drill, moment.attempt
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return None
     found: dict[int, tuple[str, StartRecord]] = {}
     for rank, trace in sorted(attempt.traces.items()):

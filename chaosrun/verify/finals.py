@@ -20,21 +20,24 @@ TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
 
 def final_weights(drill: Drill) -> Check:
-    """Final parameters and buffers of every rank; with a tolerance, the final checkpoints' tensors compared within it."""
-    if not drill.spec.verify.weights.exact:
-        return _numeric_weights(drill, drill.spec.verify.weights)
+    """Final parameters and buffers of every rank; with a tolerance, tensors of final checkpoints of ours within it."""
+    verify = drill.spec.verify
+    if not drill.exact_weights and (verify.weights.exact or drill.by_script):
+        return skipped("final_weights", f"{TOLERANCE_GIVEN}; losses decide")
+    if not drill.exact_weights:
+        return _numeric_weights(drill, verify.weights)
     check = _digests(drill, "final_weights", ("model", "buffers"), "tensors")
     return _required(check, "weights")
 
 
 def final_optimizer(drill: Drill) -> Check:
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return skipped("final_optimizer", TOLERANCE_GIVEN)
     return _digests(drill, "final_optimizer", ("optimizer",), "optimizer entries")
 
 
 def final_scheduler(drill: Drill) -> Check:
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return skipped("final_scheduler", TOLERANCE_GIVEN)  # a schedule may follow the loss
     return _digests(drill, "final_scheduler", ("scheduler",), "scheduler entries")
 
@@ -45,7 +48,7 @@ def final_rng(drill: Drill) -> Check:
 
 
 def final_registered(drill: Drill) -> Check:
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return skipped("final_registered", TOLERANCE_GIVEN)
     return _digests(drill, "final_registered", ("registered",), "registered objects")
 
@@ -81,7 +84,7 @@ def final_checkpoint(drill: Drill) -> Check:
         if getattr(expected, name) != getattr(seen, name):
             how = f"the final checkpoint says {name} {getattr(seen, name)}, the reference's {getattr(expected, name)}"
             return failed("final_checkpoint", "final_checkpoint_differs", how=how)
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return passed(
             "final_checkpoint", f"{len(seen.files)} files as the manifest promises; {TOLERANCE_GIVEN}", files=len(seen.files)
         )

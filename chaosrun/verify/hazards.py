@@ -44,9 +44,11 @@ HAZARDS: Mapping[str, str] = {
     "C1": "gradients are reduced in another bucket layout",
     "C7": "buffers differ between ranks, and one rank's are saved for all",
     "K4": "a kernel is not deterministic",
+    "S1": "a save that is not atomic",
     "S3": "a load that failed halfway and went on",
     "S6": "another entry was taken for the newest checkpoint",
     "S8": "files of different steps in one checkpoint",
+    "S9": "storage that the ranks do not see alike",
     "S11": "tensors change while they are saved, or the state after the steps is not theirs",
 }
 """Rows of the catalogue that a difference can lead to."""

@@ -15,7 +15,7 @@ from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.traces import Position, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Mismatch, compare, compared_fields, differing_keys, starts_of, unlike_orders
+from chaosrun.verify.compare import Mismatch, compare, differing_keys, starts_of, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
 
@@ -177,10 +177,10 @@ def reproducible(drill: Drill) -> Check:
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
         compared += damage is None or step.step <= damage.clean_step
-        for field in compared_fields(drill.spec.verify.weights):
+        for field in drill.fields:
             if damage and damage.may_show(first.number, step.step, field):
                 continue
-            found = compare(field, expected_step, step, drill.chaos, drill.spec.verify.losses)
+            found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
             if found:
                 how = f"{field} differs at {found.place}, before the first fault"
                 return inconclusive("reproducible", "job_not_repeatable", how=how, first=found.to_json())
@@ -201,9 +201,9 @@ def reproducible(drill: Drill) -> Check:
 def _alone(drill: Drill) -> str | None:
     """Of two attempts that went on from one checkpoint, one agrees with the reference in steps in which the other does not: the
     same restore, and other numbers."""
-    restored = [attempt for attempt in drill.chaos.attempts if attempt.resume is not None]
+    restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on]
     for one, other in permutations(restored, 2):
-        if one.resume != other.resume or injections(drill):
+        if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue
         again = {(step.rank, step.step) for trace in other.traces.values() for step in trace.steps}
         both = [pair for pair in _pairs(drill, one) if (pair[1].rank, pair[1].step) in again]
@@ -211,13 +211,13 @@ def _alone(drill: Drill) -> str | None:
         agreeing = [pair for pair in _pairs(drill, other) if differing and pair[1].step <= differing.step]
         if differing and agreeing and not any(_mismatch(drill, *pair) for pair in agreeing):
             where = f"{differing.field} differs from the reference at {differing.place}"
-            return f"of attempts that went on from {one.resume}, {where}, and not in attempt {other.number}"
+            point = one.resume or f"step {one.resume_step}"
+            return f"of attempts that went on from {point}, {where}, and not in attempt {other.number}"
     return None
 
 
 def _mismatch(drill: Drill, expected: StepRecord, seen: StepRecord) -> Mismatch | None:
-    verify = drill.spec.verify
-    found = (compare(field, expected, seen, drill.chaos, verify.losses) for field in compared_fields(verify.weights))
+    found = (compare(field, expected, seen, drill.chaos, drill.losses_of(seen)) for field in drill.fields)
     return next(filter(None, found), None)
 
 
@@ -227,7 +227,7 @@ def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[str, str, str]]:
         expected = drill.reference.trace(origin.attempt, rank) if origin else None
         if trace.start and expected and expected.start:
             yield f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
-            if drill.spec.verify.weights.exact:
+            if drill.exact_weights:
                 yield f"the initial weights of rank {rank}", expected.start.param, trace.start.param
 
 

@@ -144,7 +144,7 @@ def _comparable(drill: Drill, attempt: Attempt) -> Iterator[tuple[int, int]]:
 
 def _difference(drill: Drill, step: int, held: Mapping[int, Digests]) -> StateDifference | None:
     # With a tolerance on weights, whatever follows from them may differ in its bits.
-    components = COMPONENTS if drill.spec.verify.weights.exact else ("rng",)
+    components = COMPONENTS if drill.exact_weights else ("rng",)
     differing: dict[str, list[int]] = {}
     for rank, state in sorted(held.items()):
         expected = reference_state(drill, rank, step)

@@ -14,7 +14,8 @@ from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
 from chaosrun.verify.codes import public_codes
 from chaosrun.verify.divergence import Kind
-from chaosrun.verify.verdict import EXIT_CODES, OUTCOME_EXIT_CODES, VERDICT_VERSION
+from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES
+from chaosrun.verify.verdict import VERDICT_VERSION
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -51,6 +52,7 @@ def verdict_schema() -> dict[str, Any]:
                 "enum": [*OUTCOMES, None],
                 "description": "how the chaos leg ended, or the reference leg if that did not complete; null while it runs",
             },
+            resume_by={"enum": ["chaosrun", "script"], "description": "whose save and resume were tested"},
             checks=_list(
                 "in the order in which a person wants to read them",
                 _object(
@@ -114,7 +116,9 @@ def _fault() -> dict[str, Any]:
 def _attempt() -> dict[str, Any]:
     return _object(
         attempt=_count("its number, from 1"),
-        resumed_from=_maybe(_text("name of the checkpoint; null when it began at the beginning")),
+        resumed_from=_maybe(
+            _text("name of the checkpoint, or the step of a script's own; null when it began at the beginning")
+        ),
         resumed_step=_count("optimizer steps done when it began"),
         first_step=_maybe(_count("first optimizer step that any rank recorded in it; null when it recorded none")),
         last_step=_maybe(_count("last of them")),
@@ -129,6 +133,9 @@ def _attempt() -> dict[str, Any]:
         ),
         ranks=_count("ranks that began to train"),
         faults=_list("faults that ended it", _text("its id in the plan")),
+        passed_over=_maybe(
+            _count("step of a newer complete checkpoint that a script did not go on from; null where there is none")
+        ),
     )
 
 

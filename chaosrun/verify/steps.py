@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 from chaosrun.records.traces import StepRecord
-from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import Field, Mismatch, compare, first_difference, unlike_orders
 
@@ -36,9 +35,8 @@ def rng(drill: Drill) -> Check:
 
 
 def losses(drill: Drill) -> Check:
-    """Every micro-batch's loss is the same, bit for bit or within `verify.losses`."""
-    tolerance = drill.spec.verify.losses
-    check = _compare(drill, "losses", ("loss",), "losses", tolerance)
+    """Every micro-batch's loss is the same, bit for bit or within `verify.losses` or `verify.profile`."""
+    check = _compare(drill, "losses", ("loss",), "losses")
     nan_since = _nan_since(drill)
     if check.status == "pass" and nan_since is not None:
         return inconclusive("losses", "loss_nan", nan_since=nan_since, **check.evidence)
@@ -55,7 +53,7 @@ def lr(drill: Drill) -> Check:
 
 def gradients(drill: Drill) -> Check:
     """The optimizer saw the same gradients, reduced and clipped."""
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return skipped("gradients", TOLERANCE_GIVEN)
     check = _compare(drill, "gradients", ("grad",), "gradient fingerprints")
     if check.status == "pass" and _constant([record.grad for record in _reference_records(drill)], drill):
@@ -65,18 +63,19 @@ def gradients(drill: Drill) -> Check:
 
 def parameters(drill: Drill) -> Check:
     """The parameters were the same after each step, and right after each restore, under the same names."""
-    if not drill.spec.verify.weights.exact:
+    if not drill.exact_weights:
         return skipped("parameters", TOLERANCE_GIVEN)
     problem = _wrong_names(drill) or _wrong_restore(drill)
     if problem:
         return problem
-    check = _compare(drill, "parameters", ("param",), "parameter fingerprints")
+    check = _compare(drill, "parameters", ("param", "state"), "parameter fingerprints")
     if check.status == "pass" and _constant([record.param for record in _reference_records(drill)], drill):
         return inconclusive("parameters", "parameters_constant", **check.evidence)
     return check
 
 
-def _compare(drill: Drill, name: str, fields: tuple[Field, ...], what: str, tolerance: Tolerance | None = None) -> Check:
+def _compare(drill: Drill, name: str, wanted: tuple[Field, ...], what: str) -> Check:
+    fields: list[Field] = [field for field in wanted if field in drill.fields]
     first: Mismatch | None = None
     compared = 0
     differing = 0
@@ -89,7 +88,7 @@ def _compare(drill: Drill, name: str, fields: tuple[Field, ...], what: str, tole
             found = [
                 mismatch
                 for field in fields
-                if (mismatch := compare(field, expected, seen, drill.chaos, tolerance or Tolerance())) is not None
+                if (mismatch := compare(field, expected, seen, drill.chaos, drill.losses_of(seen))) is not None
             ]
             differing += bool(found)
             first = first or (found[0] if found else None)

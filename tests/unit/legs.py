@@ -122,6 +122,9 @@ class Clock:
 class LegWriter:
     """Simulates one leg and writes its journal, traces and checkpoints."""
 
+    libraries: dict[str, str] | None = None
+    """Of the environment."""
+
     def __init__(self, layout: LegLayout, *, workers: int, steps: int, every_steps: int, bugs: Bugs, clock: Clock) -> None:
         self.layout = layout
         self.workers = workers
@@ -135,7 +138,8 @@ class LegWriter:
         self.initial = _State(rng=[0] * workers, buffers=[0.0] * workers)
 
     def write(self, kills: Sequence[Fault], name: str) -> None:
-        self.layout.environment.write_text(json.dumps({"torch": "2.13.0", "threads": 1, "cpu": "AVX2"}))
+        more = {} if self.libraries is None else {"libraries": self.libraries}
+        self.layout.environment.write_text(json.dumps({"torch": "2.13.0", "threads": 1, "cpu": "AVX2", **more}))
         self.journal.append(event("leg.started", leg=name, workers=self.workers, supervisor_pid=1))
         waiting = list(kills)
         attempt = 0
@@ -153,7 +157,7 @@ class LegWriter:
         state = self.restore(resume)
         armed = [fault.id for fault in waiting]
         resume_step = int(resume[5:]) if resume else 0
-        self.journal.append(event("attempt.starting", attempt=number, resume=resume, resume_step=resume_step, armed=armed))
+        self.journal.append(event("attempt.starting", attempt=number, armed=armed, **self.ordered(resume, resume_step)))
         pids = {rank: 100 * number + rank for rank in range(self.workers)}
         self.journal.append(event("attempt.started", attempt=number, pids=pids, address="127.0.0.1:1"))
         writers = [PlainTraceWriter(self.layout.attempt(number).trace(rank)) for rank in range(self.workers)]
@@ -174,6 +178,9 @@ class LegWriter:
         for writer in writers:
             writer.close()
         return not killed
+
+    def ordered(self, resume: str | None, resume_step: int) -> dict[str, Any]:
+        return {"resume": resume, "resume_step": resume_step}
 
     def restore(self, name: str | None) -> _State:
         """The state to go on from, broken as the bugs demand."""
@@ -400,6 +407,8 @@ def write_run(
     steps: int = STEPS,
     every_steps: int = 4,
     verify: dict[str, Any] | None = None,
+    kind: type[LegWriter] = LegWriter,
+    spec: dict[str, Any] | None = None,
     **facts: Any,
 ) -> RunLayout:
     """A whole run directory. Bugs that are not of the restore apply to both legs unless `reference_bugs` says otherwise."""
@@ -408,9 +417,9 @@ def write_run(
     for name in ("reference", "chaos"):
         leg_bugs = bugs if name == "chaos" or reference_bugs is None else reference_bugs
         with patch("os.fsync"):  # nothing here is about power cuts, and it is what takes the time
-            writer = LegWriter(run.leg(name), workers=workers, steps=steps, every_steps=every_steps, bugs=leg_bugs, clock=clock)
+            writer = kind(run.leg(name), workers=workers, steps=steps, every_steps=every_steps, bugs=leg_bugs, clock=clock)
             writer.write(kills if name == "chaos" else (), name)
-    spec = {"name": "toy", "script": "train.py", "workers": workers, "verify": verify or {}}
+    spec = spec or {"name": "toy", "script": "train.py", "workers": workers, "verify": verify or {}}
     about = {"v": 1, "run_id": run.run_id, "created_s": 1000.0, "job": "/job.yaml", "directory": "/", "script": "/train.py"}
     more = {"overrides": [], "reference": {"mode": "auto", "source": None, "key": None}, "irreproducible": None}
     storage = {"reference": None, "chaos": None, "confirm": None}

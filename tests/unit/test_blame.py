@@ -29,7 +29,8 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
 from chaosrun.verify.blame import WHOSE, Blame, Whose
 from chaosrun.verify.codes import TABLE, Cause
-from chaosrun.verify.verdict import END_CODES, judge
+from chaosrun.verify.ruling import END_CODES
+from chaosrun.verify.verdict import judge
 
 
 def whose(found: Blame) -> tuple[str, str | None, bool]:

@@ -13,6 +13,7 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout
+from chaosrun.verify import ruling
 from chaosrun.verify import verdict as verdict_module
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
@@ -129,7 +130,7 @@ def test_under_a_protocol_that_is_not_exact_the_hint_says_what_to_set(tmp_path: 
     ],
 )
 def test_of_a_large_batch_the_samples_that_differ_are_shown(ids: Sequence[Any], others: Sequence[Any], shown: str) -> None:
-    assert verdict_module._around([*ids], [*others]) == shown
+    assert ruling._around([*ids], [*others]) == shown
 
 
 def test_unprimed_buckets_fail(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Rows of the table of causes: a script that resumes by itself, what its attempts began with, and whose doing that is. See
+`codes`. `<code>.own` says of a code what another row says where chaosrun restores."""
+
+from collections.abc import Iterator, Mapping
+
+from chaosrun.verify.blame import Blame, Row, nobody, script
+from chaosrun.verify.code_differences import DIFFERENCE_ROWS
+
+_OWN = script("its own resume, or the library that it leaves that to, did not bring it back", likely=True)
+_MIXED = script("its own resume puts together what is not of one step")
+
+_RESUME: Mapping[str, Row] = {
+    "ranks_resume_apart": Row(
+        "ranks went on from different steps: attempt {attempt}: rank {rank} from step {step}, rank {other} from step {there}",
+        script("its ranks do not agree on the checkpoint to go on from"),
+        "have one rank choose the checkpoint and tell the others, and choose one that is complete on all of them",
+        "S9",
+    ),
+    "resumed_state_differs": Row("attempt {attempt} began with {stood}", _MIXED),
+    "began_again": Row(
+        "began again from step 0 although a checkpoint was there: attempt {attempt} passed over that of step {newer} ({path})",
+        script("its restart does not find its own checkpoint, or does not look for one"),
+        "have the script look for its newest complete checkpoint by itself, or tell a restart to (resume.args, resume.env)",
+        "S6",
+    ),
+    "checkpoint_passed_over": Row(
+        "an older checkpoint was gone on from: attempt {attempt} went on from step {step} and passed over the complete "
+        "checkpoint of step {newer} ({path})",
+        script("it does not go on from the newest checkpoint that is complete"),
+        "order checkpoints by their step as a number, not by name or time, and take the newest that is complete",
+        "S6",
+    ),
+    "never_came_back": Row(
+        "never came back after {fault}: {message}",
+        script("it cannot go on from what a kill leaves behind, and falls back to nothing older", likely=True),
+        "a checkpoint counts only when it is whole: write it beside, rename it at last, and fall back to an older one where "
+        "the newest cannot be read",
+        "S1",
+    ),
+    "never_saves": Row(
+        "bit-identical to the undisturbed run, but every restart began at step 0: the script was never seen to save: "
+        "{steps:step} on {ranks:rank}, {faults:fault}",
+        nobody("the job came back exactly, by training all over again"),
+        "nothing was shown of a resume: have the script save checkpoints and go on from them; where it does save, name the "
+        "place (outputs)",
+    ),
+    "library.known": Row("", Blame(whose="library", reason="{known}")),
+}
+_STATES: Mapping[str, Row] = {
+    "data_order_not_restored.own": Row(
+        "",
+        script("the data it goes on with are not those that come next", likely=True),
+        "the data are those of step {step}, expected were those of step {base}{scope}: the loader, or its sampler, has not "
+        "come back to its place (set_epoch before the epoch's first batch, the batches done skipped, a loader's state loaded)",
+    ),
+    "data_order_not_restored.of_none": Row(
+        "",
+        hint="no step of the reference began with this batch: the shuffle follows a seed or a state that was not restored, or "
+        "was drawn anew{scope}",
+    ),
+    "data_order_not_restored.of_the_beginning": Row(
+        "", hint="the data begin at their beginning: nothing has skipped the batches that were done{scope}"
+    ),
+    "weights_not_restored.of_none": Row(
+        "", hint="the weights are those of no step: loaded in part, rounded, or changed after loading{scope}"
+    ),
+    "weights_not_restored.of_the_beginning": Row(
+        "", hint="the weights are the initial ones: nothing was loaded into them{scope}"
+    ),
+    "weights_of_another_step.own": Row(
+        "",
+        script("the weights it loads are of another step than the rest of its checkpoint"),
+        "weights of step {step}, all else of step {base}{scope}: a save that goes on in the background while training changes "
+        "what it saves (copy the tensors before), or files of two checkpoints were mixed",
+        "S11",
+    ),
+    "optimizer_state_not_restored.of_the_beginning": Row(
+        "", hint="the optimizer began as new, with the weights of step {base}: its state was not saved, or not loaded{scope}"
+    ),
+    "optimizer_state_not_restored.of_none": Row(
+        "",
+        hint="the optimizer's state is that of no step, with the weights of step {base}: loaded in part, in another order, or "
+        "cast on loading{scope}",
+    ),
+    "optimizer_state_of_another_step.own": Row(
+        "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
+    ),
+    "lr_scheduler_not_restored.of_the_beginning": Row(
+        "", hint="the learning rate is that of the beginning: the scheduler was not restored{scope}"
+    ),
+    "lr_scheduler_not_restored.of_none": Row(
+        "", hint="no step had this learning rate: the scheduler was not restored, or counts otherwise after a restart{scope}"
+    ),
+    "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
+    "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: save and load the scheduler's state with the optimizer's"),
+    "rng_not_restored.of_the_beginning": Row(
+        "", hint="the random streams stand where they stood before step 1: seeded anew, and not restored{scope}"
+    ),
+    "rng_not_restored.of_none": Row(
+        "",
+        hint="the random streams stand where they stood at no step{scope}: they were not saved on every rank, or something "
+        "drew after they were restored; a loader that is started draws its seed from the global stream (restore after the "
+        "loader's first batch, or give the loader a generator of its own)",
+        hazard="R1",
+    ),
+    "rng_of_another_step.own": Row(
+        "", _OWN, "the random streams stand where they stood at step {step}, not at step {base}: saved at another time{scope}"
+    ),
+    "ended_at_another_step.own": Row(
+        "",
+        script("what ends it, or how it counts, is not the same after a restart"),
+        "a restart counts steps, epochs or batches otherwise than the first start did: other arguments, another batch size, "
+        "an epoch left out or done again (a best loss, patience and clocks belong into the checkpoint, too)",
+    ),
+    "bucket_layout.own": Row(
+        "",
+        Blame(
+            whose="library", reason="torch's DDP rebuilds its buckets in the first step of every process, outside chaosrun, too"
+        ),
+        "DDP rebuilt its buckets: its first step after a restart sums gradients in another order, {apart} from the "
+        "undisturbed run, at three and more ranks outside chaosrun, too (find_unused_parameters=True never rebuilds; "
+        "prime_buckets: true shows what else differs)",
+    ),
+}
+
+
+def _own() -> Iterator[tuple[str, Row]]:
+    """Of what chaosrun would have restored."""
+    for code, row in DIFFERENCE_ROWS.items():
+        if "." not in code and row.blame is not None and row.blame.whose == "chaosrun":
+            yield f"{code}.own", Row("", _OWN)
+
+
+RESUME_ROWS: Mapping[str, Row] = {**_RESUME, **dict(_own()), **_STATES}

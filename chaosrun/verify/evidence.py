@@ -1,0 +1,201 @@
+"""Where the attempts of a script that resumes by itself began, shown by evidence: the steps of the reference whose weights,
+optimizer state, learning rates, data and random streams are those that an attempt began with (`records.traces.Found`). Pure.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import SaveRecord
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
+from chaosrun.verify.codes import Cause
+from chaosrun.wording import count
+
+QUANTITIES = ("weights", "optimizer", "data", "rates", "rng")
+"""In the order in which a difference is told: one that differs together with later ones most likely explains them."""
+_NAMES: Mapping[str, str] = {"optimizer": "the optimizer", "data": "the data", "rates": "learning rates", "rng": "RNG"}
+_CODES: Mapping[str, str] = {
+    "weights": "weights",
+    "optimizer": "optimizer_state",
+    "data": "data_order",
+    "rates": "lr_scheduler",
+    "rng": "rng",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What an attempt began with, on all ranks that began."""
+
+    attempt: int
+    step: int
+    """The one that most of it is of; its steps are numbered from there."""
+    held: Mapping[str, tuple[int, ...]]
+    """By quantity, the steps of the reference with which all ranks agree."""
+    ranks: Mapping[str, tuple[int, ...]]
+    """By quantity, the ranks that do not hold that of `step`."""
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Quantities that are not those of `step` on every rank."""
+        return tuple(quantity for quantity in QUANTITIES if self.ranks[quantity])
+
+    def nearest(self, quantity: str) -> int | None:
+        """Of the steps whose quantity it is, the nearest one; None: it is that of no step."""
+        return min(self.held[quantity], key=lambda step: abs(step - self.step), default=None)
+
+    @property
+    def words(self) -> str:
+        """ "weights of step 10, the optimizer of step 0, the data of step 12"."""
+        return ", ".join(f"{_NAMES.get(quantity, quantity)} of {self._which(quantity)}" for quantity in QUANTITIES)
+
+    def _which(self, quantity: str) -> str:
+        step = self.step if not self.ranks[quantity] else self.nearest(quantity)
+        return "no step" if step is None else f"step {step}"
+
+    @property
+    def scope(self) -> str:
+        """What else is not as it should be: the end of a hint."""
+        others = [f"{_NAMES.get(quantity, quantity)} of {self._which(quantity)}" for quantity in self.wrong[1:]]
+        return f"; wrong, too: {', '.join(others)}" if others else ""
+
+
+def standing(drill: Drill, attempt: Attempt) -> Standing | None:
+    """None where no rank says what it found: of the very beginning, and of an attempt in which none began."""
+    found = {rank: trace.start.found for rank, trace in attempt.traces.items() if trace.start and trace.start.found}
+    if not found:
+        return None
+    agreeing = {quantity: {rank: _steps(drill, attempt, rank, quantity) for rank in found} for quantity in QUANTITIES}
+    held = {quantity: tuple(sorted(set.intersection(*by_rank.values()))) for quantity, by_rank in agreeing.items()}
+    step = attempt.resume_step
+    if restored := Counter(of for steps in held.values() for of in steps if of):
+        # What a restart builds anew is of step 0: that says nothing of what it restored.
+        most = max(restored.values())
+        chosen = [of for of, votes in restored.items() if votes == most]
+        step = step if step in chosen else max(chosen)
+    ranks = {
+        quantity: tuple(sorted(rank for rank, steps in by_rank.items() if step not in steps))
+        for quantity, by_rank in agreeing.items()
+    }
+    return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks)
+
+
+def _steps(drill: Drill, attempt: Attempt, rank: int, quantity: str) -> set[int]:
+    """Where a job need not be exact, weights and optimizer state are still to be those that an attempt before had."""
+    start = attempt.traces[rank].start
+    assert start is not None and start.found is not None
+    steps = set[int](getattr(start.found, quantity))
+    if not drill.exact_weights and quantity in ("weights", "optimizer"):
+        before = [
+            other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces
+        ]
+        own, name = (start.param, "param") if quantity == "weights" else (start.state, "state")
+        steps |= {record.step for trace in before for record in trace.steps if getattr(record, name) == own}
+    return steps
+
+
+def cause_of(standing: Standing) -> Cause | None:
+    """What of the state that an attempt began with is wrong, by a code; None where all of it is of one step."""
+    if not standing.wrong:
+        return None
+    quantity = standing.wrong[0]
+    nearest = standing.nearest(quantity)
+    about = {"step": nearest, "base": standing.step, "scope": standing.scope, "stood": standing.words}
+    about |= {"rank": standing.ranks[quantity][0], "attempt": standing.attempt, "by": "script"}
+    code = _CODES[quantity]
+    if nearest is None:
+        return Cause(f"{code}_not_restored", about, "of_none")
+    if nearest == 0 or quantity == "data":
+        return Cause(f"{code}_not_restored", about, "of_the_beginning" if nearest == 0 else None)
+    return Cause(f"{code}_of_another_step", about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint that a script completed: it trained on after it."""
+
+    attempt: int
+    step: int
+    path: str
+    files: int
+    """On all ranks."""
+
+
+def saves(leg: LegHistory) -> Iterator[Saved]:
+    """The checkpoints that the attempts of this leg completed, in the order of time."""
+    for attempt in leg.attempts:
+        for step in sorted({saved.step for trace in attempt.traces.values() for saved in trace.saves}):
+            own = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves if saved.step == step]
+            begun = Counter((rank, saved.path) for rank, saved in own if not saved.done)
+            done = Counter((rank, saved.path) for rank, saved in own if saved.done)
+            if done and not begun - done and _went_on(attempt, own):
+                yield Saved(attempt=attempt.number, step=step, path=next(iter(done))[1], files=len(done))
+
+
+def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
+    """Each rank that saved came to its next step: what follows the last file, a rename perhaps, was done, too."""
+    last = {rank: max(saved.time_s for by, saved in own if by == rank) for rank, _ in own}
+    traces = {rank: attempt.traces[rank] for rank in last}
+    return all(trace.end or any(step.time_s > last[rank] for step in trace.steps) for rank, trace in traces.items())
+
+
+def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
+    """The newest complete checkpoint that attempts before this one left, if it is newer than where this one went on. Files that
+    are fewer than the script's checkpoints mostly are do not count: an export, weights alone."""
+    usual = Counter(saved.files for saved in saves(drill.reference)).most_common(1)
+    least = usual[0][0] if usual else 1
+    earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number and saved.files >= least]
+    newer = [saved for saved in earlier if saved.step > attempt.resume_step]
+    return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
+
+
+def never_saves(drill: Drill) -> bool:
+    """Nobody saw the script save anything, and no attempt went on from anywhere but the beginning."""
+    legs = (drill.reference, drill.chaos)
+    seen = any(trace.saves for leg in legs for attempt in leg.attempts for trace in attempt.traces.values())
+    return drill.by_script and not seen and not any(attempt.went_on for attempt in drill.chaos.attempts)
+
+
+def resume_evidence(drill: Drill) -> Check:
+    """Every attempt went on from the newest complete checkpoint, on every rank at the same step, with all of its state."""
+    name = "resume_evidence"
+    if not drill.chaos.attempts:
+        return inconclusive(name, "no_attempt")
+    told: list[str] = []
+    for attempt in drill.chaos.attempts:
+        began = {rank: trace.start.position.step for rank, trace in attempt.traces.items() if trace.start}
+        if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
+            code, about = problem
+            return failed(name, code, attempt=attempt.number, **about)
+        if began and attempt.number > 1:
+            point = f"step {attempt.resume_step}" if attempt.went_on else "the beginning"
+            told.append(f"attempt {attempt.number} from {point}")
+    if not told:
+        return passed(name, "no attempt was restarted and began", restarts=0)
+    summary = f"{count(len(told), 'restart')} went on with all of one step's state: {', '.join(told)}"
+    return passed(name, summary, restarts=len(told))
+
+
+_Problem = tuple[str, dict[str, Any]]
+
+
+def _apart(began: Mapping[int, int]) -> _Problem | None:
+    if len(set(began.values())) < 2:
+        return None
+    low, high = min(began, key=lambda rank: began[rank]), max(began, key=lambda rank: began[rank])
+    return "ranks_resume_apart", {"rank": low, "step": began[low], "other": high, "there": began[high]}
+
+
+def _not_of_one_step(drill: Drill, attempt: Attempt) -> _Problem | None:
+    found = standing(drill, attempt)
+    return ("resumed_state_differs", {"stood": found.words, "wrong": list(found.wrong)}) if found and found.wrong else None
+
+
+def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:
+    newer = passed_over(drill, attempt)
+    if newer is None:
+        return None
+    code = "checkpoint_passed_over" if attempt.went_on else "began_again"
+    return code, {"step": attempt.resume_step, "newer": newer.step, "path": newer.path}

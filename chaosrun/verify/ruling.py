@@ -1,0 +1,262 @@
+"""The rule that turns checks, the first difference and the ends of both legs into a verdict's status, reason and exit code.
+
+Nothing but an explicit pass of every required check makes a PASS: a skipped, missing, undecided or crashed one does not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any, Literal
+
+from chaosrun.records.events import FaultObserved
+from chaosrun.records.history import LegHistory
+from chaosrun.records.order import DataResume
+from chaosrun.verify import libraries
+from chaosrun.verify.account import AttemptSummary
+from chaosrun.verify.check import Check, Drill
+from chaosrun.verify.checks import PREMISES, required
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.compare import first_difference
+from chaosrun.verify.corruption import explained
+from chaosrun.verify.divergence import Divergence, first_divergence
+from chaosrun.verify.evidence import never_saves
+from chaosrun.verify.premises import file_that_differs
+from chaosrun.verify.replicas import drift
+
+VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+EXIT_CODES: Mapping[VerdictStatus, int] = {"PASS": 0, "FAIL": 3, "INCONCLUSIVE": 6}
+OUTCOME_EXIT_CODES: Mapping[str, int] = {
+    "user_error": 4,
+    "recovery_failed": 5,
+    "resources": 7,
+    "timeout": 124,
+    "interrupted": 130,
+}
+"""Of a leg that did not complete; its drill is INCONCLUSIVE."""
+END_CODES: Mapping[str, str] = {
+    "user_error": "script_failed",
+    "recovery_failed": "recovery_failed",
+    "inexact_restore": "state_changed_on_load",
+    "resources": "resources",
+    "timeout": "timeout",
+    "interrupted": "interrupted",
+    "fault_missed": "fault_missed",
+}
+"""Of a leg of which no more is known than its outcome."""
+IDS_SHOWN = 8
+RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
+"""What fails only where the job came back wrongly, whatever was done to its numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    status: VerdictStatus
+    reason: Cause
+    headline: str | None = None
+    """None: the sentence of the reason."""
+    place: str | None = None
+    hint: str | None = None
+    """None: that of the reason."""
+    exit_code: int | None = None
+    """None: that of the status."""
+
+
+def rule(
+    drill: Drill, checks: Sequence[Check], irreproducible: Cause | None, attempts: Sequence[AttemptSummary], *, landed: int
+) -> tuple[Ruling, Divergence | None]:
+    """The first of these that has anything to say; and the first difference, as far as it may be blamed on recovery."""
+    unfounded = _of_premises(checks, irreproducible, drill)
+    divergence = first_divergence(drill)
+    drifted = _of_drift(checks)
+    blameless = unfounded or drifted
+    if divergence and blameless:
+        divergence = _without_blame(divergence, drill.chaos, blameless.reason)
+    elif divergence and (injection := explained(divergence, drill)):
+        divergence = replace(divergence, reason=Cause.of("corruption_injected", because="where", what=injection.what))
+    if divergence and drill.by_script:
+        divergence = libraries.told_of(divergence, drill)
+    corrupted = None if blameless else _of_corruption(checks, drill)
+    unproven = unfounded if drill.chaos.outcome == "inexact_restore" and drill.reference.outcome == "completed" else None
+    ruling = (
+        corrupted
+        or unproven
+        or (_never_came_back(drill) if drill.by_script else None)
+        or _of_outcomes(drill.reference, drill.chaos, checks)
+        or unfounded
+        or drifted
+        or _of_failures(checks, divergence, drill)
+        or _of_doubts(checks, drill)
+        or _pass(drill, attempts, landed=landed)
+    )
+    if drill.by_script:
+        ruling = replace(ruling, reason=libraries.told(ruling.reason))
+    return ruling, divergence
+
+
+def _never_came_back(drill: Drill) -> Ruling | None:
+    """A script that comes to its end undisturbed, and after a fault fails at every restart: its restart fails."""
+    chaos, end = drill.chaos, drill.chaos.finished
+    if drill.reference.outcome != "completed" or end is None or end.outcome not in ("user_error", "recovery_failed"):
+        return None
+    if end.code not in (None, "hung", "out_of_memory"):
+        return None
+    struck = [seen for seen in chaos.events(FaultObserved) if seen.how != "note"]
+    last = max(struck, key=lambda seen: seen.attempt, default=None)
+    if last is None or last.attempt >= len(chaos.attempts):
+        return None
+    known = {fault.id: fault for fault in drill.plan.faults}
+    what = known[last.fault].describe() if last.fault in known else last.fault
+    reason = Cause.of("never_came_back", fault=f"{last.fault} ({what})", message=end.message or end.outcome)
+    return Ruling(status="FAIL", reason=reason, hint=end.hint)
+
+
+def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> Ruling | None:
+    """A leg that did not complete settles the drill; a restore that chaosrun itself found inexact fails it."""
+    for leg in (reference, chaos):
+        if leg.outcome == "completed":
+            continue
+        if leg.finished is None:
+            damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
+            reason = Cause.of("not_finished", because="records_damaged" if damaged else None, leg=leg.name)
+            return Ruling(status="INCONCLUSIVE", reason=reason)
+        message, hint = leg.finished.message or leg.outcome or "", leg.finished.hint
+        if leg is chaos and leg.outcome == "inexact_restore":
+            reason = _end_of(leg, message)
+            return Ruling(status="FAIL", reason=reason, hint=reason.hint or hint)
+        exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
+        if leg.outcome == "user_error" and (found := drift(leg)):
+            headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
+            reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
+            return Ruling(status="INCONCLUSIVE", reason=reason, headline=headline, exit_code=exit_code)
+        return Ruling(status="INCONCLUSIVE", reason=_end_of(leg, message), hint=hint, exit_code=exit_code)
+    return None
+
+
+def _only_missing(*legs: LegHistory) -> bool:
+    """Nothing is wrong with the records of a run that has not come that far but that there are none yet."""
+    return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
+
+
+def _end_of(leg: LegHistory, message: str) -> Cause:
+    assert leg.finished is not None
+    code = leg.finished.code or END_CODES[leg.outcome or "recovery_failed"]
+    return Cause(code, {"leg": leg.name, "message": message})
+
+
+def _of_premises(checks: Sequence[Check], irreproducible: Cause | None, drill: Drill) -> Ruling | None:
+    doubts = [check.cause for check in checks if check.name in PREMISES and check.cause is not None]
+    # A mistake that was seen says more than that two runs differ.
+    known = [cause for cause in doubts if cause.code in ("parameter_order", "file_of_another_leg")]
+    found = next(iter([*known, *([irreproducible] if irreproducible else []), *doubts]), None)
+    if found and found.code in ("job_not_repeatable", "undisturbed_runs_differ"):
+        found = file_that_differs(drill) or found
+    return found and Ruling(status="INCONCLUSIVE", reason=found)
+
+
+def _without_blame(divergence: Divergence, chaos: LegHistory, unfounded: Cause) -> Divergence:
+    """Where the legs part is worth knowing in any case; after a restore, the cause seen there would blame what may be sound."""
+    restored = {attempt.number for attempt in chaos.attempts if attempt.went_on}
+    if divergence.attempt not in restored:
+        return divergence
+    return replace(divergence, reason=Cause("not_of_the_restore", unfounded.params, because=unfounded.code))
+
+
+def _of_drift(checks: Sequence[Check]) -> Ruling | None:
+    """Replicas that part undisturbed fail the drill; a restore, which makes them one again, is not to blame for differing."""
+    for check in checks:
+        if check.cause and check.status == "fail" and check.code == "replicas_drift" and check.evidence["leg"] == "reference":
+            return Ruling(status="FAIL", reason=check.cause)
+    return None
+
+
+def _of_corruption(checks: Sequence[Check], drill: Drill) -> Ruling | None:
+    """A corruption that was injected and seen fails the drill, also where the training broke down over it."""
+    outcome = drill.chaos.outcome
+    if drill.reference.outcome != "completed" or outcome not in ("completed", "user_error", "recovery_failed"):
+        return None
+    failing = {check.name: check for check in checks if check.status == "fail"}
+    seen = failing.get("silent_corruption")
+    if seen is None:
+        return None
+    beside = next((failing[name] for name in RECOVERY_CHECKS if name in failing), None)
+    if beside is not None and outcome == "completed":
+        headline = f"{_about(beside)}, which no corruption explains; besides, {seen.summary}"
+        return Ruling(status="FAIL", reason=_cause_of(beside), headline=headline)
+    end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished.message}"
+    reason = Cause.of("corruption_injected")
+    return Ruling(status="FAIL", reason=reason, headline=f"{reason.sentence}: {seen.summary}{end}")
+
+
+def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
+    """A divergence fails the drill even if no check should have reported it."""
+    ended = next((check for check in checks if check.code == "ended_at_another_step"), None) if drill.by_script else None
+    counted = divergence is None or (
+        divergence.attempt == drill.chaos.attempts[-1].number and divergence.kind not in ("weights", "optimizer")
+    )
+    if ended and counted:
+        # Its last restart went on with the right weights: whatever else differs, it counts otherwise since.
+        place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
+        return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
+    if divergence:
+        return _of_divergence(divergence, drill.spec.data.resume)
+    failing = next((check for check in checks if check.status == "fail"), None)
+    return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=_about(failing))
+
+
+def _about(check: Check) -> str:
+    return f"{check.name}: {check.summary}"
+
+
+def _cause_of(check: Check) -> Cause:
+    assert check.cause is not None, f"{check.name} did not pass and says nothing"
+    return check.cause
+
+
+def _of_divergence(divergence: Divergence, protocol: DataResume) -> Ruling:
+    where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
+    if stood := divergence.reason.params.get("stood"):
+        where = f"{where}, which began with {stood}"
+    tensor = f", {divergence.tensor}" if divergence.tensor else ""
+    reason, seen = divergence.reason, f": {where}{tensor}"
+    if divergence.kind == "data order":
+        ids = [_around(*pair) for pair in permutations((divergence.expected, divergence.seen))]
+        seen = f" in data order: {where}: samples {ids[0]} expected, {ids[1]} seen"
+        if protocol != "seedable":  # what else there is to say of it, the divergence says
+            reason = reason.explained("data_resume_inexact", protocol=protocol)
+    headline = f"{divergence.cause} ({reason.params['known']})" if "known" in reason.params else divergence.cause
+    return Ruling(status="FAIL", reason=reason, headline=headline, place=f"first difference{seen}")
+
+
+def _around(ids: Any, others: Any) -> str:
+    """The sample ids of a batch, of a large one those from the first that is not the other's on."""
+    if not isinstance(ids, list | tuple) or not isinstance(others, list | tuple):
+        return str(ids)
+    start = (first_difference(ids, others) or 0) if len(ids) > IDS_SHOWN else 0
+    shown = [*(["…"] if start else []), *ids[start : start + IDS_SHOWN], *(["…"] if len(ids) > start + IDS_SHOWN else [])]
+    return f"[{', '.join(map(str, shown))}]"
+
+
+def _of_doubts(checks: Sequence[Check], drill: Drill) -> Ruling | None:
+    doubtful = next((check for check in checks if check.status == "inconclusive"), None)
+    if doubtful:
+        return Ruling(status="INCONCLUSIVE", reason=_cause_of(doubtful), headline=_about(doubtful))
+    lacking = sorted(required(drill) - {check.name for check in checks if check.status == "pass"})
+    return Ruling(status="INCONCLUSIVE", reason=Cause.of("checks_missing", checks=lacking)) if lacking else None
+
+
+def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> Ruling:
+    verify = drill.spec.verify
+    restored = any(attempt.resumed_from for attempt in attempts)
+    exact = drill.exact_weights and verify.losses.exact
+    unseen = never_saves(drill) and len(attempts) > 1
+    more = "" if restored else "; no checkpoint was restored, every attempt began at the beginning"
+    reason = Cause.of(
+        "never_saves" if exact and unseen else "exact" if exact else "within_tolerance",
+        because=None if restored or unseen else "never_restored",
+        steps=drill.chaos_lineage.final_step,
+        ranks=drill.spec.workers,
+        faults=landed,
+        more=f"{more}; saved and resumed by the script" if drill.by_script and restored else more,
+    )
+    return Ruling(status="PASS", reason=reason)

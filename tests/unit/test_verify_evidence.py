@@ -1,0 +1,221 @@
+"""A script that saves and resumes by itself: evidence shows where its restarts went on, and each broken resume has its "
+"cause."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from legs import Bugs, edit_journal, edit_trace, only, put
+from script_legs import SCRIPT_KILLS, Habits, write_script_run
+
+from chaosrun.faults.fault import Fault
+from chaosrun.records.layout import RunLayout
+from chaosrun.verify.check import Check
+from chaosrun.verify.libraries import KNOWN
+from chaosrun.verify.verdict import Verdict, judge
+
+
+def check_of(verdict: Verdict, name: str) -> Check:
+    return next(check for check in verdict.checks if check.name == name)
+
+
+def test_a_script_that_resumes_exactly_passes(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path))
+    assert (verdict.status, verdict.code, verdict.exact, verdict.resume_by) == ("PASS", "exact", True, "script"), verdict.cause
+    assert verdict.cause.endswith("saved and resumed by the script")
+    assert "attempt 2 from step 4, attempt 3 from step 8" in check_of(verdict, "resume_evidence").summary
+    assert [each.resumed_from for each in verdict.attempts] == [
+        None,
+        "step 4 (its own checkpoint)",
+        "step 8 (its own checkpoint)",
+    ]
+    assert [each.lost_steps for each in verdict.attempts] == [2, 1, 0]
+    names = {check.name for check in verdict.checks}
+    assert not names & {"resume_points", "checkpointed_state", "final_checkpoint", "final_position", "final_registered"}
+
+
+@pytest.mark.parametrize(
+    ("bugs", "habits", "kind", "code", "stood"),
+    [
+        (Bugs(keep_optimizer=False), Habits(), "optimizer", "optimizer_state_not_restored", "the optimizer of step 0"),
+        (Bugs(keep_rng=False), Habits(), "rng", "rng_not_restored", "RNG of step 0"),
+        (Bugs(keep_scheduler=False), Habits(), "learning rate", "lr_scheduler_not_restored", "learning rates of step 0"),
+        (Bugs(keep_weights=False), Habits(), "weights", "weights_not_restored", "weights of step 0, the optimizer of step 4"),
+        (Bugs(weights_off=1e-12), Habits(), "weights", "weights_not_restored", "weights of no step, the optimizer of step 4"),
+        (Bugs(skip_off=2), Habits(), "data order", "batches_skipped", "the data of step 5"),
+        (Bugs(skip_off=-2), Habits(), "data order", "batches_repeated", "the data of step 3"),
+        (Bugs(set_epoch=False), Habits(), "data order", "sampler_epoch_not_set", "the data of step 3"),
+        (Bugs(), Habits(weights_late=True), "weights", "weights_of_another_step", "weights of step 5, the optimizer of step 4"),
+        (
+            Bugs(),
+            Habits(optimizer_from=1),
+            "optimizer",
+            "optimizer_state_of_another_step",
+            "weights of step 8, the optimizer of step 4",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_agrees_with_no_step_says_what_it_is_nearest_to(
+    tmp_path: Path, bugs: Bugs, habits: Habits, kind: str, code: str, stood: str
+) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=bugs, habits=habits))
+    assert (verdict.status, verdict.code) == ("FAIL", code), verdict.cause
+    assert verdict.divergence is not None and verdict.divergence.kind == kind
+    assert stood in verdict.cause
+    assert stood in check_of(verdict, "resume_evidence").summary
+    assert (verdict.blame.whose, verdict.blame.part) == ("yours", "script"), verdict.blame
+    assert "run.register" not in f"{verdict.hint}" and "chaosrun" not in verdict.blame.reason
+
+
+def test_state_that_no_evidence_covers_differs_in_its_step_and_is_the_scripts(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_buffers=False)))
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "forward_pass", "yours")
+    assert "save it with the checkpoint" in f"{verdict.hint}"
+
+
+def test_what_a_restart_builds_anew_is_told_beside_the_first(tmp_path: Path) -> None:
+    bugs = Bugs(keep_optimizer=False, keep_rng=False, keep_scheduler=False, skip_off=-2)
+    verdict = judge(write_script_run(tmp_path, bugs=bugs))
+    assert verdict.code == "optimizer_state_not_restored"
+    told = "weights of step 4, the optimizer of step 0, the data of step 3, learning rates of step 0, RNG of step 0"
+    assert told in verdict.cause
+    assert "wrong, too: the data of step 3, learning rates of step 0, RNG of step 0" in f"{verdict.hint}"
+
+
+def test_to_begin_again_although_a_checkpoint_was_there_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(start_over=True)))
+    assert (verdict.status, verdict.code) == ("FAIL", "began_again"), verdict.cause
+    assert "although a checkpoint was there: attempt 2 passed over that of step 4 (ckpt-4/model.pt)" in verdict.cause
+    assert [each.passed_over for each in verdict.attempts] == [None, 4, 8]
+    assert verdict.divergence is None, "its numbers are right: it trained all over again"
+
+
+def test_an_older_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True)))
+    assert (verdict.status, verdict.code) == ("FAIL", "checkpoint_passed_over"), verdict.cause
+    assert "attempt 3 went on from step 4 and passed over the complete checkpoint of step 8" in verdict.cause
+
+
+def test_a_file_that_is_no_checkpoint_may_be_passed_over(tmp_path: Path) -> None:
+    assert judge(write_script_run(tmp_path, habits=Habits(exports_at=5))).code == "exact"
+
+
+def test_a_save_that_was_cut_short_may_be_passed_over(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(start_over=True), kills=SCRIPT_KILLS[:1])
+    # Its last file was begun and not done.
+    last = only("save", lambda line: None if line["done"] and line["path"] == "ckpt-4/optimizer.pt" else line)
+    edit_trace(run, "chaos", 1, 0, last)
+    assert judge(run).status == "PASS"
+
+
+def test_before_the_first_checkpoint_a_restart_begins_at_the_beginning(tmp_path: Path) -> None:
+    kills = (Fault(id="F1", rank=1, phase="step", at_step=3, source="faults.schedule[0]"),)
+    verdict = judge(write_script_run(tmp_path, kills=kills))
+    assert (verdict.status, verdict.code) == ("PASS", "exact")
+    assert "every attempt began at the beginning" in verdict.cause
+
+
+def test_one_that_never_saves_is_told_so(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, habits=Habits(saves=False)))
+    assert (verdict.status, verdict.code, verdict.exact) == ("PASS", "never_saves", False), verdict.cause
+    assert "every restart began at step 0" in verdict.cause
+
+
+def test_ranks_that_go_on_from_different_steps(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, habits=Habits(apart=True)))
+    assert verdict.status == "FAIL"
+    assert "rank 2 from step 0, rank 0 from step 4" in check_of(verdict, "resume_evidence").summary
+
+
+def test_one_that_ends_early_after_a_restart(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, habits=Habits(ends_at=8), kills=SCRIPT_KILLS[:1]))
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "ended_at_another_step", "yours"), verdict.cause
+    assert "ended at step 8 on rank 0, the reference at step 12" in verdict.cause
+
+
+def test_one_that_never_comes_back(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, habits=Habits(never_back="ckpt-4/optimizer.pt"), kills=SCRIPT_KILLS[:1])
+    assert judge(run).code != "never_came_back"
+    ended = {"outcome": "user_error", "message": "rank 0 raised FileNotFoundError: ckpt-4/optimizer.pt"}
+    edit_journal(run, "chaos", only("leg.finished", put(**ended)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.exit_code, verdict.code) == ("FAIL", 3, "never_came_back"), verdict.cause
+    assert "never came back after F1 (" in verdict.cause and "FileNotFoundError" in verdict.cause
+    # Out of the undisturbed run's reach, too: then it is no matter of a restart.
+    edit_journal(run, "reference", only("leg.finished", put(**ended)))
+    assert judge(run).status == "INCONCLUSIVE"
+
+
+LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "whose"),
+    [
+        ({"accelerate": "1.14.0"}, "library"),
+        ({"accelerate": "1.15.0"}, "yours"),
+        ({"torch": "2.13.0"}, "yours"),
+        ({"accelerate": "1.14.0", "transformers": "4.57.6"}, "library"),
+    ],
+)
+def test_a_library_is_named_where_its_release_has_the_bug(tmp_path: Path, libraries: dict[str, str], whose: str) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(set_epoch=False), libraries=libraries, kills=LATER))
+    assert (verdict.code, verdict.blame.whose) == ("sampler_epoch_not_set", whose), verdict.cause
+    named = "transformers 4.57.6" if "transformers" in libraries else "accelerate 1.14.0: set_epoch before skip_first_batches"
+    assert (named in verdict.cause) == (whose == "library")
+    assert (named in f"{verdict.hint}") == (whose == "library")
+
+
+def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
+    libraries = {"accelerate": "1.12.0", "torchdata": "0.11.0", "datasets": "4.8.4", "pytorch-lightning": "2.5.3"}
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries=libraries))
+    assert (verdict.code, verdict.blame.whose) == ("rng_not_restored", "yours")
+    assert all(bug.thread not in verdict.cause for bug in KNOWN)
+
+
+def test_buckets_that_were_not_primed_as_asked_are_torchs(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(primed=False), spec={"prime_buckets": False}))
+    assert (verdict.code, verdict.blame.whose) == ("bucket_layout", "library"), verdict.cause
+    assert "ULP from the undisturbed run, at three and more ranks" in f"{verdict.hint}"
+
+
+def test_two_ranks_do_not_show_it(tmp_path: Path) -> None:
+    kills = tuple(replace(fault, rank=1) for fault in SCRIPT_KILLS)
+    run = write_script_run(tmp_path, bugs=Bugs(primed=False), spec={"prime_buckets": False}, kills=kills, workers=2)
+    assert judge(run).code == "exact"
+
+
+def test_what_priming_did_is_told(tmp_path: Path) -> None:
+    verdict = judge(write_script_run(tmp_path))
+    assert any("prime_buckets: false" in warning for warning in verdict.warnings)
+
+
+def nudge_losses(run: RunLayout, by: float) -> None:
+    """As of a job that cannot be exact: in its second attempt losses, gradients and weights are a little off."""
+
+    def nudge(line: dict[str, Any]) -> dict[str, Any]:
+        losses = [(float.fromhex(loss) * (1 + by)).hex() for loss in line["loss"]]
+        return {**line, "loss": losses, "grad": "0" * 16, "param": f"{line['step']:016x}", "state": f"{line['step']:016x}"}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", nudge))
+
+
+@pytest.mark.parametrize(
+    ("profile", "by", "status"),
+    [("strict", 1e-9, "FAIL"), ("standard", 1e-4, "PASS"), ("standard", 1e-2, "FAIL"), ("relaxed", 5e-3, "PASS")],
+)
+def test_envelopes_for_jobs_that_cannot_be_exact(tmp_path: Path, profile: str, by: float, status: str) -> None:
+    run = write_script_run(tmp_path, spec={"verify": {"profile": profile}}, kills=SCRIPT_KILLS[:1])
+    nudge_losses(run, by)
+    verdict = judge(run)
+    assert verdict.status == status, verdict.cause
+    assert status == "FAIL" or verdict.code == "within_tolerance"
+
+
+@pytest.mark.parametrize("bugs", [Bugs(keep_optimizer=False), Bugs(weights_off=1e-12), Bugs(keep_rng=False)])
+def test_state_before_the_first_update_is_exact_in_every_profile(tmp_path: Path, bugs: Bugs) -> None:
+    verdict = judge(write_script_run(tmp_path, bugs=bugs, spec={"verify": {"profile": "relaxed"}}))
+    assert verdict.status == "FAIL" and "began with" in verdict.cause
