@@ -1,5 +1,6 @@
 # make demo    install, kill a real training three times, and show the verdict
 # make test    every test but the nightly ones          make nightly  every test
+# make zoo     real resume bugs of released libraries: does chaosrun see each, and pass the releases without it?
 # make bench   recovery time and cost per step, side by side with torchrun and Ray Train
 # make lint    ruff and pyright                         make format   what ruff would have changed
 # make clean   remove the environment, caches and runs
@@ -17,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly bench lint format browser clean
+.PHONY: help demo test nightly zoo bench lint format browser clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,6 +31,9 @@ test: $(INSTALLED)-dev browser
 
 nightly: $(INSTALLED)-dev,frameworks browser
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+zoo: $(INSTALLED)-dev
+	$(BIN)/python -m tests.zoo $(ARGS)
 
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m tests.benchmarks $(ARGS)

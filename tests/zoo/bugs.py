@@ -1,0 +1,205 @@
+"""The zoo's catalogue: real resume bugs of released libraries, the releases that have them, and what a drill must say.
+
+Each has a job of its own in `jobs/`, over a script as users of the library write it. Each was first shown without chaosrun, by
+a kill -9 and a comparison with an undisturbed run.
+"""
+
+from dataclasses import dataclass
+
+HUB = ("huggingface-hub==1.4.0", "httpx==0.28.1", "httpcore==1.0.9")
+DATASETS = (
+    *HUB,
+    "dill==0.4.1",
+    "multiprocess==0.70.19",
+    "pyarrow==22.0.0",
+    "pandas==2.3.3",
+    "fsspec==2026.6.0",
+    "python-dateutil==2.9.0.post0",
+    "six==1.17.0",
+    "pytz==2025.2",
+    "tzdata==2025.2",
+)
+LIGHTNING = ("lightning-utilities==0.15.2", "torchmetrics==1.8.2", "torchdata==0.11.0")
+TRANSFORMERS_5 = (*HUB, "tokenizers==0.22.2", "typer-slim==0.21.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """One drill of a bug's job: with which releases, and what must come of it."""
+
+    of: str
+    """Part of the drill's name: bad (the releases have the bug), good (they have not), or what is different."""
+    releases: tuple[str, ...]
+    """NAME==VERSION of what comes first on Python's path; the first is the one that it is about."""
+    verdict: str
+    cause: str | None = None
+    """The verdict's code (docs/causes.md)."""
+    kills: tuple[tuple[int, int], ...] | None = None
+    """(rank, step), in the place of the job's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    name: str
+    """That of its job file."""
+    thread: str
+    wrong: str
+    """What goes wrong, in one sentence."""
+    drills: tuple[Drill, ...]
+
+    @property
+    def library(self) -> str:
+        return self.thread.partition("#")[0].partition("/")[2]
+
+    @property
+    def url(self) -> str:
+        repository, number = self.thread.split("#")
+        return f"https://github.com/{repository}/issues/{number}"
+
+
+def bad(*releases: str, cause: str) -> Drill:
+    return Drill(of="bad", releases=releases, verdict="FAIL", cause=cause)
+
+
+def good(*releases: str) -> Drill:
+    return Drill(of="good", releases=releases, verdict="PASS")
+
+
+BUGS = (
+    Bug(
+        name="accelerate-4071",
+        thread="huggingface/accelerate#4071",
+        wrong="after set_epoch, skip_first_batches replays epoch 0",
+        drills=(bad("accelerate==1.14.0", cause="sampler_epoch_not_set"), good("accelerate==1.15.0")),
+    ),
+    Bug(
+        name="accelerate-4233",
+        thread="huggingface/accelerate#4233",
+        wrong="the epoch after a skipped one repeats its order: the guide's loop calls no set_epoch",
+        drills=(bad("accelerate==1.15.0", cause="sampler_epoch_not_set"),),
+    ),
+    Bug(
+        name="accelerate-3952",
+        thread="huggingface/accelerate#3952",
+        wrong="a stateful loader on two ranks goes back by the batches that were fetched ahead",
+        drills=(bad("accelerate==1.12.0", cause="batches_repeated"), good("accelerate==1.13.0")),
+    ),
+    Bug(
+        name="transformers-40690",
+        thread="huggingface/transformers#40690",
+        wrong="a Trainer resumed in its second epoch or later reads another epoch's order",
+        drills=(
+            bad(
+                "transformers==4.57.6",
+                "accelerate==1.14.0",
+                "huggingface-hub==0.36.0",
+                "tokenizers==0.22.2",
+                cause="sampler_epoch_not_set",
+            ),
+            Drill(
+                of="first-epoch",
+                releases=("transformers==4.57.6", "accelerate==1.14.0", "huggingface-hub==0.36.0", "tokenizers==0.22.2"),
+                verdict="PASS",
+                kills=((0, 6),),
+            ),
+            good("transformers==5.0.0", "accelerate==1.14.0", *TRANSFORMERS_5),
+        ),
+    ),
+    Bug(
+        name="transformers-43708",
+        thread="huggingface/transformers#43708",
+        wrong="a restart with another micro-batch and the same global batch ends at half the steps",
+        drills=(bad("transformers==5.1.0", "accelerate==1.15.0", *TRANSFORMERS_5, cause="ended_at_another_step"),),
+    ),
+    Bug(
+        name="transformers-26413",
+        thread="huggingface/transformers#26413",
+        wrong="a resume in the second pass of a stream begins at its first record",
+        drills=(bad("transformers==5.23.0", cause="batches_repeated"),),
+    ),
+    Bug(
+        name="datasets-8295",
+        thread="huggingface/datasets#8295",
+        wrong="the second resume of a stream begins at its start",
+        drills=(
+            Drill(of="one-kill", releases=("datasets==5.0.0", *DATASETS), verdict="PASS", kills=((0, 12),)),
+            bad("datasets==5.0.0", *DATASETS, cause="batches_repeated"),
+            good("datasets==5.0.1", *DATASETS),
+        ),
+    ),
+    Bug(
+        name="datasets-8145",
+        thread="huggingface/datasets#8145",
+        wrong="a resume behind .map() skips the rest of a thousand rows",
+        drills=(bad("datasets==4.8.4", *DATASETS, cause="batches_skipped"), good("datasets==4.8.5", *DATASETS)),
+    ),
+    Bug(
+        name="datasets-8360",
+        thread="huggingface/datasets#8360",
+        wrong="a resume behind a formatted .filter() loses rows",
+        drills=(bad("datasets==5.0.0", *DATASETS, cause="batches_skipped"), good("datasets==5.0.1", *DATASETS)),
+    ),
+    Bug(
+        name="datasets-7901",
+        thread="huggingface/datasets#7901",
+        wrong="the shuffle buffer of a stream is not part of its state: what it held is lost",
+        drills=(bad("datasets==5.0.1", *DATASETS, cause="data_order_not_restored"),),
+    ),
+    Bug(
+        name="lightning-20953",
+        thread="Lightning-AI/pytorch-lightning#20953",
+        wrong="AsyncCheckpointIO saves tensors that later steps have changed",
+        drills=(
+            bad("pytorch-lightning==2.5.3", *LIGHTNING, cause="state_of_another_step"),
+            good("pytorch-lightning==2.5.4", *LIGHTNING),
+        ),
+    ),
+    Bug(
+        name="lightning-20379",
+        thread="Lightning-AI/pytorch-lightning#20379",
+        wrong="a checkpoint at the last step of an epoch counts its last batch as not done: it is trained on twice",
+        drills=(
+            bad("pytorch-lightning==2.4.0", *LIGHTNING, cause="position_not_restored"),
+            good("pytorch-lightning==2.5.4", *LIGHTNING),
+        ),
+    ),
+    Bug(
+        name="lightning-stateful",
+        thread="Lightning-AI/pytorch-lightning#20379",
+        wrong="with a StatefulDataLoader a checkpoint at the last step of an epoch skips the next epoch (since 2.5)",
+        drills=(
+            bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="ended_at_another_step"),
+            good("pytorch-lightning==2.4.0", *LIGHTNING),
+        ),
+    ),
+    Bug(
+        name="lightning-rng",
+        thread="Lightning-AI/pytorch-lightning#20204",
+        wrong="no random stream is part of a checkpoint: dropout draws other masks after a resume",
+        drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="rng_not_restored"),),
+    ),
+    Bug(
+        name="verl-7401",
+        thread="verl-project/verl#7401",
+        wrong="its loop over a StatefulDataLoader skips an epoch after a checkpoint at an epoch's last step",
+        drills=(bad("torchdata==0.11.0", cause="ended_at_another_step"),),
+    ),
+    Bug(
+        name="torchdata-1437",
+        thread="meta-pytorch/data#1437",
+        wrong="a StatefulDataLoader whose state was saved where an epoch ends gives an empty epoch next",
+        drills=(bad("torchdata==0.10.1", cause="ended_at_another_step"), good("torchdata==0.11.0")),
+    ),
+    Bug(
+        name="torchdata-1548",
+        thread="meta-pytorch/data#1548",
+        wrong="a Loader that was asked for its state before it was loaded begins at the start",
+        drills=(bad("torchdata==0.11.0", cause="batches_repeated"),),
+    ),
+    Bug(
+        name="pytorch-119168",
+        thread="pytorch/pytorch#119168",
+        wrong="a scheduler made after the optimizer was loaded sets its first rate for one step",
+        drills=(Drill(of="bad", releases=("torch==2.13.0",), verdict="FAIL", cause="lr_scheduler_not_restored"),),
+    ),
+)
