@@ -281,6 +281,7 @@ def _shared_memory_in_use() -> set[int]:
 
 
 def with_package(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same, with this package first on Python's path, before what PYTHONPATH it may have of its own."""
-    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), environment.get("PYTHONPATH"))))
+    """The same, with this package on Python's path, behind what PYTHONPATH it may have of its own: an installed package lies
+    among all others, which must not hide the releases that a job puts first."""
+    path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(PACKAGE_ROOT))))
     return {**environment, "PYTHONPATH": path}
