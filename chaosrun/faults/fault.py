@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from chaosrun.errors import UsageError
 from chaosrun.faults.kind import OPTIONS, Kind, Phase
 from chaosrun.faults.kinds import FaultKind, kind_at
+from chaosrun.records.codec import convert
 from chaosrun.records.run_file import read_object
 
 PLAN_VERSION = 2
@@ -138,11 +137,9 @@ class Fault:
         """Raises UsageError when the value is not a fault this version knows."""
         _expect_fields(value, cls, "a fault")
         try:
-            fault = _FAULT.validate_python(value)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UsageError(f"fault {value['id']!r}: {place}: {first['msg']}, not {first['input']!r}", hint=_HINT) from error
+            fault: Fault = convert(dict(value), cls)
+        except ValueError as error:
+            raise UsageError(f"fault {value['id']!r}: {error}", hint=_HINT) from error
         if fault.to_json() != dict(value):
             raise UsageError(f"fault {fault.id}: one of its values is of another type than it should be", hint=_HINT)
         if fault.phase is None and fault.after_s is None:
@@ -191,9 +188,6 @@ class FaultPlan:
             return cls.from_json(value)
         except UsageError as error:
             raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
-
-
-_FAULT = TypeAdapter(Fault)
 
 
 def _ordinal(number: int) -> str:

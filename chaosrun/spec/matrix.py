@@ -121,4 +121,4 @@ def _label(node: Node) -> str:
     text = node.text if isinstance(node, Scalar) else flow(node).replace('"', "")
     if len(text) <= LONGEST_LABEL and text.isprintable():
         return text or "null"
-    return hashlib.sha256(flow(node).encode()).hexdigest()[:8]
+    return hashlib.sha256(flow(node).encode(errors="surrogatepass")).hexdigest()[:8]

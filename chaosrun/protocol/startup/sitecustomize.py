@@ -7,7 +7,10 @@ observed and cannot be ends at once: one that trained on unseen would be missed,
 
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 VARIABLE = "CHAOSRUN_STARTUP"
 FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -18,7 +21,7 @@ FAILED_EXIT_CODE = 70
 class Watch:
     """Finds torch as Python would, and has it told when it has been imported."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name != "torch":
             return None
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -26,7 +29,7 @@ class Watch:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def exec_module(module: Any) -> None:
+            def exec_module(module: "Any") -> None:
                 execute(module)
                 torch_imported()
 
