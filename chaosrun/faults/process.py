@@ -66,9 +66,20 @@ def preempt_from_outside(strike: OutsideStrike) -> bool:
 
 def segfault(strike: Strike) -> None:
     """Read from address 0."""
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # a dump of the whole process would only cost time and disk
+    _dump_nothing()
     ctypes.string_at(0)
+
+
+def abort(strike: Strike) -> None:
+    """As NCCL's watchdog ends a process whose collective has timed out, and C++ one whose exception nobody catches."""
+    _dump_nothing()
+    os.abort()
+
+
+def _dump_nothing() -> None:
+    """A dump of the whole process would only cost time and disk."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def exception(strike: Strike) -> None:
@@ -211,6 +222,14 @@ KINDS = (
         inside=segfault,
         outside=lambda strike: strike.signal(signal.SIGSEGV),
         signals=(signal.SIGSEGV,),
+    ),
+    _of_one(
+        name="abort",
+        words="SIGABRT in {rank}, as NCCL's watchdog ends a process",
+        proof="its process was seen to die of SIGABRT",
+        inside=abort,
+        outside=lambda strike: strike.signal(signal.SIGABRT),
+        signals=(signal.SIGABRT,),
     ),
     _of_one(
         name="exception",

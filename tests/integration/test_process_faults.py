@@ -61,33 +61,28 @@ def test_every_kind_that_ends_or_disturbs_a_process_in_one_drill(warm_drills: Wa
         "kind: memory, rank: 1, at_step: 13, mebibytes: 32",
         "kind: loader_worker, rank: 0, at_step: 15, phase: forward",
         "kind: slow, rank: 1, at_step: 17, steps: 3, factor: 2",
+        "kind: abort, rank: 1, at_step: 22, phase: reduce",
     ]
     result = warm_drills(write_job(tmp_path, faults, args='--steps, "22", --loader-workers, "1"'), root=tmp_path / "root")
     verdict = result.verdict
     assert verdict.status == "PASS", verdict.cause
-    assert landed(verdict) == [True] * 8
+    assert landed(verdict) == [True] * 9
     # The notice came after step 2, both ranks left after step 3, at which no checkpoint was due, and nothing was lost.
-    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 3, 5, 5, 10, 10, 10]
+    assert [attempt.resumed_step for attempt in verdict.attempts] == [0, 3, 5, 5, 10, 10, 10, 20]
     assert verdict.attempts[0].lost_steps == 0
-    assert [attempt.ended_by.partition(" ")[0] for attempt in verdict.attempts] == [
-        "F1",
-        "F3",
-        "F4",
-        "F5",
-        "F6",
-        "F7",
-        "completed",
-    ]
+    ends = [attempt.ended_by.partition(" ")[0] for attempt in verdict.attempts]
+    assert ends == ["F1", "F3", "F4", "F5", "F6", "F7", "F9", "completed"]
 
     seen = found(result.run)
     leg = result.run.leg("chaos")
-    assert [(seen[f]["exit_code"], seen[f]["signal"]) for f in ("F1", "F3", "F4", "F5", "F6", "F7")] == [
+    assert [(seen[f]["exit_code"], seen[f]["signal"]) for f in ("F1", "F3", "F4", "F5", "F6", "F7", "F9")] == [
         (85, None),
         (None, signal.SIGSEGV),
         (4, None),
         (0, None),
         (4, None),
         (4, None),
+        (None, signal.SIGABRT),
     ]
     ends = [json.loads(leg.attempt(1).end(rank).read_text()) for rank in (0, 1)]
     assert [(end["status"], end["completed"], end["step"], end["told"]) for end in ends] == [("preempted", False, 3, 1)] * 2
@@ -215,7 +210,7 @@ def test_a_notice_at_every_phase_of_a_step(warm_drills: WarmDrills, tmp_path: Pa
 
 @pytest.mark.ray
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["exception", "exit", "segfault", "memory", "loader_worker"])
+@pytest.mark.parametrize("kind", ["exception", "exit", "segfault", "abort", "memory", "loader_worker"])
 def test_a_kind_at_every_phase(warm_drills: WarmDrills, tmp_path: Path, kind: str) -> None:
     options = ", mebibytes: 32" if kind == "memory" else ""
     training = ["fetch", "forward", "reduce", "optimizer", "record", "step"]

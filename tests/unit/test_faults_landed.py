@@ -29,6 +29,7 @@ def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = Non
     [
         ("kill", None, signal.SIGKILL, {}),
         ("segfault", None, signal.SIGSEGV, {}),
+        ("abort", None, signal.SIGABRT, {}),
         ("preempt", 85, None, {"end": LEFT}),
         ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
         ("exception", 4, None, {"end": RAISED}),
@@ -48,6 +49,7 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("kill", None, signal.SIGTERM, {}, "ended with signal 15"),
         ("kill", 137, None, {}, "ended with exit code 137"),
         ("segfault", None, signal.SIGKILL, {}, "ended with signal 9"),
+        ("abort", None, signal.SIGSEGV, {}, "ended with signal 11"),
         ("preempt", None, signal.SIGTERM, {}, "ended with signal 15"),
         ("preempt", 85, None, {}, "left no error behind"),
         ("preempt", 85, None, {"end": {"status": "exited", "error": "UserScriptError: sys.exit(85)"}}, "another error"),

@@ -52,6 +52,7 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
         "pid 7: stopped for 1.002 s (state T), then running",
     ),
     "segfault": ({"signal": 11}, None, "pid 7: SIGSEGV"),
+    "abort": ({"signal": 6}, None, "pid 7: SIGABRT"),
     "exception": ({"exit_code": 1}, raised("InjectedError: fault F1: raised on purpose after step 7"), "pid 7: InjectedError"),
     "exit": ({"exit_code": 0}, {"end": None}, "pid 7: exit code 0, no end record"),
     "memory": (
