@@ -5,7 +5,7 @@ and is left out; anything else that is not what its type says is damage, and is 
 Records of version 1 were written by an earlier chaosrun and are not read. Knows no particular record.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -37,24 +37,6 @@ class EarlierVersionError(DamagedRecordError):
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is written down: a value that is not changed. Fields that hold their default are not written."""
-
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return getattr(self, key)
-        except AttributeError:
-            raise KeyError(key) from None
-
-    def get(self, key: str, otherwise: Any = None) -> Any:
-        return getattr(self, key, otherwise)
-
-    def __contains__(self, key: str) -> bool:
-        return getattr(self, key, None) is not None
-
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.__struct_fields__)
-
-
-Mapping.register(Record)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Versioned(Struct):

@@ -100,7 +100,7 @@ def test_a_point_whose_drill_is_cancelled_is_left(local_ray: None, tmp_path: Pat
         while not cancelled:
             for path in root.glob("sweeps/*/runs/*/control/socket"):
                 run = RunLayout(path.parents[1])
-                if "schedule" in str(read_run(run)["overrides"]) and run.leg("chaos").journal.is_file():
+                if "schedule" in str(read_run(run).overrides) and run.leg("chaos").journal.is_file():
                     api.cancel(run)
                     cancelled.append(run)
                     return

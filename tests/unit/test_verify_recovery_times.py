@@ -95,8 +95,8 @@ def test_work_done_twice_is_counted_apart(whole: RunLayout) -> None:
             for (attempt, step), time_s in steps_s.items()
         )
     )
-    first = next(record for record in leg.journal if record["event"] == "attempt.starting")
-    assert work.wall_s == leg.journal[-1]["time_s"] - first["time_s"]
+    first = next(record for record in leg.journal if record.event == "attempt.starting")
+    assert work.wall_s == leg.journal[-1].time_s - first.time_s
     assert work.goodput is not None and 0 < work.goodput < 1
 
 
@@ -115,8 +115,8 @@ def test_an_interruption_is_not_the_legs_time(run: RunLayout) -> None:
     leg = chaos(run)
     whole_s = work_of(leg, lineage(leg)).wall_s
     assert whole_s is not None
-    stopped = next(record for record in leg.journal if record["event"] == "attempt.stopped")
-    edit_journal(run, "chaos", lambda line: _paused(line, stopped["time_s"]))
+    stopped = next(record for record in leg.journal if record.event == "attempt.stopped")
+    edit_journal(run, "chaos", lambda line: _paused(line, stopped.time_s))
     leg = chaos(run)
     # Less the half second between the two records whose places the pause took.
     assert work_of(leg, lineage(leg)).wall_s == whole_s - 0.5
