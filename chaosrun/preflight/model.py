@@ -196,8 +196,9 @@ def read_answers(
 
 
 def ask(probe: str, limit_s: float, env: Mapping[str, str] | None = None, **parameters: Any) -> Call:
-    """A call of `preflight.probes.PROBE`."""
-    return Call(probe=f"{PROBES}.{probe}", parameters=parameters, limit_s=limit_s, env=env or {})
+    """A call of `preflight.probes.PROBE`; of a check that has its probe in its own file, by that file's `__name__`."""
+    module = probe if "." in probe else f"{PROBES}.{probe}"
+    return Call(probe=module, parameters=parameters, limit_s=limit_s, env=env or {})
 
 
 class Pool(Protocol):
