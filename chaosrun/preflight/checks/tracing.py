@@ -1,0 +1,58 @@
+"""The check "tracing": may processes be traced on a node, as a kill inside a script's own save takes it? Probe and judge in one
+file: the node's part is `probe`, which alone may act, and imports what it needs for that."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from chaosrun.cluster.probing import Call, Node
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Rows, Setting, ask
+
+LIMIT_S = 15.0
+
+
+class TracingFacts(Struct, frozen=True, kw_only=True):
+    refused: str = ""
+    """Why nothing can be traced; empty: it can."""
+    remedy: str = ""
+
+
+def call(setting: Setting, node: Node) -> Call:
+    return ask(__name__, LIMIT_S)
+
+
+def probe() -> TracingFacts:
+    from chaosrun.errors import ResourcesError
+    from chaosrun.faults.strace import expect_strace
+
+    try:
+        expect_strace()
+    except ResourcesError as error:
+        return TracingFacts(refused=error.message, remedy=error.hint or "")
+    return TracingFacts()
+
+
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[TracingFacts]) -> list[Finding]:
+    """What a job that has chaosrun's own checkpoints does without is no warning."""
+    own_saves = setting.job is not None and setting.job.spec.by == "script"
+    found: list[Finding] = []
+    for name, facts in told.answered.items():
+        row = Rows(check="tracing", name="strace", node=name)
+        if not facts.refused:
+            found.append(row.passed("processes can be traced"))
+        elif own_saves:
+            found.append(row.warn(facts.refused, "the script's own saves can be struck", facts.remedy))
+        else:
+            found.append(row.skip(facts.refused))
+    return found
+
+
+CHECK = Check(
+    name="tracing",
+    about="kills inside a script's own save",
+    order=65,
+    level=Level.STANDARD,
+    call=call,
+    facts=TracingFacts,
+    judge=judge,
+)
