@@ -98,6 +98,8 @@ def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, s
         # What torchrun takes for --master-port when nobody names one: 29500 for everybody.
         "PET_MASTER_PORT": order.master_port,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.gpus)),
+        # Launchers that are installed beside this Python are found, whether or not its environment is the shell's.
+        "PATH": os.pathsep.join([inherited.get("PATH", os.defpath), os.path.dirname(sys.executable)]),
     }
     if not order.gpus:
         told["ACCELERATE_USE_CPU"] = "true"

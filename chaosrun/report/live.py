@@ -34,6 +34,7 @@ LASTING_EVENTS = frozenset(
         "death.unplanned",
         "checkpoint.quarantined",
         "control.failed",
+        "plan.made",
         "reference.replaced",
         "reference.uncached",
         "supervisor.ended",

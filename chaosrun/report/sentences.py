@@ -38,6 +38,7 @@ _NOTICES = {
     "run.created": "created in {path}",
     "control.failed": "{message}: the run cannot be cancelled or struck from elsewhere",
     "reference.cached": "taken from the cache: this job has been run undisturbed before",
+    "plan.made": "no faults were named: the default plan has {faults}",
     "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
     "reference.uncached": "not kept in the cache for other drills: {message}",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",

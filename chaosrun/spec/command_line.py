@@ -125,7 +125,7 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
         sections["args"] = f"args: {_texts(arguments)}\n"
     sections["workers"] = f"workers: {workers}{_comment(why)}\n"
     if key == "script" and not attaches(directory / started):
-        why = f"{started} does not import chaosrun: its own checkpoints and its own resume code are tested"
+        why = f"{started} does not import chaosrun: its own checkpoints and resume code are tested"
         guesses.append(f"resume by: the script, as {why}")
         sections["resume"] = f"resume: {{by: script}}{_comment(why)}\n"
     if faults := list(asked.faults()):

@@ -3,6 +3,7 @@
 Owns nothing of what a job is. `Section` is the frozen mapping that every part of a spec is made of.
 """
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -93,6 +94,15 @@ def _variable_name(value: str) -> str:
     return value
 
 
+def _output(value: str) -> str:
+    path = os.path.normpath(value)
+    if path.startswith(("/", "..")) or path == ".":
+        reason = "outputs are relative to the job's directory, and lie below it"
+        hint = "where the script is given a path, write {output} in its place: a folder of each leg's own"
+        raise PydanticCustomError("conflict", "{reason}", {"reason": reason, "hint": hint})
+    return path
+
+
 def _class_name(value: str) -> str:
     if "." not in value or not all(part.isidentifier() for part in value.split(".")):
         raise wrong("the name of a class with its module, such as package.module.Class")
@@ -131,6 +141,8 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # numpy takes no larg
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul)]
+Output = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_no_nul), AfterValidator(_output)]
+"""A file or folder below the job's directory."""
 Confirmations = Annotated[
     int, BeforeValidator(_confirmations), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0}]})
 ]

@@ -20,6 +20,7 @@ from chaosrun.spec.fields import (
     Flag,
     JobName,
     Number,
+    Output,
     Positive,
     Section,
     Seed,
@@ -160,7 +161,7 @@ class JobSpec(Section):
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="when checkpoints are saved, and where")
     data: DataSpec = Field(default=DataSpec(), description="how the data order is resumed")
     resume: ResumeSpec = Field(default=ResumeSpec(), description="who saves and resumes, and what a restart is told")
-    outputs: tuple[Text, ...] = Field(
+    outputs: tuple[Output, ...] = Field(
         default=(), description="files and folders that the script writes, relative to the directory; each leg gets its own"
     )
     directory: Text | None = Field(

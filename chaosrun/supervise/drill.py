@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import Any
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
 from chaosrun.records.folders import new_folder
@@ -29,14 +31,16 @@ from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import Reference, RunInfo, own_leg, read_object, read_run, recorded_leg, write_run
 from chaosrun.records.storage_owner import claim
 from chaosrun.records.supervision import supervision
+from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
-from chaosrun.supervise.working_folder import lay_out
+from chaosrun.supervise.working_folder import has_written, lay_out
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
+from chaosrun.wording import count
 
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
@@ -164,6 +168,8 @@ class Drill:
         self.legs.ask_permission(plan, spec)
         self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
+            if spec.by == "script" and not plan.faults:
+                plan = self._default_plan(spec)
             _expect_reached(plan, final_step(self._leg("reference")))
             self._run_leg("chaos", spec, info, plan)
         verdict = judge(self.run)
@@ -194,9 +200,29 @@ class Drill:
                 return True
         write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
+        if result.outcome == "completed" and spec.by == "script" and not has_written(leg):
+            steps = count(result.final_step, "step")
+            raise UsageError(
+                f"the script saved nothing that chaosrun can see in its {steps}: a restart has nothing to resume from",
+                hint="have it save below its working directory or {output}, more often than once in a run; a path elsewhere is "
+                "not seen",
+            )
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"
+
+    def _default_plan(self, spec: JobSpec) -> FaultPlan:
+        """Of a script that names no faults, from what its reference did. Raises UsageError for one that saves nothing."""
+        traces = [read_trace(self._leg("reference").attempt(1).trace(rank), 1, rank, []) for rank in range(spec.workers)]
+        savers: dict[int, frozenset[int]] = defaultdict(frozenset)
+        for trace in traces:
+            for save in trace.saves:
+                savers[save.step] |= {trace.rank}
+        epochs = {step.step: step.epoch for step in traces[0].steps}
+        plan = default_plan(spec, epochs, savers, strikes_saves=shutil.which("strace") is not None)
+        write_durably(self.run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
+        self._tell("plan.made", faults=str(len(plan.faults)))
+        return plan
 
     def _cache(self, key: str, leg: LegLayout, step: int) -> None:
         """Keep a reference for other drills; this one needs no place for it."""

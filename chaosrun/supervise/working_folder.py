@@ -37,3 +37,13 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
             _link(Path(entry.path), place, below)
         elif not place.is_symlink():
             place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
+
+
+def has_written(leg: LegLayout) -> bool:
+    """Whether the script has left a file of its own in the leg's folders."""
+    for top in (leg.work, leg.output):
+        for folder, _, names in os.walk(top):
+            paths = [os.path.join(folder, name) for name in names]
+            if any(not os.path.islink(path) and os.path.getsize(path) for path in paths):
+                return True
+    return False

@@ -1,0 +1,64 @@
+"""The plan of a script that names no faults: made from what its undisturbed run was seen to do. Pure.
+
+One kill in the middle of an epoch, two within the next, one at an epoch's boundary, one inside a save; each of a drawn rank. A
+training that is too short has those for which it has a step.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import Phase
+from chaosrun.plan.chance import distinct
+from chaosrun.spec.model import JobSpec
+
+SOURCE = "the default plan"
+_WITHIN = ((1, 2), (1, 3), (2, 3))
+"""How far within the epoch, and twice within the next."""
+
+
+def default_plan(
+    spec: JobSpec, epoch_of_step: Mapping[int, int], savers: Mapping[int, frozenset[int]], *, strikes_saves: bool = True
+) -> FaultPlan:
+    """`epoch_of_step`: of the undisturbed run; `savers`: by step, the ranks that saved after it. `strikes_saves`: what strikes
+    inside a save is to be had."""
+    chance = random.Random(spec.faults.seed)
+    epochs: dict[int, list[int]] = defaultdict(list)
+    for step in sorted(epoch_of_step):
+        epochs[epoch_of_step[step]].append(step)
+    found: list[Fault] = []
+    last = max(epoch_of_step, default=0)
+    saved = [step for step in sorted(savers) if 0 < step < last] or [step for step in savers if step > 0]
+    if saved and strikes_saves:
+        step = saved[len(saved) // 2]
+        ranks = sorted(savers[step])
+        found.append(_kill(ranks[distinct(1, len(ranks), chance)[0]], step, "save"))
+    taken = {fault.at_step for fault in found}
+    for step in _steps(list(epochs.values()), saved):
+        free = [near for near in sorted(epoch_of_step, key=lambda each: (abs(each - step), each)) if near not in taken | {last}]
+        if free:
+            taken.add(free[0])
+            found.append(_kill(distinct(1, spec.workers, chance)[0], free[0], "step"))
+    found.sort(key=lambda fault: fault.at_step or 0)
+    faults = tuple(replace(fault, id=f"F{number}") for number, fault in enumerate(found, start=1))
+    return FaultPlan(seed=spec.faults.seed, faults=faults)
+
+
+def _steps(epochs: list[list[int]], saved: list[int]) -> list[int]:
+    """Where the kills are meant to be: within two epochs, if possible after the first save, and at the end of another."""
+    if len(epochs) < 2:
+        # Nobody knows its epochs, or it has one: all four spread over it.
+        steps = epochs[0] if epochs else []
+        return [steps[len(steps) * part // 5] for part in (1, 2, 3, 4)] if steps else []
+    first = next((number for number, steps in enumerate(epochs) if saved and steps[0] > saved[0]), 0)
+    first = min(first, len(epochs) - 2)
+    chosen = (epochs[first], epochs[first + 1], epochs[first + 1])
+    found = [steps[len(steps) * part // whole] for steps, (part, whole) in zip(chosen, _WITHIN, strict=True)]
+    boundary = first + 1 if first + 2 < len(epochs) else max(0, first - 1)
+    return [*found, epochs[boundary][-1]]
+
+
+def _kill(rank: int, step: int, phase: Phase) -> Fault:
+    return Fault(id="", rank=rank, phase=phase, at_step=step, source=SOURCE)

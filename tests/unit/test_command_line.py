@@ -1,0 +1,147 @@
+"""Jobs without a file: what is typed, what is guessed, what is refused, and what `--write` keeps."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaosrun import cli
+from chaosrun.spec.source import load_job
+
+SCRIPT = "import torch.distributed\nimport torch\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "alone.py").write_text("import torch\n")
+    (tmp_path / "attached.py").write_text("import chaosrun\n")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    return tmp_path
+
+
+def run(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = cli.main(line.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def spec_of(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict, str]:
+    """What `validate` makes of a command line, and what it tells."""
+    words, dashes, rest = line.partition(" -- ")
+    code, out, err = run(f"validate {words} -o json{dashes}{rest}", capsys)
+    assert code == 0, err
+    return json.loads(out)["spec"], err
+
+
+def test_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    spec, told = spec_of("train.py --workers 3 --kill 1@65 --kill 0@70:forward --preempt all@80 -- --epochs 3 a=b", capsys)
+    assert (spec["name"], spec["script"], spec["args"], spec["workers"]) == ("train", "train.py", ["--epochs", "3", "a=b"], 3)
+    first, second, third = spec["faults"]["schedule"]
+    assert (first["kind"], first["rank"], first["at_step"], first["phase"]) == ("kill", 1, 65, None)
+    assert (second["at_step"], second["phase"], third["kind"], third["rank"]) == (70, "forward", "preempt", "all")
+    assert spec["resume"]["by"] == "script"
+    why = "train.py does not import chaosrun: its own checkpoints and resume code are tested"
+    assert told == f"guessed   resume by: the script, as {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "workers", "told"),
+    [
+        ("train.py", 2, "workers: 2, as the script imports torch.distributed"),
+        ("alone.py", 1, "workers: 1, as the script imports nothing that trains on several ranks"),
+        ("-- torchrun --nproc-per-node 3 train.py", 3, "workers: 3, as the command says --nproc-per-node 3"),
+        ("-- torchrun --nproc_per_node=4 train.py --num_processes 9", 4, "as the command says --nproc_per_node 4"),
+        ("-- accelerate launch --num_processes 2 train.py", 2, "as the command says --num_processes 2"),
+        ("-- python -m pkg.train", 1, "as the command names no number of ranks"),
+        ("--workers 4 -- torchrun --nproc-per-node 2 --nnodes {nodes} train.py", 4, ""),
+        ("--workers 2 -- torchrun --nproc-per-node {workers_per_node} train.py", 2, ""),
+    ],
+)
+def test_workers_are_guessed(line: str, workers: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, said = spec_of(line if line.startswith("train") or line.startswith("alone") else f" {line}", capsys)
+    assert spec["workers"] == workers and told in said
+    assert (spec["command"] is None) == ("--" not in line.split())
+
+
+def test_python_alone_is_started_on_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only where several are asked for: else the command is drilled as it is."""
+    spec, told = spec_of("--workers 3 -- python -m pkg.train --lr 0.10", capsys)
+    assert (spec["module"], spec["args"], spec["command"]) == ("pkg.train", ["--lr", "0.10"], None)
+    assert "guessed   module: pkg.train, which chaosrun starts on each rank" in told
+    spec, _ = spec_of("--workers 3 -- python -m torch.distributed.run --nproc-per-node 3 train.py", capsys)
+    assert spec["module"] is None
+
+
+def test_what_is_written_says_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "train.py max_steps=40 faults.seed=7 outputs=[out] --kill 1@6:reduce -- --name no --lr 0.10"
+    spec, _ = spec_of(line, capsys)
+    words, _, rest = line.partition(" -- ")
+    assert run(f"validate {words} --write job.yaml -- {rest}", capsys)[0] == 0
+    assert load_job(here / "job.yaml").spec.model_dump(mode="json") == {**spec, "directory": None}
+    text = (here / "job.yaml").read_text()
+    assert "# what was typed: chaosrun submit train.py --kill 1@6:reduce -- --name no --lr 0.10" in text
+    assert "workers: 2    # as the script imports torch.distributed" in text
+    # Elsewhere it says where it starts from.
+    (here / "jobs").mkdir()
+    assert run("validate train.py --write jobs/other.yaml", capsys)[0] == 0
+    assert load_job(here / "jobs" / "other.yaml").script_path == here / "train.py"
+    # And nothing is written over, or of a job that is wrong.
+    assert run("validate train.py --write job.yaml", capsys)[2].startswith("error: --write job.yaml: it is there already")
+    assert run("validate train.py workers=0 --write new.yaml", capsys)[0] == 2 and not (here / "new.yaml").exists()
+
+
+def test_faults_are_added_to_a_job_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "job.yaml").write_text("name: x\nscript: train.py\nworkers: 2\nfaults: {schedule: [{rank: 0, at_step: 3}]}\n")
+    spec, told = spec_of("job.yaml --kill 1@9 --workers 3", capsys)
+    assert [(each["rank"], each["at_step"]) for each in spec["faults"]["schedule"]] == [(0, 3), (1, 9)]
+    assert spec["workers"] == 3 and not told
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("validate", "nothing to drill"),
+        ("validate trian.py", "did you mean train.py?"),
+        ("validate torchrun", "a command comes after two dashes: chaosrun submit -- torchrun"),
+        ("validate train.py --kill 1", "--kill '1' is not of the form RANK@STEP or RANK@STEP:PHASE"),
+        ("validate train.py --preempt 1@3:reduce", "not of the form RANK@STEP"),
+        ("validate train.py --kill 5@3", "rank 5 does not exist"),
+        ("validate train.py --kill 0@3:forwrd", "did you mean 'forward'?"),
+        ("validate train.py --epochs 3", "what is for the script comes after two dashes: chaosrun validate train.py -- …"),
+        ("validate -- torchrnu train.py", "no such program: torchrnu is not on the PATH"),
+        ("validate -- torchrun trian.py", "did you mean train.py?"),
+        ("validate -- torchrun --nproc-per-node auto train.py", "how many ranks that is, chaosrun cannot tell"),
+        ("validate --workers 3 -- torchrun --nproc-per-node 2 train.py", "does not agree with --nproc-per-node 2"),
+        ("validate --workers 2 -- python -m pkg.tarin", "no module pkg.tarin"),
+        ("validate train.py -- --out {outptu}", "did you mean {output}?"),
+        ("validate train.py -- --node {node_rank}", "{node_rank} is filled in for a command alone"),
+        ("validate train.py checkpoint.every_steps=3", "checkpoint means nothing here: the job resumes by itself"),
+        ("validate attached.py outputs=[out]", "outputs means nothing here: chaosrun saves and resumes"),
+        ("validate train.py --kill 0@3:checkpoint.precommit", "phase save is inside its own save"),
+        ("validate train.py outputs=[/data/out]", "outputs are relative"),
+        ("validate train.py outputs=[../out]", "outputs are relative"),
+    ],
+)
+def test_what_is_refused(line: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(line, capsys)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.split()), err
+    assert "hint: " in err
+    assert not list(here.glob(".chaosrun*"))
+
+
+def test_a_script_that_cannot_be_compiled(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train.py").write_text("import torch\n\ndef step(:\n    pass\n")
+    code, _, err = run("validate train.py", capsys)
+    assert code == 2
+    assert err.splitlines()[:3] == [
+        f"error: {here}/train.py:3:10: SyntaxError: invalid syntax",
+        "     3 | def step(:",
+        "       |          ^",
+    ]
