@@ -24,7 +24,7 @@ MASK = (1 << 64) - 1
 CHUNK_WORDS = 1 << 22
 """Words reduced at once on a device: bounds the weights' and the products' memory to 32 MiB each."""
 
-_NONE_DIGEST = xxhash.xxh3_64_intdigest(b"None")
+NONE_DIGEST = xxhash.xxh3_64_intdigest(b"None")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,18 @@ def fingerprint(tensors: Sequence[Tensor | None]) -> Fingerprint:
 
     Waits once for each device that holds tensors, however many there are.
     """
+    return combined(tensor_digests(tensors))
+
+
+def tensor_digests(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Of each tensor, NONE_DIGEST for None."""
     present = iter(_tensor_digests([tensor for tensor in tensors if tensor is not None]))
-    each = np.array([_NONE_DIGEST if tensor is None else next(present) for tensor in tensors], dtype="<u8")
+    return [NONE_DIGEST if tensor is None else next(present) for tensor in tensors]
+
+
+def combined(tensor_digests: Sequence[int]) -> Fingerprint:
+    """The fingerprint of the tensors that have these digests."""
+    each = np.array(tensor_digests, dtype="<u8")
     return Fingerprint(
         value=xxhash.xxh3_64_hexdigest(each.tobytes()),
         each=(each & 0xFFFFFFFF).astype("<u4").tobytes(),

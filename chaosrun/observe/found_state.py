@@ -26,11 +26,20 @@ class FoundState:
     def __init__(self, outermost: torch.nn.Module | None) -> None:
         self._roots = [] if outermost is None else [_bare(outermost)]
         self._named: list[tuple[str, torch.nn.Parameter]] | None = None
+        self._kept: list[torch.optim.Optimizer] = []
 
     @property
     def device(self) -> torch.device:
         """That of the parameters."""
         return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
+
+    def keep(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped: it is looked at when the training ends, also where the script has let go of it by then; until another
+        takes over its parameters."""
+        if not any(kept is optimizer for kept in self._kept):
+            own = {id(parameter) for parameter in parameters_of(optimizer)}
+            others = [kept for kept in self._kept if own.isdisjoint(map(id, parameters_of(kept)))]
+            self._kept = [*others, optimizer]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return hooks.optimizers()
@@ -71,7 +80,7 @@ class FoundState:
         names = {id(parameter): name for name, parameter in self.parameters()}
         kept: dict[str, Any] = {}
         for number, optimizer in enumerate(self.optimizers()):
-            own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(_parameters_of(optimizer))]
+            own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):
                 kept["/".join(map(str, (number, own[index], *path)))] = value
         return {
@@ -117,13 +126,14 @@ def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     return list(bare.values())
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Those that it steps, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
-    for index, parameter in enumerate(_parameters_of(optimizer)):
+    for index, parameter in enumerate(parameters_of(optimizer)):
         if kept := optimizer.state.get(parameter):
             for path, value in _values_of(kept):
                 yield (index, *path), value

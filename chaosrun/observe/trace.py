@@ -5,7 +5,7 @@ The protocol calls it at the points that the script comes by; the form of the li
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,7 @@ import xxhash
 from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
-from chaosrun.observe.fingerprint import Fingerprint, fingerprint
+from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, tensor_digests
 from chaosrun.observe.position import Position
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
@@ -38,7 +38,7 @@ from chaosrun.records.traces import Position as RecordedPosition
 if TYPE_CHECKING:
     from chaosrun.observe.outside import Outside
 
-NO_INPUTS = ""
+NO_INPUTS = "none"
 """The digest of a step that no module's inputs were seen of."""
 Digests = dict[str, dict[str, str]]
 """Of a whole state, by component and by name inside it."""
@@ -171,9 +171,13 @@ class Observer:
         """In this step."""
         return bool(self._rates)
 
-    def before_optimizer_step(self) -> None:
-        """The optimizer is about to apply these gradients at this learning rate."""
-        self._gradients = fingerprint([parameter.grad for parameter in self.parameters])
+    def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
+        """The optimizer is about to apply these gradients at this learning rate; to `stepped` alone, where others may hold
+        gradients that it leaves as they are."""
+        own = None if stepped is None else set(map(id, stepped))
+        applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
+        others = self._gradients or applied
+        self._gradients = [other if one == NONE_DIGEST else one for one, other in zip(applied, others, strict=True)]
         self._rates = self._state.learning_rates()
         if self._inspector:
             self._inspector.before_optimizer_step()
@@ -184,6 +188,7 @@ class Observer:
     def step(self, position: Position, *, items: int | None) -> None:
         """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
         parameters = fingerprint(self.parameters)
+        gradients = combined(self._gradients) if self._gradients else None
         self._trace.write(
             StepRecord(
                 step=position.step,
@@ -195,8 +200,8 @@ class Observer:
                 rng=self._rng_before,
                 loss=_as_hex(self._losses),
                 lr=_hex_of(self._rates),
-                grad=self._gradients.value,
-                grads=self._gradients.each,
+                grad=gradients.value if gradients else "",
+                grads=gradients.each if gradients else b"",
                 param=parameters.value,
                 params=parameters.each,
                 items=items,
@@ -240,7 +245,7 @@ class Observer:
         self._losses: list[torch.Tensor] = []
         self._rng_before = ""
         # Of a step that a gradient scaler skipped there is neither.
-        self._gradients = Fingerprint(value="", each=b"")
+        self._gradients: list[int] = []
         self._rates: list[float] = []
 
     def _rng(self) -> str:

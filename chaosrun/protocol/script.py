@@ -23,7 +23,7 @@ from chaosrun.errors import UserScriptError
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
-from chaosrun.observe.found_state import FoundState
+from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.position import Position
 from chaosrun.observe.trace import Beginning, Observer
@@ -109,19 +109,24 @@ class ScriptTraining:
             self._primer.prime(roots, run)
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._calls += 1
-        if self._calls == 1 and self._backwards and self._observer and not self._busy:
+        if not self._calls and self._observer and not self._busy:
             with self._undisturbed():
-                self._reach_optimizer(self._observer)
+                if self._backwards or not self._recorded:
+                    self._reach_optimizer(self._observer, optimizer)
+                else:
+                    self._go_on()  # its backward passes are made in a closure
+        self._calls += 1
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._calls -= 1
         if self._calls or self._observer is None or self._busy:
             return
+        assert self._state
         with self._undisturbed():
+            self._state.keep(optimizer)
             if self._backwards:
                 if not self._observer.has_met_an_optimizer:
-                    self._reach_optimizer(self._observer)  # its backward passes were made in a closure
+                    self._reach_optimizer(self._observer, optimizer)  # its backward passes were made in a closure
                 self._finish_step([id(optimizer)])
             elif not self._recorded:
                 self._stepped.append(id(optimizer))
@@ -206,10 +211,11 @@ class ScriptTraining:
             observer.open_window()
             self._faults.reach("fetch", self.position.step + 1)
 
-    def _reach_optimizer(self, observer: Observer) -> None:
-        self._heart.beat("optimizer", self.position.step + 1)
-        self._faults.reach("optimizer", self.position.step + 1)
-        observer.before_optimizer_step()
+    def _reach_optimizer(self, observer: Observer, optimizer: torch.optim.Optimizer) -> None:
+        if not observer.has_met_an_optimizer:
+            self._heart.beat("optimizer", self.position.step + 1)
+            self._faults.reach("optimizer", self.position.step + 1)
+        observer.before_optimizer_step(parameters_of(optimizer))
 
     def _finish_step(self, stepped: list[int]) -> None:
         self._backwards, self._recorded, self._stepped = 0, False, stepped

@@ -128,8 +128,8 @@ def test_three_ranks_without_priming_show_what_torch_does(ranks: Ranks) -> None:
     ("forgotten", "missing", "first"),
     [
         ("optimizer", "optimizer", "param"),
-        ("rng", "rng", "rng"),
-        ("data", "data", "ids"),
+        pytest.param("rng", "rng", "rng", marks=pytest.mark.nightly),
+        pytest.param("data", "data", "ids", marks=pytest.mark.nightly),
         ("all", None, None),
     ],
 )
@@ -149,7 +149,13 @@ def test_what_a_script_forgets_is_seen_where_it_starts(
     assert step == 9 and first in differing
 
 
-@pytest.mark.parametrize("phase", ["rendezvous", "fetch", "forward", "reduce", "optimizer", "record"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "reduce",
+        *(pytest.param(p, marks=pytest.mark.nightly) for p in ("rendezvous", "fetch", "forward", "optimizer", "record")),
+    ],
+)
 def test_every_point_of_a_step_can_be_struck_at(ranks: Ranks, phase: str) -> None:
     at = {} if phase == "rendezvous" else {"at_step": 6}
     ended = ranks.run(ranks.chaos, "plain_ddp.py", "--epochs", "1", workers=2, kill={"phase": phase, **at})
@@ -167,3 +173,42 @@ def test_max_steps_end_a_script(ranks: Ranks) -> None:
     assert ranks.run(ranks.reference, "plain_ddp.py", workers=2, max_steps=7) == {0: 0, 1: 0}
     end = ranks.trace(ranks.reference, rank=1).end
     assert end and end.step == 7
+
+
+LOOPS: dict[str, tuple[int, int, int, int]] = {
+    # Workers, steps, micro-batches of a step, losses of a step.
+    "gan": (1, 12, 0, 0),
+    "two_optimizers": (1, 6, 1, 1),
+    "scaler": (1, 6, 1, 1),
+    "closures": (1, 6, 0, 0),
+    "accumulation": (1, 6, 3, 3),
+    "no_sync": (3, 6, 2, 2),
+    "accelerated": (1, 6, 2, 2),
+    "evaluation": (1, 6, 1, 1),
+    "nested": (1, 6, 1, 1),
+    "in_parts": (1, 6, 1, 1),
+    "recomputed": (1, 6, 1, 1),
+    "inside_backward": (1, 6, 1, 1),
+    "functional": (1, 6, 1, 1),
+    "compiled": (1, 6, 1, 1),
+    "fsdp1": (2, 6, 1, 1),
+    "fsdp2": (2, 6, 1, 1),
+}
+
+
+SLOW = ("no_sync", "accelerated", "evaluation", "in_parts", "recomputed", "inside_backward", "functional", "compiled", "fsdp1")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in SLOW)) for kind in LOOPS])
+def test_loops_of_many_kinds_are_counted_and_come_back(ranks: Ranks, kind: str) -> None:
+    workers, steps, batches, losses = LOOPS[kind]
+    ranks.drill("loops.py", kind, workers=workers, kill={"at_step": steps - 1})
+    for rank in range(workers):
+        trace, again = ranks.trace(ranks.reference, rank=rank), ranks.trace(ranks.chaos, attempt=2, rank=rank)
+        assert [step.step for step in trace.steps] == list(range(1, steps + 1))
+        if batches:
+            assert {(len(step.batch), len(step.loss)) for step in trace.steps} == {(batches, losses)}
+        assert again.start and again.start.found
+        assert again.start.found.step == steps * 2 // 3, again.start.found
+        assert again.end and again.end.digests["optimizer"]
+        assert ranks.first_difference(rank=rank) is None and ranks.ends_equal(rank=rank)

@@ -177,7 +177,7 @@ def test_fingerprint_names_the_tensor_that_differs():
     each = np.frombuffer(first.each, dtype="<u4")
     assert each.tolist() == [
         tensor_digest(tensors[0]) & 0xFFFFFFFF,
-        subject._NONE_DIGEST & 0xFFFFFFFF,
+        subject.NONE_DIGEST & 0xFFFFFFFF,
         tensor_digest(tensors[2]) & 0xFFFFFFFF,
     ]
     second = fingerprint([torch.ones(3), None, torch.tensor([0.0, -0.0])])

@@ -1,0 +1,292 @@
+"""Loops of many kinds, each with what it takes to go on by itself: `loops.py KIND`. Three optimizer steps a kind and round."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+ROUNDS = 6
+Rounds = Iterator[int]
+
+
+@dataclasses.dataclass
+class Batch:
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    about: dict[str, Any]
+
+
+class Saved:
+    """Objects with a state, saved every second round with the random stream, and loaded where there is something to load."""
+
+    def __init__(self, **items: Any) -> None:
+        rank = os.environ.get("RANK", "0")
+        self._path = Path(os.environ["CHAOSRUN_OUTPUT"]) / f"saved-{rank}.pt"
+        self._items = items
+
+    def rounds(self, save: bool = True) -> Rounds:
+        done = 0
+        if self._path.exists():
+            state = torch.load(self._path, weights_only=False)
+            done = state["done"]
+            for name, item in self._items.items():
+                item.load_state_dict(state[name])
+            torch.set_rng_state(state["rng"])
+        for number in range(done, ROUNDS):
+            yield number
+            if number % 2 and save:
+                state = {name: item.state_dict() for name, item in self._items.items()}
+                torch.save({**state, "done": number + 1, "rng": torch.get_rng_state()}, f"{self._path}.new")
+                os.replace(f"{self._path}.new", self._path)
+
+
+def data(number: int, part: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * number + 10 * part + int(os.environ.get("RANK", 0)))
+    return torch.randn(6, 8, generator=generator)
+
+
+def net(*more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 8), *more)
+
+
+def gan() -> None:
+    generator, judge = net(), net(nn.Linear(8, 1))
+    first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
+    for number in Saved(generator=generator, judge=judge, first=first, second=second).rounds():
+        second.zero_grad()
+        judge(data(number)).mean().backward()
+        fake = generator(data(number, 1))
+        (-judge(fake.detach()).mean()).backward()
+        second.step()
+        first.zero_grad()
+        judge(fake).mean().backward()
+        first.step()
+
+
+def two_optimizers() -> None:
+    model = net()
+    first, second = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), torch.optim.Adam(model[3].parameters())
+    for number in Saved(model=model, first=first, second=second).rounds():
+        model(data(number)).square().mean().backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def scaler() -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    scaling = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for number in Saved(model=model, optimizer=optimizer, scaling=scaling).rounds():
+        optimizer.zero_grad()
+        loss = model(data(number)).square().mean()
+        scaling.scale(loss * (float("inf") if number == 2 else 1.0)).backward()
+        scaling.step(optimizer)
+        scaling.update()
+
+
+def closures() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(data(number)).square().mean()  # noqa: B023 (called at once)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+
+
+def accumulation() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        for part in range(3):
+            (model(data(number, part)).square().mean() / 3).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def no_sync() -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        with model.no_sync():
+            model(data(number)).square().mean().backward()
+        model(data(number, 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+def accelerated() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    rows = [{"x": row} for row in torch.randn(24, 8, generator=torch.Generator().manual_seed(1))]
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=2, generator=torch.Generator())  # pyright: ignore[reportArgumentType]
+    bare = net()
+    model, optimizer, loader = accelerator.prepare(bare, torch.optim.AdamW(bare.parameters()), loader)
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        for batch in accelerator.skip_first_batches(loader, 2 * number):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["x"]).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                break
+
+
+def evaluation() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        model.train()
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        model(data(number, 1))
+        model.train()
+        with torch.no_grad():
+            model(data(number, 2))
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, batch: Batch, *, mask: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return (self.inner(batch.inputs * mask["each"][0]) - batch.targets).square().mean()
+
+
+def nested() -> None:
+    model = Nested()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        batch = Batch(data(number), data(number, 1), {"number": number})
+        model(batch, mask={"each": [data(number, 2) > 0]}).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def in_parts() -> None:
+    encoder, decoder = net(), net()
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *decoder.parameters()])
+    for number in Saved(encoder=encoder, decoder=decoder, optimizer=optimizer).rounds():
+        decoder(encoder(data(number))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def recomputed() -> None:
+    first, second = net(), net()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList([first, second])
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return checkpoint(second, checkpoint(first, x, use_reentrant=False), use_reentrant=True)
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        model(data(number).requires_grad_()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def inside_backward() -> None:
+    model = net()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+    def apply(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()  # pyright: ignore[reportArgumentType]
+        optimizers[parameter].zero_grad()  # pyright: ignore[reportArgumentType]
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(apply)
+    for number in Saved(model=model, **{f"o{n}": o for n, o in enumerate(optimizers.values())}).rounds():
+        model(data(number)).square().mean().backward()
+
+
+def functional() -> None:
+    weights = torch.nn.Parameter(torch.randn(8, 8))
+    holder = nn.ParameterList([weights])
+    optimizer = torch.optim.AdamW([weights])
+    for number in Saved(holder=holder, optimizer=optimizer).rounds():
+        (data(number) @ weights).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def compiled() -> None:
+    bare = net()
+    model = torch.compile(bare, backend="aot_eager")
+    optimizer = torch.optim.AdamW(bare.parameters())
+    for number in Saved(model=bare, optimizer=optimizer).rounds():
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded(version: int) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist.init_process_group("gloo")
+    model: Any = net()
+    if version == 2:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    else:
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    folder = Path(os.environ["CHAOSRUN_OUTPUT"])
+    stream = folder / f"stream-{dist.get_rank()}.pt"
+    done = int((folder / "latest").read_text()) if (folder / "latest").exists() else 0
+    weights, moments = get_state_dict(model, optimizer)
+    if done:
+        state = {"model": weights, "optimizer": moments}
+        dcp.load(state, checkpoint_id=folder / f"dcp-{done}")
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        torch.set_rng_state(torch.load(stream, weights_only=False))
+    for number in range(done, ROUNDS):
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 2:
+            weights, moments = get_state_dict(model, optimizer)
+            dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder / f"dcp-{number + 1}")
+            torch.save(torch.get_rng_state(), stream)
+            dist.barrier()
+            (folder / "latest").write_text(str(number + 1))
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+KINDS: dict[str, Callable[[], None]] = {
+    kind.__name__: kind
+    for kind in (gan, two_optimizers, scaler, closures, accumulation, no_sync, accelerated, evaluation, nested, in_parts)
+}
+KINDS |= {kind.__name__: kind for kind in (recomputed, inside_backward, functional, compiled)}
+KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
+torch.manual_seed(3)
+KINDS[sys.argv[1]]()
+sys.exit(0)
