@@ -90,7 +90,7 @@ class SavePoints:
     def _about(self, step: int) -> dict[str, Any]:
         own = identify(self._pid)
         assert own is not None
-        where = {"outputs": self._order.outputs, "operations": str(self._operations)}
+        where = {"outputs": tuple(map(os.path.realpath, self._order.outputs)), "operations": str(self._operations)}
         return {"pid": own.pid, "start_ticks": own.start_ticks, "save": step, **where}
 
     def _start(self, order: TraceOrder) -> None:

@@ -163,7 +163,9 @@ def _names(found: Sequence[re.Match[str]], thread: int) -> list[str]:
                 folder = os.readlink(f"/proc/{thread}/cwd")
             except OSError:
                 folder = "/"  # it has ended: what it did cannot be placed
-        names.append(os.path.normpath(os.path.join(folder or "/", text)))
+        path = os.path.normpath(os.path.join(folder or "/", text))
+        # As descriptors are shown: with links on the way followed.
+        names.append(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)))
         folder = None
     return names
 

@@ -28,6 +28,7 @@ from chaosrun.records.traces import (
     EndRecord,
     Found,
     LoaderWorkersRecord,
+    SaveRecord,
     SourceRecord,
     StartRecord,
     StepRecord,
@@ -223,6 +224,10 @@ class Observer:
             step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, changed=changed, hooks=hooks
         )
         self._trace.write(record)
+
+    def save(self, save: SaveRecord) -> None:
+        """The script began or ended to save something of its own."""
+        self._trace.write(save)
 
     def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""

@@ -20,17 +20,19 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from chaosrun.errors import UserScriptError
+from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.position import Position
+from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.traces import Moment, read_moments
+from chaosrun.records.traces import Moment, SaveRecord, read_moments
 
 
 class ScriptTraining:
@@ -62,6 +64,8 @@ class ScriptTraining:
         self._unsettled = False
         self._primer = ScriptPrimer(prime=self._order.prime_buckets)
         self.finished = False
+        self._saves = SavePoints(self._faults, self._order, context.leg)
+        SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save).install()
         hooks.install(self)
 
     @property
@@ -244,6 +248,14 @@ class ScriptTraining:
             if self._order.max_steps is not None and self.position.step >= self._order.max_steps:
                 raise EnoughSteps(0)
 
+    def _step_of_save(self) -> int | None:
+        """What a save that begins now belongs to; None before it is known where this attempt stands."""
+        return self.position.step if self._observer and not self._busy else None
+
+    def _see_save(self, save: SaveRecord) -> None:
+        assert self._observer is not None
+        self._observer.save(save)
+
     def _settle(self) -> None:
         """The script is done with the step before."""
         if not self._recorded:
@@ -252,12 +264,14 @@ class ScriptTraining:
         if self._unsettled:
             self._unsettled = False
             self._faults.pace.step_done()
+            self._saves.step_done(self.position.step)
             self._faults.reach("step", self.position.step)
 
     def finish(self) -> None:
         """The script has ended in order. Raises UserScriptError when it trained nothing."""
         with self._undisturbed():
             self._settle()
+            self._saves.end()
             observer = self._observer
             if observer is None:
                 if self._order.attempt == 1:
