@@ -5,14 +5,15 @@ placement: workers, and what each of them takes.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
+from chaosrun.records.events import EventRecord
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.run import Watch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.supervise.supervisor import Supervisor
 
-Listener = Callable[[Mapping[str, Any]], None]
+Listener = Callable[[EventRecord], None]
 Postponed = Callable[[], AbstractContextManager[None]]
 """Makes the context within which no signal interrupts."""
 
@@ -241,7 +242,7 @@ class Scheduler(Generic[D, R]):
     def _work(self, task: Task[D], cluster: "RayCluster | None") -> None:
         """In a thread of its own."""
 
-        def listen(record: Mapping[str, Any]) -> None:
+        def listen(record: EventRecord) -> None:
             # The undisturbed leg is over: begun here, or gone on with.
             if record.get("event") in ("leg.started", "supervisor.resumed") and record.get("leg") == "chaos":
                 self._events.put(partial(self._reference_made, task))

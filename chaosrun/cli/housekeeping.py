@@ -3,8 +3,8 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from chaosrun.housekeeping.cleaning import Cleaning
+    from chaosrun.housekeeping.environment import Facts
 
 DEFAULT_AGE = "14d"
 DAY_S = 86400.0
@@ -35,11 +36,11 @@ def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> 
     return 0
 
 
-def environment_lines(facts: Mapping[str, Any]) -> list[str]:
+def environment_lines(facts: "Facts") -> list[str]:
     return [f"{label:<12} {text}".rstrip() for label, text in _labelled(facts)]
 
 
-def _labelled(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _labelled(facts: "Facts") -> Iterator[tuple[str, str]]:
     python, system, cpu, memory, root = (facts[key] for key in ("python", "system", "cpu", "memory", "root"))
     yield "chaosrun", f"{facts['chaosrun']['version']} ({facts['chaosrun']['path']})"
     yield "python", f"{python['version']} {python['implementation']} ({python['path']})"
@@ -67,7 +68,7 @@ def _labelled(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "variable", f"{name}={value}"
 
 
-def _torch(torch: Mapping[str, Any]) -> str:
+def _torch(torch: "Facts") -> str:
     if error := torch.get("error"):
         return f"{torch['version']}, BROKEN: {error}" if torch["version"] else error
     built = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else "for CPUs"
@@ -80,7 +81,7 @@ def _torch(torch: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _room(room: Mapping[str, Any]) -> str:
+def _room(room: "Facts") -> str:
     if "error" in room:
         return f"cannot be looked at: {room['error']}"
     return f"{size(room['total_bytes'])}, {size(room['free_bytes'])} free"

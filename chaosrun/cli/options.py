@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from chaosrun.errors import UsageError
+from chaosrun.records.events import EventRecord
 from chaosrun.report.output import has_colour, page_width, rendered, tell, write_json, write_out
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def as_text(page: "RenderableType") -> str:
 
 
 @contextmanager
-def ticking(*, quiet: bool) -> "Iterator[Callable[[dict[str, Any]], None] | None]":
+def ticking(*, quiet: bool) -> "Iterator[Callable[[EventRecord], None] | None]":
     """As `report.live.progress`, for many drills."""
     if quiet:
         with redirect_stdout(sys.stderr):

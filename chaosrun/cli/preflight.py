@@ -3,10 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,7 +15,7 @@ from chaosrun.errors import UsageError
 from chaosrun.report.output import WIDEST, has_colour, page_width, write_out
 
 if TYPE_CHECKING:
-    from chaosrun.preflight.engine import Listener
+    from chaosrun.preflight.engine import EventRecord, Listener
     from chaosrun.preflight.result import Result
 
 
@@ -110,7 +110,7 @@ def _progress(*, quiet: bool) -> "Iterator[Listener | None]":
 
     ticker = PreflightTicker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
 
-    def on_event(event: Mapping[str, Any]) -> None:
+    def on_event(event: "EventRecord") -> None:
         if event["event"] == "cluster.joined" and event["address"] is None:
             print("only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster", file=sys.stderr)
         ticker.on_event(event)

@@ -4,9 +4,9 @@
 """
 
 import sys
-from typing import Any
 
 from chaosrun import api
+from chaosrun.records.events import EventRecord
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.live import progress
 from chaosrun.supervise import process
@@ -17,7 +17,7 @@ def supervise(run: RunLayout, address: str | None, on_record: Listener) -> int:
     with progress(quiet=False, run=run) as show:
         assert show is not None
 
-        def on_event(record: dict[str, Any]) -> None:
+        def on_event(record: EventRecord) -> None:
             on_record(record)
             show(record)
 

@@ -129,7 +129,7 @@ class Fault:
         """Of everything that is planned of it: a journal says what was to be struck, whatever becomes of plan.json."""
         return _digest([self])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
     @classmethod
@@ -163,7 +163,7 @@ class FaultPlan:
         """Of its faults, those left out that were injected: it is the same before and after they came."""
         return _digest([fault for fault in self.faults if fault.source != INJECTED])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {"version": self.version, "seed": self.seed, "faults": [fault.to_json() for fault in self.faults]}
 
     @classmethod

@@ -22,6 +22,8 @@ import chaosrun
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit
 from chaosrun.records.runs import default_root
 
+Facts = dict[str, Any]
+"""JSON values, by name."""
 PACKAGES = (
     "accelerate",
     "ray",
@@ -56,7 +58,7 @@ PASSWORD_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]*@")
 LEFT_OUT = "(left out)"
 
 
-def environment(root: Path | None = None) -> dict[str, Any]:
+def environment(root: Path | None = None) -> Facts:
     """Facts by subject, JSON values all."""
     return {
         "v": 1,
@@ -100,7 +102,7 @@ def listed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _torch() -> dict[str, Any]:
+def _torch() -> Facts:
     """What torch says of itself, or why it does not."""
     installed = installed_version("torch")
     if installed is None:
@@ -128,7 +130,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _operating_system() -> dict[str, Any]:
+def _operating_system() -> Facts:
     try:
         distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
     except OSError:
@@ -164,7 +166,7 @@ def _gpus() -> list[str] | str:
     return lines if asked.returncode == 0 else f"nvidia-smi: {' '.join(lines) or asked.stderr.strip()}"
 
 
-def _room(path: Path) -> dict[str, Any]:
+def _room(path: Path) -> Facts:
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
@@ -172,7 +174,7 @@ def _room(path: Path) -> dict[str, Any]:
     return {"total_bytes": usage.total, "free_bytes": usage.free}
 
 
-def _root(root: Path) -> dict[str, Any]:
+def _root(root: Path) -> Facts:
     """Where runs are kept, or would be: the room of the nearest directory that exists."""
     place = root.absolute()
     there = next(folder for folder in (place, *place.parents) if folder.is_dir())

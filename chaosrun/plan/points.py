@@ -48,7 +48,7 @@ class Point:
         """What it is one moment of."""
         return self.phase, self.rank, self.target, self.recovering
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod

@@ -6,7 +6,6 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from msgspec import Struct
 
@@ -61,7 +60,7 @@ def earlier_run(root: Path, job: Job) -> EarlierRun | None:
     return EarlierRun(run=run.run_id)
 
 
-def _training(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+def _training(spec: Mapping[str, object]) -> Mapping[str, object]:
     checkpoint = spec.get("checkpoint")
     storage = checkpoint.get("storage") if isinstance(checkpoint, Mapping) else None
     return {**{key: part for key, part in spec.items() if key not in OF_ONE_RUN}, "checkpoint": storage}

@@ -16,7 +16,9 @@ from chaosrun.preflight.model import Answers, Check, F, Finding, Rows, Setting, 
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
 
-Listener = Callable[[Mapping[str, Any]], None]
+EventRecord = Mapping[str, Any]
+"""See `report.ticker.PreflightTicker`."""
+Listener = Callable[[EventRecord], None]
 EVERY_NODE_ANSWERS = "every node answers"
 LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs, and that the machine answers"
 LOST_REMEDY = "look at the machine and at Ray's logs there"

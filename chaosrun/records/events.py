@@ -259,6 +259,8 @@ class LegFinished(Event, frozen=True, kw_only=True, tag="leg.finished"):
     final_step: Count = 0
 
 
+EventRecord = dict[str, Any]
+"""An event as a listener is told of it: JSON values, with the key `leg`; or what is told beside the journals."""
 JournalEvent = (
     LegStarted
     | SupervisorResumed

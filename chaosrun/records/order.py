@@ -88,7 +88,7 @@ class WorkerOrder:
     job_fingerprint: str = ""
     """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**dataclasses.asdict(self), "earlier": [to_plain(leg) for leg in self.earlier]}
 
     @classmethod

@@ -1,8 +1,8 @@
 """A diagnosis for people: what was replayed, the quantities of the first step that differs, the first one. Its rows are those
 of the page, too."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -29,7 +29,7 @@ def read_diagnosis(run: RunLayout) -> "Diagnosis":
     from chaosrun.verify.hazards import Hazard
     from chaosrun.verify.inspection import Comparison
 
-    found: Mapping[str, Any] = read_object(run.diagnosis_json)
+    found = read_object(run.diagnosis_json)
     try:
         return Diagnosis(
             run_id=run.run_id,

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
@@ -175,14 +175,14 @@ def _of_check(check: "Check", view: RunView, again: str | None, *, expected: boo
             return replace(case, result=result, message=check.summary, type=type_, about=about, output=[check.summary, again])
 
 
-def _evidence(evidence: Mapping[str, Any]) -> str:
+def _evidence(evidence: Mapping[str, object]) -> str:
     text = "\n".join(f"{key}: {json.dumps(value, default=str, ensure_ascii=False)}" for key, value in evidence.items())
     return text if len(text) <= LONGEST_EVIDENCE else f"{text[:LONGEST_EVIDENCE]}… (the whole is in verdict.json)"
 
 
 def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
     verdict, facts = view.verdict, view.facts
-    known: Mapping[str, Any] = {
+    known: Mapping[str, object] = {
         "run": view.run.run_id,
         "job": facts.job,
         "workers": facts.workers,

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -41,7 +40,7 @@ class Landed:
         step = "before its first step" if self.step is None else f"after step {self.step}"
         return f"landed in attempt {self.attempt}: rank {self.rank} {step}, {self.evidence}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """But for its id, under which it is known."""
         return {key: value for key, value in asdict(self).items() if key != "fault"}
 

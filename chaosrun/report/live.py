@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO, cast
+from typing import Self, TextIO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
 
+from chaosrun.records.events import EventRecord
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.draw import ASCII, UNICODE, draw
 from chaosrun.report.escapes import on_one_line
@@ -167,7 +168,7 @@ class LiveProgress:
         self._pause_s = REDRAW_S if terminal else POLL_S
         if run is not None:
             self._display.follow(RunFollower(run), past=False)
-        self._records: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[EventRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._show, name="chaosrun-live", daemon=True)
 
     def __enter__(self) -> Self:
@@ -178,7 +179,7 @@ class LiveProgress:
         self._records.put(None)
         self._thread.join()
 
-    def on_event(self, record: dict[str, Any]) -> None:
+    def on_event(self, record: EventRecord) -> None:
         self._records.put(record)
 
     def _show(self) -> None:
@@ -196,7 +197,7 @@ class LiveProgress:
                 due_s = time.monotonic() + self._pause_s
         self._display.close()
 
-    def _take_in(self, record: dict[str, Any]) -> None:
+    def _take_in(self, record: EventRecord) -> None:
         event, leg, follower = record.get("event"), record.get("leg"), self._display.follower
         if event == "run.created":
             run = RunLayout(Path(record["path"]))
@@ -213,7 +214,7 @@ class LiveProgress:
 
 
 @contextmanager
-def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def progress(*, quiet: bool, run: RunLayout | None = None) -> Iterator[Callable[[EventRecord], None] | None]:
     """For as long as something runs; yields who is to hear of its events. What libraries print meanwhile (Ray does, when an
     agent dies) is no data: to stderr."""
     with redirect_stdout(sys.stderr):

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from chaosrun.errors import ResourcesError
 from chaosrun.report.escapes import harmless
@@ -101,11 +101,11 @@ def _write(text: str) -> OSError | None:
     return None
 
 
-def write_json(value: Mapping[str, Any]) -> None:
+def write_json(value: Mapping[str, object]) -> None:
     write_out(as_json(value))
 
 
-def as_json(value: Mapping[str, Any]) -> str:
+def as_json(value: Mapping[str, object]) -> str:
     return json.dumps(value, indent=2, sort_keys=False) + "\n"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -256,8 +256,8 @@ class LegPicture:
     def take_request(self, request: FaultRequested) -> None:
         """A fault is about to strike: by its marker, or by the journal's copy of that, which comes later."""
         if self.faults.setdefault(request.fault, FaultSeen()).state == "planned":
-            about: dict[str, Any] = {"attempt": request.attempt, "rank": request.rank, "step": request.step}
-            self.faults[request.fault] = FaultSeen(state="fired", **about)
+            where = FaultSeen(state="fired", attempt=request.attempt, rank=request.rank, step=request.step)
+            self.faults[request.fault] = where
 
     def withdraw(self, fault: str) -> None:
         """Its marker is gone: it may strike again."""

@@ -14,6 +14,7 @@ from chaosrun.records.events import (
     CheckpointQuarantined,
     DeathUnplanned,
     Event,
+    EventRecord,
     FaultInjected,
     FaultObserved,
     FaultRequested,
@@ -54,7 +55,7 @@ class Told:
     sentence: str
     time_s: float | None
     """When it happened, which may be before it was written down; None when nothing says it."""
-    record: JournalEvent | Mapping[str, Any]
+    record: JournalEvent | EventRecord
 
     @classmethod
     def of(cls, leg: str, event: JournalEvent) -> "Told":
@@ -66,7 +67,7 @@ class Told:
         return cls(leg=leg, event=event.event, sentence=sentence(event), time_s=time_s, record=event)
 
     @classmethod
-    def notice(cls, record: Mapping[str, Any]) -> "Told":
+    def notice(cls, record: EventRecord) -> "Told":
         """Of one of those that a listener is told and no journal has."""
         name = str(record["event"])
         about = {**record, "faults": ", ".join(record.get("faults", ()))}
@@ -86,7 +87,7 @@ class Told:
         clock = "--:--:--" if self.time_s is None else time.strftime("%H:%M:%S", time.localtime(at_s))
         return f"{clock} {self.line(at_s - (at_s if began_s is None else began_s))}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         record = to_plain(self.record) if isinstance(self.record, Event) else self.record
         return {"leg": self.leg, "time_s": self.time_s, "sentence": self.sentence, "record": {**record, "leg": self.leg}}
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
@@ -31,7 +31,7 @@ class RunStatus:
     path: Path
     state: RunState
     facts: RunFacts
-    verdict: dict[str, Any] | None
+    verdict: dict[str, object] | None
     """verdict.json as it stands."""
     picture: RunPicture
     """The same files as live displays see them."""
@@ -51,7 +51,7 @@ class RunStatus:
     def damaged(self) -> tuple[str, ...]:
         return tuple(f"{path}: {why}" for leg in self.legs for path, why in leg.damage.items())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         about = {"run": self.run_id, "path": str(self.path.absolute()), "state": self.state, **asdict(self.facts)}
         remaining_s = self.remaining_s
         return {
@@ -65,12 +65,12 @@ class RunStatus:
             "damaged": list(self.damaged),
         }
 
-    def _fault_json(self, fault: Fault) -> dict[str, Any]:
+    def _fault_json(self, fault: Fault) -> dict[str, object]:
         about = {"fault": fault.id, "kind": fault.kind, "description": fault.describe()}
-        return about | asdict(self.picture.seen(fault))
+        return {**about, **asdict(self.picture.seen(fault))}
 
 
-def _leg_json(leg: LegPicture) -> dict[str, Any]:
+def _leg_json(leg: LegPicture) -> dict[str, object]:
     ranks, end = _ranks(leg), leg.history.finished
     landed = [event for event in leg.history.events(FaultObserved) if event.fault in _landed(leg)]
     about = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
@@ -145,7 +145,7 @@ def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
     return [harmless(line) for line in lines]
 
 
-def _state(picture: RunPicture, verdict: dict[str, Any] | None, *, supervised: bool) -> RunState:
+def _state(picture: RunPicture, verdict: dict[str, object] | None, *, supervised: bool) -> RunState:
     if supervised:
         return "running"
     if any(leg.outcome == "interrupted" for leg in picture.legs.values()):

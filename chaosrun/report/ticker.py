@@ -3,9 +3,10 @@ for each. A terminal that goes away ends the display, not what it shows."""
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
+from chaosrun.records.events import EventRecord
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.output import LeavingStream
 
@@ -24,7 +25,7 @@ _WORDS = {
 }
 
 
-def tick(record: Mapping[str, Any]) -> str:
+def tick(record: EventRecord) -> str:
     """What an event of a sweep, a shrink or a suite says."""
     cause = record.get("cause")
     about = {
@@ -37,7 +38,7 @@ def tick(record: Mapping[str, Any]) -> str:
     return _WORDS.get(name, name).format_map({**record, **about})
 
 
-def _passes(record: Mapping[str, Any]) -> bool:
+def _passes(record: EventRecord) -> bool:
     return record.get("ok", record.get("status", "PASS") == "PASS")
 
 
@@ -71,7 +72,7 @@ class Ticker:
     def __init__(self, stream: TextIO, *, terminal: bool) -> None:
         self._line = TickingLine(stream, terminal=terminal)
 
-    def on_event(self, record: Mapping[str, Any]) -> None:
+    def on_event(self, record: EventRecord) -> None:
         (self._line.change if _passes(record) and self._line.terminal else self._line.stay)(tick(record))
 
     def close(self) -> None:

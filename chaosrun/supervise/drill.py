@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
@@ -21,6 +20,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
+from chaosrun.records.events import EventRecord
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
@@ -105,7 +105,7 @@ class LegRunner:
     """Runs legs, one after the other, on the same workers."""
 
     workers: Workers
-    on_record: Callable[[dict[str, Any]], None]
+    on_record: Callable[[EventRecord], None]
     on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
     """Told whom to interrupt, for as long as a leg runs."""
     has_successor: bool = False

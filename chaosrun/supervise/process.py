@@ -17,12 +17,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from chaosrun.errors import ChaosrunError, InterruptedRunError, RecoveryError
 from chaosrun.processes import die_with_parent, with_package
+from chaosrun.records.events import EventRecord
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.own_files import open_own_file
@@ -65,7 +66,7 @@ class Supervising(msgspec.Struct, frozen=True, kw_only=True, tag="supervising", 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded", tag_field="say"):
     """A record of the drill, of a process that is held."""
 
-    record: dict[str, Any]
+    record: EventRecord
 
 
 class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
@@ -279,14 +280,14 @@ def main(supervise: Supervise | None = None) -> int:
         if task.lock is None:
             print(f"error: {about.message}", file=sys.stderr)
         ties.tell(Ended(error=about))
-        return about["exit_code"]
+        return about.exit_code
     ties.let_go()
     ties.tell(Ended())
     return exit_code
 
 
 def _tied(run: RunLayout, task: Task, ties: Ties, supervise: Supervise) -> int:
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(record: EventRecord) -> None:
         if record["event"] == "run.created":
             ties.tell(Supervising(pid=os.getpid()))
 

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.plan.injection import injected
 from chaosrun.plan.permission import ask_permission
 from chaosrun.plan.planner import make_plan
+from chaosrun.records.events import EventRecord
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
@@ -42,7 +43,7 @@ from chaosrun.verify.verdict import Verdict, judge
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
 
-Listener = Callable[[dict[str, Any]], None]
+Listener = Callable[[EventRecord], None]
 Watch = Callable[[Supervisor | None], None]
 CHAOS = "chaos"
 SOONEST_S = 0.001
@@ -97,7 +98,7 @@ def _restarting(
 ) -> Verdict:
     """Have a process of its own supervise the drill, and another one as often as a planned fault ends it."""
 
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(record: EventRecord) -> None:
         # Every process says which run it is about; here that has been said.
         if record["event"] != "run.created":
             listener(record)
@@ -167,7 +168,7 @@ def reachable(
     of its drill, and its supervisors."""
     injections = Injections(run, has_successor=has_successor)
 
-    def on_record(record: dict[str, Any]) -> None:
+    def on_record(record: EventRecord) -> None:
         injections.hear(record)
         listener(record)
 
@@ -231,7 +232,7 @@ class Injections:
         with self._lock:
             self._supervisor = supervisor
 
-    def hear(self, record: dict[str, Any]) -> None:
+    def hear(self, record: EventRecord) -> None:
         """A record of the journal, as soon as it is there: with its last one the leg takes no more faults."""
         if record.get("leg") == CHAOS and record["event"] == "leg.finished":
             with self._lock:

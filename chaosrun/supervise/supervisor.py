@@ -14,6 +14,7 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.records import events as recorded
 from chaosrun.records.codec import to_plain
+from chaosrun.records.events import EventRecord
 from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
@@ -50,7 +51,7 @@ class Supervisor:
         workers: Workers,
         recovery: RecoverySpec,
         deadline_s: float | None,
-        on_record: Callable[[dict[str, Any]], None],
+        on_record: Callable[[EventRecord], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name

@@ -4,7 +4,6 @@ Pure; judges nothing.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.faults.landed import fault_problem, requests_of
@@ -32,7 +31,7 @@ class FaultOutcome:
     evidence: str | None = None
     """What was seen of it, in a few words; None when it did not land."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -58,7 +57,7 @@ class AttemptSummary:
     passed_over: int | None = None
     """Step of a newer complete checkpoint that a script did not go on from; None where there is none."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

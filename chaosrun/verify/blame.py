@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Whose = Literal["nobody", "planned", "yours", "library", "machine", "chaosrun", "unknown"]
 Part = Literal["script", "job file", "plan", "command"]
@@ -45,7 +45,7 @@ class Blame:
     def sentence(self) -> str:
         return f"{self.words}: {self.reason}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

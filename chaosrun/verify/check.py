@@ -34,7 +34,7 @@ class Check:
     def code(self) -> str | None:
         return self.cause and self.cause.code
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         about = {"name": self.name, "status": self.status, "code": self.code, "summary": self.summary}
         return {**about, "evidence": dict(self.evidence)}
 

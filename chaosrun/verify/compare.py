@@ -34,7 +34,7 @@ class Mismatch:
     """Index within the step, from 0."""
     tensor: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @property

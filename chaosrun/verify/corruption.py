@@ -88,7 +88,7 @@ class Injection:
             return field not in _untouched_fields(self.fault)
         return step > self.clean_step
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         about = {"fault": self.fault.id, "attempt": self.attempt, "step": self.step, "rank": self.fault.rank}
         seen = {key: value for key, value in to_plain(self.note).items() if key not in ("final", "problem")}
         return {**about, **seen}
@@ -116,8 +116,9 @@ class _Sighting:
         where = f"{self.what} of step {self.step}, rank {self.ranks[0]}"
         return where + (f", {self.tensor}" if self.tensor else "") + f" ({self.check})"
 
-    def to_json(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("attempt", "step", "tensor", "what", "check")} | {"ranks": list(self.ranks)}
+    def to_json(self) -> dict[str, object]:
+        about = {key: getattr(self, key) for key in ("attempt", "step", "tensor", "what", "check")}
+        return {**about, "ranks": list(self.ranks)}
 
 
 def corrupts(plan: FaultPlan) -> bool:

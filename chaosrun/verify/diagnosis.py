@@ -199,7 +199,7 @@ class Diagnosis:
         """0 for a diagnosis, 6 when the replays did not show the difference again: then nothing is proven."""
         return 0 if self.reproduced else 6
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         finding = self.comparison.finding
         return {
             "v": DIAGNOSIS_VERSION,

@@ -86,7 +86,7 @@ class Divergence:
     def hint(self) -> str:
         return self.reason.hint or ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "step": self.step,
             "rank": self.rank,

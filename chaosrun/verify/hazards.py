@@ -6,7 +6,6 @@ it looks deeper. A hazard is a suspicion with a reason, not a proof.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from chaosrun.records.inspection import Quantity
 from chaosrun.verify.divergence import Divergence
@@ -94,7 +93,7 @@ class Hazard:
     def link(self) -> str:
         return f"{CATALOGUE}#{self.row.lower()}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "link": self.link}
 
 

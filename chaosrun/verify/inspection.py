@@ -54,7 +54,7 @@ class Finding:
     """The tensor with the largest distance in ULP, and that distance, over all that differ on this rank."""
     worst_ulp: int | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "difference": self.difference and self.difference.to_json()}
 
 
@@ -68,7 +68,7 @@ class QuantityComparison:
     """Values, over all ranks."""
     finding: Finding | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "finding": self.finding and self.finding.to_json()}
 
 

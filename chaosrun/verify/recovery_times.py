@@ -49,7 +49,7 @@ class RecoveryTimes:
     def phases(self) -> Mapping[str, float | None]:
         return {phase: getattr(self, f"{phase}_s") for phase in PHASES}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -71,7 +71,7 @@ class Work:
     def goodput(self) -> float | None:
         return self.kept_s / self.wall_s if self.wall_s else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "goodput": self.goodput}
 
 

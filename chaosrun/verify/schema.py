@@ -17,10 +17,11 @@ from chaosrun.verify.divergence import Kind
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES
 from chaosrun.verify.verdict import VERDICT_VERSION
 
+Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def verdict_schema() -> dict[str, Any]:
+def verdict_schema() -> Schema:
     return {
         "$schema": DRAFT,
         "title": "chaosrun verdict",
@@ -73,7 +74,7 @@ def verdict_schema() -> dict[str, Any]:
     }
 
 
-def _divergence() -> dict[str, Any]:
+def _divergence() -> Schema:
     value = {
         "description": "of the kind of quantity that differs; floats are float.hex() text (C99 hexadecimal), digests and "
         "fingerprints are text, sample ids are as the loader gave them",
@@ -95,7 +96,7 @@ def _divergence() -> dict[str, Any]:
     )
 
 
-def _fault() -> dict[str, Any]:
+def _fault() -> Schema:
     return _object(
         id=_text("its identity in the plan, such as F1"),
         description=_text("in words"),
@@ -113,7 +114,7 @@ def _fault() -> dict[str, Any]:
     )
 
 
-def _attempt() -> dict[str, Any]:
+def _attempt() -> Schema:
     return _object(
         attempt=_count("its number, from 1"),
         resumed_from=_maybe(
@@ -139,26 +140,26 @@ def _attempt() -> dict[str, Any]:
     )
 
 
-def _object(description: str | None = None, /, **fields: dict[str, Any]) -> dict[str, Any]:
+def _object(description: str | None = None, /, **fields: Schema) -> Schema:
     about = {} if description is None else {"description": description}
     return {**about, "type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
-def _list(description: str, items: dict[str, Any]) -> dict[str, Any]:
+def _list(description: str, items: Schema) -> Schema:
     return {"type": "array", "items": items, "description": description}
 
 
-def _code(description: str) -> dict[str, Any]:
+def _code(description: str) -> Schema:
     return {"enum": list(public_codes()), "description": f"{description}: a code of docs/causes.md"}
 
 
-def _text(description: str) -> dict[str, Any]:
+def _text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
-def _count(description: str) -> dict[str, Any]:
+def _count(description: str) -> Schema:
     return {"type": "integer", "minimum": 0, "description": description}
 
 
-def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
+def _maybe(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}

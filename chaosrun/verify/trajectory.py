@@ -7,7 +7,6 @@ should be nearly so. Judges no recovery: that is the checks' work.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.records.history import LegHistory, read_leg
@@ -46,7 +45,7 @@ class Difference:
     def within(self) -> bool:
         return self.first_beyond is None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` tells what is the matter."""
         return {
             "atol": self.atol,
@@ -72,7 +71,7 @@ class ComparedRun:
     difference: Difference
     """From the first run; that of the first itself is nothing."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "run": self.run_id,
             "name": self.name,
@@ -97,7 +96,7 @@ class Comparison:
     def exit_code(self) -> int:
         return 0 if self.within else EXIT_BEYOND
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "v": 1,
             "leg": self.leg,

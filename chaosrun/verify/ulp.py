@@ -46,7 +46,7 @@ class TensorDifference:
     not_finite: int
     """Differing pairs of which one is NaN or infinite."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 

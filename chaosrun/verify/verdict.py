@@ -5,7 +5,7 @@ What a status rests on says `verify.ruling`.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -88,7 +88,7 @@ class Verdict:
         """Whether this is its cause: the code, or words of the sentence."""
         return cause == self.code or cause in self.cause
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "v": VERDICT_VERSION,
             "status": self.status,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from chaosrun.campaign.drill import drill_on, new_run, remove_run
 from chaosrun.campaign.scheduler import RunningSupervisors
@@ -18,6 +17,7 @@ from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.preflight.checks.drill import Difference, DrillOutcome, DrillRequest, Terms
 from chaosrun.preflight.earlier_run import costs_of
 from chaosrun.records.codec import changed
+from chaosrun.records.events import EventRecord
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
@@ -145,7 +145,7 @@ def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
 def _round(carry_out: Callable[..., Verdict], overrides: Sequence[str], terms: Terms, names: Mapping[str, str]) -> DrillOutcome:
     ranks: dict[int, str] = {}
 
-    def on_record(record: Mapping[str, Any]) -> None:
+    def on_record(record: EventRecord) -> None:
         if record["event"] == "placement.acquired":
             ranks.update({rank: names[node] for node, about in record["nodes"].items() for rank in about["ranks"]})
 

@@ -125,10 +125,10 @@ def watched(steps: Callable[[Report], None], facts: type[W], *, patience_s: floa
     return convert({**told, "patience_s": patience_s, "limit_s": limit_s}, facts)
 
 
-def _watch(reading: int, patience_s: float, limit_s: float) -> dict[str, Any]:
+def _watch(reading: int, patience_s: float, limit_s: float) -> dict[str, object]:
     end_s = time.monotonic() + limit_s
-    failed: dict[str, Any] = {}
-    told: dict[str, Any] = {"failed": failed}
+    failed: dict[str, object] = {}
+    told: dict[str, object] = {"failed": failed}
     step, rest = "", b""
     while True:
         left_s = end_s - time.monotonic()

@@ -2,9 +2,10 @@
 line for each check. A terminal that goes away ends the display, not the preflight."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable
+from typing import TextIO
 
+from chaosrun.preflight.engine import EventRecord
 from chaosrun.preflight.model import Status
 from chaosrun.report.ticker import TickingLine
 from chaosrun.wording import clock, count
@@ -27,7 +28,7 @@ class PreflightTicker:
         self._line = TickingLine(stream, terminal=terminal, now_s=now_s)
         self._running: dict[str, str] = {}
 
-    def on_event(self, record: Mapping[str, Any]) -> None:
+    def on_event(self, record: EventRecord) -> None:
         self._take_in(record)
         if _lasts(record) if self._line.terminal else record["event"] not in PASSING:
             self._line.stay(_sentence(record))
@@ -36,7 +37,7 @@ class PreflightTicker:
     def close(self) -> None:
         self._line.close()
 
-    def _take_in(self, record: Mapping[str, Any]) -> None:
+    def _take_in(self, record: EventRecord) -> None:
         match record["event"]:
             case "check.began":
                 self._running[record["check"]] = f"{record['check']}: {record['about']}"
@@ -46,7 +47,7 @@ class PreflightTicker:
                 self._running.pop(record["check"], None)
 
 
-def _sentence(record: Mapping[str, Any]) -> str:
+def _sentence(record: EventRecord) -> str:
     match record["event"]:
         case "cluster.joined":
             return f"{count(record['nodes'], 'node')} in the cluster"
@@ -59,6 +60,6 @@ def _sentence(record: Mapping[str, Any]) -> str:
     return str(record.get("check", record["event"]))
 
 
-def _lasts(record: Mapping[str, Any]) -> bool:
+def _lasts(record: EventRecord) -> bool:
     bad = record["event"] == "check.ended" and {Status.FAIL, Status.ERROR} & set(record["statuses"])
     return bool(bad) or record["event"] == "node.out"
