@@ -1,8 +1,10 @@
 """What must be equal on both legs for their bits to be comparable: versions, instruction set or GPU, threads, settings."""
 
+import gc
 import json
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,16 @@ import numpy
 import torch
 
 from chaosrun.records.journal import write_durably
+
+LIBRARIES = (
+    ("accelerate", "accelerate.accelerator", "Accelerator"),
+    ("transformers", "transformers.trainer", "Trainer"),
+    ("datasets", "datasets.iterable_dataset", "IterableDataset"),
+    ("torchdata", "torchdata.stateful_dataloader.stateful_dataloader", "StatefulDataLoader"),
+    ("lightning", "lightning.pytorch.trainer.trainer", "Trainer"),
+    ("pytorch-lightning", "pytorch_lightning.trainer.trainer", "Trainer"),
+)
+"""What scripts train with: the package, and the module and class of which one that uses it has an object."""
 
 
 def record_environment(path: Path) -> None:
@@ -36,6 +48,7 @@ def environment_facts() -> dict[str, Any]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         **_float32_precision(),
+        "libraries": libraries(),
     }
     if torch.cuda.is_available():
         facts |= {
@@ -63,3 +76,20 @@ def _float32_precision() -> dict[str, str]:
         return {name: setting.fp32_precision for name, setting in read.items()}
     tf32 = {"fp32_cuda_matmul": backends.cuda.matmul.allow_tf32, "fp32_cudnn_conv": backends.cudnn.allow_tf32}
     return {name: "tf32" if allowed else "ieee" for name, allowed in tf32.items()}
+
+
+def libraries() -> dict[str, str]:
+    """Versions of those of LIBRARIES that the script uses by now: that they are loaded says nothing."""
+    return {
+        package: version(package)
+        for package, module, name in LIBRARIES
+        if _in_use(getattr(sys.modules.get(module), name, None))
+    }
+
+
+def _in_use(kind: type | None) -> bool:
+    """Something alive is of this class, or one below it."""
+    kinds = [] if kind is None else [kind]
+    for each in kinds:
+        kinds += each.__subclasses__()
+    return bool(kinds) and any(isinstance(value, tuple(kinds)) for value in gc.get_referrers(*kinds))

@@ -78,7 +78,7 @@ class Moment:
         """The attempt recorded what it restored, and that is the reference's state; where the reference saved none at that step
         (a job that leaves on notice saves out of turn), the state that was saved."""
         if self.attempt.by == "script":
-            found = standing(self.drill, self.attempt)
+            found = standing(self.attempt)
             return found is not None and not found.wrong
         starts = [trace.start for trace in self.attempt.traces.values() if trace.start and trace.start.digests]
         known = starts and all(

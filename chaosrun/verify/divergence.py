@@ -155,7 +155,7 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
 
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """What a script that resumes by itself began with that is not all of one step of the reference."""
-    found = standing(drill, attempt)
+    found = standing(attempt)
     reason = None if found is None else cause_of(found)
     if found is None or reason is None:
         return None

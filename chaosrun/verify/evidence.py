@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import SaveRecord
+from chaosrun.records.traces import Found, SaveRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause
 from chaosrun.wording import count
@@ -62,12 +62,12 @@ class Standing:
         return f"; wrong, too: {', '.join(others)}" if others else ""
 
 
-def standing(drill: Drill, attempt: Attempt) -> Standing | None:
+def standing(attempt: Attempt) -> Standing | None:
     """None where no rank says what it found: of the very beginning, and of an attempt in which none began."""
     found = {rank: trace.start.found for rank, trace in attempt.traces.items() if trace.start and trace.start.found}
     if not found:
         return None
-    agreeing = {quantity: {rank: _steps(drill, attempt, rank, quantity) for rank in found} for quantity in QUANTITIES}
+    agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
     held = {quantity: tuple(sorted(set.intersection(*by_rank.values()))) for quantity, by_rank in agreeing.items()}
     step = attempt.resume_step
     if restored := Counter(of for steps in held.values() for of in steps if of):
@@ -82,18 +82,9 @@ def standing(drill: Drill, attempt: Attempt) -> Standing | None:
     return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks)
 
 
-def _steps(drill: Drill, attempt: Attempt, rank: int, quantity: str) -> set[int]:
-    """Where a job need not be exact, weights and optimizer state are still to be those that an attempt before had."""
-    start = attempt.traces[rank].start
-    assert start is not None and start.found is not None
-    steps = set[int](getattr(start.found, quantity))
-    if not drill.exact_weights and quantity in ("weights", "optimizer"):
-        before = [
-            other.traces[rank] for other in drill.chaos.attempts if other.number < attempt.number and rank in other.traces
-        ]
-        own, name = (start.param, "param") if quantity == "weights" else (start.state, "state")
-        steps |= {record.step for trace in before for record in trace.steps if getattr(record, name) == own}
-    return steps
+def _steps(found: Found, quantity: str) -> set[int]:
+    """One that agrees in all that could be judged agrees: where nothing was left to do, that is not everything."""
+    return {*getattr(found, quantity), *(() if found.step is None else (found.step,))}
 
 
 def cause_of(standing: Standing) -> Cause | None:
@@ -112,6 +103,10 @@ def cause_of(standing: Standing) -> Cause | None:
     return Cause(f"{code}_of_another_step", about)
 
 
+WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
+"""Of tensors, see `SaveRecord.how`: what is written without them is no checkpoint, as far as can be told."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """A checkpoint that a script completed: it trained on after it."""
@@ -119,8 +114,8 @@ class Saved:
     attempt: int
     step: int
     path: str
-    files: int
-    """On all ranks."""
+    kinds: frozenset[str]
+    """Its files, on all ranks, by their paths without digits."""
 
 
 def saves(leg: LegHistory) -> Iterator[Saved]:
@@ -128,10 +123,18 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
     for attempt in leg.attempts:
         for step in sorted({saved.step for trace in attempt.traces.values() for saved in trace.saves}):
             own = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves if saved.step == step]
-            begun = Counter((rank, saved.path) for rank, saved in own if not saved.done)
-            done = Counter((rank, saved.path) for rank, saved in own if saved.done)
-            if done and not begun - done and _went_on(attempt, own):
-                yield Saved(attempt=attempt.number, step=step, path=next(iter(done))[1], files=len(done))
+            if _is_complete(own) and _went_on(attempt, own):
+                kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
+                path = next(saved.path for _, saved in own if saved.how in WRITERS)
+                yield Saved(attempt=attempt.number, step=step, path=path, kinds=kinds)
+
+
+def _is_complete(own: list[tuple[int, SaveRecord]]) -> bool:
+    """Every call that writes tensors has returned; DCP renames its metadata last."""
+    calls = [(rank, saved) for rank, saved in own if saved.how in WRITERS]
+    begun, done = (Counter((r, s.path) for r, s in calls if s.done is is_done and s.how != "dcp") for is_done in (False, True))
+    renamed = any(saved.how == "rename" and saved.done for _, saved in own)
+    return bool(calls) and not begun - done and (renamed or all(saved.how != "dcp" for _, saved in calls))
 
 
 def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
@@ -142,19 +145,24 @@ def _went_on(attempt: Attempt, own: list[tuple[int, SaveRecord]]) -> bool:
 
 
 def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
-    """The newest complete checkpoint that attempts before this one left, if it is newer than where this one went on. Files that
-    are fewer than the script's checkpoints mostly are do not count: an export, weights alone."""
-    usual = Counter(saved.files for saved in saves(drill.reference)).most_common(1)
-    least = usual[0][0] if usual else 1
-    earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number and saved.files >= least]
-    newer = [saved for saved in earlier if saved.step > attempt.resume_step]
+    """The newest complete checkpoint that attempts before this one left, if it is newer than where this one went on: it holds
+    the files of the one gone on from, or those that the script saves mostly. An export, or weights alone, is none."""
+    earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
+    known = [saved.kinds for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
+    newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= kinds for kinds in known)]
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
 
 
+def _repeated(drill: Drill) -> list[frozenset[str]]:
+    """The files that the script saves together, over and over: the most of them."""
+    counted = Counter(saved.kinds for saved in saves(drill.reference))
+    often = [kinds for kinds, times in counted.items() if times > 1] or list(counted)
+    return [max(often, key=len)] if often else []
+
+
 def never_saves(drill: Drill) -> bool:
-    """Nobody saw the script save anything, and no attempt went on from anywhere but the beginning."""
-    legs = (drill.reference, drill.chaos)
-    seen = any(trace.saves for leg in legs for attempt in leg.attempts for trace in attempt.traces.values())
+    """Nobody saw the script save a checkpoint, and no attempt went on from anywhere but the beginning."""
+    seen = any(True for leg in (drill.reference, drill.chaos) for _ in saves(leg))
     return drill.by_script and not seen and not any(attempt.went_on for attempt in drill.chaos.attempts)
 
 
@@ -166,7 +174,7 @@ def resume_evidence(drill: Drill) -> Check:
     told: list[str] = []
     for attempt in drill.chaos.attempts:
         began = {rank: trace.start.position.step for rank, trace in attempt.traces.items() if trace.start}
-        if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
+        if problem := _apart(began) or _not_of_one_step(attempt) or (_not_the_newest(drill, attempt) if began else None):
             code, about = problem
             return failed(name, code, attempt=attempt.number, **about)
         if began and attempt.number > 1:
@@ -188,8 +196,8 @@ def _apart(began: Mapping[int, int]) -> _Problem | None:
     return "ranks_resume_apart", {"rank": low, "step": began[low], "other": high, "there": began[high]}
 
 
-def _not_of_one_step(drill: Drill, attempt: Attempt) -> _Problem | None:
-    found = standing(drill, attempt)
+def _not_of_one_step(attempt: Attempt) -> _Problem | None:
+    found = standing(attempt)
     return ("resumed_state_differs", {"stood": found.words, "wrong": list(found.wrong)}) if found and found.wrong else None
 
 

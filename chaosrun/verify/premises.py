@@ -4,7 +4,7 @@ Where one of these does not hold, no difference can be blamed on recovery and no
 the job, they make the drill inconclusive. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -106,7 +106,7 @@ def _reference_gap(drill: Drill) -> str | None:
 def environment(drill: Drill) -> Check:
     """Both legs ran in the same environment: versions, devices, thread counts, settings; and every process of both computes the
     same bits from the same numbers (hazards K1, K2, K7)."""
-    expected, seen = drill.reference.environment, drill.chaos.environment
+    expected, seen = (_comparable(leg.environment) for leg in (drill.reference, drill.chaos))
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
         return inconclusive("environment", "environment_not_recorded", which=" and ".join(without), legs=without)
@@ -124,6 +124,11 @@ def environment(drill: Drill) -> Check:
     if heard:
         summary += f", {len(heard)} processes compute the same bits"
     return passed("environment", summary, facts=len(expected), canaries=len(heard))
+
+
+def _comparable(environment: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Without the libraries that the script uses, which are known as far as it had come."""
+    return environment and {key: value for key, value in environment.items() if key != "libraries"}
 
 
 def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
