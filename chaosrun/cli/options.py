@@ -153,16 +153,18 @@ def as_text(page: "RenderableType") -> str:
 
 
 @contextmanager
-def ticking(*, quiet: bool) -> "Iterator[Callable[[EventRecord], None] | None]":
-    """As `report.live.progress`, for many drills."""
+def ticking(*, quiet: bool, preflight: bool = False) -> "Iterator[Callable[[EventRecord], None] | None]":
+    """As `report.live.progress`, for many drills, or a preflight."""
     if quiet:
         with redirect_stdout(sys.stderr):
             yield None
         return
     from chaosrun.report.live import is_live_terminal
-    from chaosrun.report.ticker import Ticker
+    from chaosrun.report.ticker import Ticker as kind
 
-    ticker = Ticker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
+    if preflight:
+        from chaosrun.preflight.report.ticker import PreflightTicker as kind
+    ticker = kind(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
     try:
         with redirect_stdout(sys.stderr):
             yield ticker.on_event

@@ -3,19 +3,16 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from chaosrun.cli.options import Address, Overrides, Quiet, Root, duration_s, names, numbers
+from chaosrun.cli.options import Address, Overrides, Quiet, Root, duration_s, names, numbers, ticking
 from chaosrun.errors import UsageError
 from chaosrun.report.output import WIDEST, has_colour, page_width, write_out
 
 if TYPE_CHECKING:
-    from chaosrun.preflight.engine import EventRecord, Listener
     from chaosrun.preflight.result import Result
 
 
@@ -81,7 +78,7 @@ def preflight(
         mtbf_s=None if mtbf is None else duration_s("--mtbf", mtbf),
         forecast_nodes=numbers("--nodes", nodes, "nodes"),
     )
-    with _progress(quiet=quiet) as on_event:
+    with ticking(preflight=True, quiet=quiet) as on_event:
         result = api.preflight(request, root=root, address=address, on_event=on_event)
     _show(result, output, to, quiet=quiet, good_file=write_good_nodes)
     return result.exit_code
@@ -96,30 +93,6 @@ def _refuse_nonsense(job: Path | None, level: str, duration: str | None, to: Pat
         raise UsageError(f"{job} is a change to no job file", hint="name the job file first")
     if to is not None:
         expect_writable("--to", to)
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> "Iterator[Listener | None]":
-    """What libraries print meanwhile is no data: to stderr."""
-    if quiet:
-        with redirect_stdout(sys.stderr):
-            yield None
-        return
-    from chaosrun.preflight.report.ticker import PreflightTicker
-    from chaosrun.report.live import is_live_terminal
-
-    ticker = PreflightTicker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
-
-    def on_event(event: "EventRecord") -> None:
-        if event["event"] == "cluster.joined" and event["address"] is None:
-            print("only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster", file=sys.stderr)
-        ticker.on_event(event)
-
-    try:
-        with redirect_stdout(sys.stderr):
-            yield on_event
-    finally:
-        ticker.close()
 
 
 def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_file: Path | None) -> None:

@@ -1,7 +1,9 @@
 """One preflight from what was asked for to its result: which checks, what it reads first, the pool, the list of good nodes."""
 
 import difflib
+import importlib
 import json
+import pkgutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
-from chaosrun.preflight.catalogue import CHECKS
+from chaosrun.preflight import checks as folder
 from chaosrun.preflight.engine import Engine, Listener
 from chaosrun.preflight.model import Check, Level, Setting
 from chaosrun.preflight.peers import Baseline
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
     from chaosrun.cluster.probe_pool import ProbePool
     from chaosrun.spec.source import Job
 
+
+def _declared() -> tuple[Check[Any], ...]:
+    """Every check there is: the CHECK of each module in `checks/`, in the order that they declare."""
+    modules = [importlib.import_module(f"{folder.__name__}.{each.name}") for each in pkgutil.iter_modules(folder.__path__)]
+    found = [check for module in modules if isinstance(check := getattr(module, "CHECK", None), Check)]
+    return tuple(sorted(found, key=lambda check: check.order))
+
+
+CHECKS = _declared()
 DEADLINE_S = {Level.QUICK: 120.0, Level.STANDARD: 600.0}
 """No probe runs after this, whatever hangs: far more than the level takes where nothing does."""
 DEEP_EXTRA_S = 300.0
@@ -163,8 +174,8 @@ def _until(request: Request, began: float) -> float | None:
 def choose(
     checks: Sequence[Check[Any]], level: Level, *, only: Sequence[str] = (), skip: Sequence[str] = ()
 ) -> tuple[Check[Any], ...]:
-    """In the catalogue's order. A check that is named is made whatever its level. Raises UsageError for a name that none has,
-    and when nothing is left."""
+    """In their order. A check that is named is made whatever its level. Raises UsageError for a name that none has, and when
+    nothing is left."""
     names = [check.name for check in checks]
     for option, wanted in (("--only", only), ("--skip", skip)):
         for name in wanted:

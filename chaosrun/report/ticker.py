@@ -69,8 +69,10 @@ class TickingLine:
 
 
 class Ticker:
-    def __init__(self, stream: TextIO, *, terminal: bool) -> None:
-        self._line = TickingLine(stream, terminal=terminal)
+    def __init__(self, stream: TextIO, *, terminal: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._line = TickingLine(stream, terminal=terminal, now_s=now_s)
+        self._running: dict[str, str] = {}
+        """What goes on at the same time, in words."""
 
     def on_event(self, record: EventRecord) -> None:
         (self._line.change if _passes(record) and self._line.terminal else self._line.stay)(tick(record))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.catalogue import CHECKS
+from chaosrun.preflight.conduct import CHECKS
 from chaosrun.preflight.engine import Engine
 from chaosrun.preflight.model import Check, Level, Setting
 from chaosrun.preflight.report.text import render_text

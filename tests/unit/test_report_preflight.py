@@ -376,7 +376,7 @@ class TestTicker:
 
     def test_lines(self) -> None:
         assert [line.partition("] ")[2] for line in self.told(terminal=False).splitlines()] == [
-            "3 nodes in the cluster",
+            "3 nodes in the cluster; only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster",
             "bits: 1 FAIL, 5 PASS, 3.42 s",
             "gpu-002 ]0;owned  is left out from now on: FAIL of bits: repeats (bits)",
             "host: 1 WARN, 2 PASS, 0.50 s",
@@ -386,7 +386,7 @@ class TestTicker:
         told = self.told(terminal=True)
         assert "bits 1/3 · host: memory" in told and told.endswith("\r\x1b[2K")
         stay = [line.rpartition("\x1b[2K")[2].partition("] ")[2] for line in told.split("\n")[:-1]]
-        assert [line.partition(" ")[0] for line in stay] == ["bits:", "gpu-002"]
+        assert [line.partition(" ")[0] for line in stay] == ["3", "bits:", "gpu-002"]
 
     def test_nobody_reads_any_more(self) -> None:
         stream = io.StringIO()

@@ -1,1 +1,1 @@
-"""Checks as the catalogue has them: what each asks of the nodes, and who judges it."""
+"""Checks, a module each with its `CHECK`: what each asks of the nodes, and who judges it."""
