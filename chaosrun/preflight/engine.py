@@ -15,10 +15,10 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.model import Answers, Check, F, Finding, Rows, Setting, Status, read_answers
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
+from chaosrun.records.events import EventRecord
 
-EventRecord = Mapping[str, Any]
-"""See `report.ticker.PreflightTicker`."""
 Listener = Callable[[EventRecord], None]
+"""Of events as `report.ticker.PreflightTicker` has them."""
 EVERY_NODE_ANSWERS = "every node answers"
 LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs, and that the machine answers"
 LOST_REMEDY = "look at the machine and at Ray's logs there"

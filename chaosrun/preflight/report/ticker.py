@@ -1,8 +1,8 @@
 """Progress of a preflight on stderr: on a terminal one line that changes, and lines that stay for what is wrong; elsewhere a
 line for each check."""
 
-from chaosrun.preflight.engine import EventRecord
 from chaosrun.preflight.model import Status
+from chaosrun.records.events import EventRecord
 from chaosrun.report.ticker import Ticker
 from chaosrun.wording import clock, count
 
