@@ -75,9 +75,9 @@ def filled_in(order: WorkerOrder) -> list[str]:
 def environment(order: WorkerOrder, inherited: Mapping[str, str]) -> dict[str, str]:
     """What the command sees: the job's own variables, those of the leg, its devices, a rendezvous of its own, and our hook."""
     path = [entry for entry in inherited.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if path[:1] == [str(PACKAGE_ROOT)]:
-        # For the fork server; in front of the packages of the command's own interpreter it would hide them.
-        del path[0]
+    if path[-1:] == [str(PACKAGE_ROOT)]:
+        # For the fork server; before the packages of the command's own interpreter it would hide them.
+        del path[-1]
     startup = Startup(
         socket=order.claims,
         seed=order.seed,

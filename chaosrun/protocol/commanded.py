@@ -1,6 +1,6 @@
 """A process below a command of a drill: what is pinned in it, when it becomes a rank, and how its end is written down.
 
-The start-up hook calls `torch_imported`. Whoever imports torch is pinned as every rank is; a process becomes a rank when it
+The start-up hook calls `torch_imported`. Whoever imports torch is seeded as every rank is; a process becomes a rank when it
 begins to train: it joins a process group, makes an optimizer or runs a model in training mode. It then asks the fork server
 above its launcher for the order of its rank, and from there on is what `worker.main` makes of a script. Until then it imports
 next to nothing: launchers and loader workers stay what they are.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from chaosrun.processes import answer_with_stacks
-from chaosrun.protocol.determinism import pin
+from chaosrun.protocol.determinism import pin_algorithms, pin_process
 from chaosrun.records.claims import VARIABLE, Claim, Startup, decode_answer, decode_startup
 from chaosrun.records.codec import encode
 from chaosrun.records.order import WorkerOrder
@@ -34,11 +34,11 @@ _WORLD_SIZE, _RANK = 3, 4
 
 
 def torch_imported() -> None:
-    """Pin this process, and wait for it to begin to train. Called once, when torch has been imported."""
+    """Seed this process, and wait for it to begin to train. Called once, when torch has been imported."""
     startup = decode_startup(os.environ[VARIABLE])
     if "--multiprocessing-fork" not in sys.orig_argv:
         # What multiprocessing spawns is seeded by whoever spawned it.
-        pin(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
+        pin_process(seed=startup.seed, deterministic=startup.deterministic, threads=startup.threads)
     _Waiting(startup)
 
 
@@ -136,6 +136,7 @@ def become_rank(order: WorkerOrder) -> None:
     answer_with_stacks(output)
     context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
     context.heart.beat("started", 0)
+    pin_algorithms(order.deterministic)
     worker.begin(context)
     context.heart.beat("script", 0)
     # After what the script itself leaves to be done at its end.

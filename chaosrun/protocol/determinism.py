@@ -24,7 +24,13 @@ _REFUSALS = (
 
 
 def pin(*, seed: int, deterministic: Determinism, threads: int) -> None:
-    """Fix algorithms, thread count and seeds. Call before CUDA starts: cuBLAS reads its workspace setting then.
+    """Fix algorithms, thread count and seeds. Call before CUDA starts: cuBLAS reads its workspace setting then."""
+    pin_process(seed=seed, deterministic=deterministic, threads=threads)
+    pin_algorithms(deterministic)
+
+
+def pin_process(*, seed: int, deterministic: Determinism, threads: int) -> None:
+    """Of a pin what costs nothing: a process that never trains, a launcher for instance, may have it.
 
     Source: the torch notes on reproducibility; NCCL's algorithm choice (nccl#457) is fixed unless the job's env sets it.
     """
@@ -34,6 +40,12 @@ def pin(*, seed: int, deterministic: Determinism, threads: int) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("NCCL_ALGO", "Ring")
         os.environ.setdefault("NCCL_PROTO", "Simple")
+    seed_everything(seed)
+
+
+def pin_algorithms(deterministic: Determinism) -> None:
+    """Imports torch's compiler, as an optimizer would: a second or two."""
+    if deterministic != "off":
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
         # Costs some 3% of a step and changes nothing unless the program reads memory that it has not written; that shows up in
         # the comparison of bits.
@@ -42,7 +54,6 @@ def pin(*, seed: int, deterministic: Determinism, threads: int) -> None:
         torch.backends.cudnn.deterministic = True
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-    seed_everything(seed)
 
 
 def refused_operation(error: BaseException, deterministic: Determinism) -> UserScriptError | None:

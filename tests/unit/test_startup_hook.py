@@ -32,6 +32,17 @@ def test_a_process_that_imports_no_torch_loads_the_hook_and_nothing_else() -> No
     assert not run("import sys; assert not [entry for entry in sys.path if 'startup' in entry], sys.path").stderr
 
 
+def test_a_process_that_imports_torch_and_never_trains_imports_little_more() -> None:
+    code = "import time, torch; " + MODULES
+    with_hook, without = (set(json.loads(run(code, hooked=hooked).stdout)) for hooked in (True, False))
+    new = {name.partition(".")[0] for name in with_hook - without}
+    assert "chaosrun" in new
+    assert new.isdisjoint({"sympy", "accelerate", "pydantic", "ray"})
+    assert not {
+        name for name in with_hook - without if name.startswith(("torch._dynamo", "chaosrun.observe", "chaosrun.faults"))
+    }
+
+
 def test_the_sitecustomize_that_it_hides_is_imported(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nseen = 'it was here'\n")
     told = run("import sitecustomize; print(sitecustomize.seen, sitecustomize.__file__)", path=(tmp_path,))
@@ -86,7 +97,7 @@ def test_a_command_is_told_its_place_its_rendezvous_and_no_path_that_could_hide_
     order = replace(order, command=command, claims="here", **place)
     told = ["launch", "--port=4711", "1/2", "1", str(tmp_path / "output"), "{other}", "{}", "--epochs"]
     assert filled_in(order) == told
-    seen = environment(order, {"HOME": "/home", "PYTHONPATH": f"{PACKAGE_ROOT}:/own"})
+    seen = environment(order, {"HOME": "/home", "PYTHONPATH": f"/own:{PACKAGE_ROOT}"})
     assert seen["PYTHONPATH"] == f"{HOOK}:/own"
     assert {name: seen[name] for name in ("HOME", "MASTER_PORT", "PET_MASTER_PORT", "CUDA_VISIBLE_DEVICES", "RESUME")} == {
         "HOME": "/home",
