@@ -108,7 +108,16 @@ def test_every_room_is_on_the_map() -> None:
     )
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == ROOMS - {"__init__", "__pycache__"}
-    assert len(text.splitlines()) < 160, "the map, the walks and the glossary; no more"
+    page = text[: text.index("## Two exercises")]
+    assert len(page.splitlines()) < 160, "the map, the walks and the glossary; no more"
+
+
+def test_twenty_questions_lead_to_files() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    answers = re.findall(r"\?(?: \(.*\))? \| (.+) \|$", text[text.index("## Twenty questions") :], re.MULTILINE)
+    files = [path for answer in answers for path in re.findall(r"`(\w+/[\w/]+\.py)`", answer)]
+    assert len(answers) == 20 <= len(files)
+    assert [path for path in files if not (ROOT / "chaosrun" / path).is_file()] == []
 
 
 def test_the_map_has_the_phases_of_a_leg() -> None:
