@@ -78,7 +78,8 @@ def _chaos_ray(pytestconfig: pytest.Config) -> "Iterator[OneRay]":
 
 @pytest.fixture
 def chaos(request: pytest.FixtureRequest, _chaos_ray: "OneRay") -> "Iterator[Chaos]":
-    """Runs drills: `chaos.run("job.yaml", faults=…, seed=3, workers=4, overrides=[…]).assert_exact()`.
+    """Runs drills: `chaos.run("job.yaml", faults=…, seed=3, workers=4, overrides=[…]).assert_exact()`, and without a job file
+    `chaos.run_script("train.py", "--epochs", "3", workers=3, kills=["1@65"])`, `chaos.run_command(["torchrun", …], kills=…)`.
 
     A drill that is not PASS, and whose verdict the test never asks for, is an error at its end.
     """

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import chaosrun
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.integrations.outcome import Outcome, failed_to_run
 from chaosrun.records.naming import shortest
+from chaosrun.spec.command_line import Asked, TypedJob, typed_job
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -120,12 +121,77 @@ class Chaos:
         the command line, such as "data.resume=plain"; later ones win. Fails the test when the drill cannot be carried out.
         """
         __tracebackhide__ = True
+        at = (self.request.path.parent, self.request.config.rootpath)
+        return self._run(lambda: _found(Path(job), at), faults, seed, workers, overrides, reference)
+
+    def run_script(
+        self,
+        script: str | Path,
+        *args: str,
+        kills: Sequence[str] = (),
+        preempts: Sequence[str] = (),
+        workers: int | None = None,
+        faults: Faults = None,
+        seed: int | None = None,
+        overrides: Sequence[str] = (),
+        reference: str = "auto",
+    ) -> Outcome:
+        """As `run`, of a training script with its arguments, and no job file: what `chaosrun submit train.py -- ARGS` does,
+        typed in pytest's rootdir. `script`: a path from the test's folder, or from the rootdir. `kills`: "RANK@STEP" or
+        "RANK@STEP:PHASE"; `preempts`: "RANK@STEP"; without faults of any kind the default plan. What saves and resumes is
+        chaosrun where the script imports it, else the script."""
+        __tracebackhide__ = True
+        at = (self.request.path.parent, self.request.config.rootpath)
+        asked = {"workers": workers, "kills": kills, "preempts": preempts}
+        return self._run(lambda: self._typed(_found(Path(script), at), args, **asked), faults, seed, None, overrides, reference)
+
+    def run_command(
+        self,
+        command: Sequence[str],
+        *,
+        kills: Sequence[str] = (),
+        preempts: Sequence[str] = (),
+        workers: int | None = None,
+        faults: Faults = None,
+        seed: int | None = None,
+        overrides: Sequence[str] = (),
+        reference: str = "auto",
+    ) -> Outcome:
+        """As `run_script`, of a command with the launcher that the team uses: `chaosrun submit -- torchrun … train.py`.
+        `workers`: all ranks; None: as many as the command says."""
+        __tracebackhide__ = True
+        asked = {"workers": workers, "kills": kills, "preempts": preempts}
+        return self._run(lambda: self._typed(None, command, **asked), faults, seed, None, overrides, reference)
+
+    def _typed(
+        self, script: Path | None, words: Sequence[str], *, workers: int | None, kills: Sequence[str], preempts: Sequence[str]
+    ) -> TypedJob:
+        for name, given in (("command", words), ("kills", kills), ("preempts", preempts)):
+            if isinstance(given, str):
+                raise UsageError(f"{name}={given!r} is one string", hint=f"write a list: {name}={given.split()!r}")
+        root = self.request.config.rootpath
+        if script is not None and script.is_relative_to(root):
+            script = script.relative_to(root)
+        asked = Asked(workers=workers, kill=tuple(kills), preempt=tuple(preempts))
+        return typed_job(script, tuple(map(str, words)), asked, root)
+
+    def _run(
+        self,
+        job: Callable[[], Path | TypedJob],
+        faults: Faults,
+        seed: int | None,
+        workers: int | None,
+        overrides: Sequence[str],
+        reference: str,
+    ) -> Outcome:
+        __tracebackhide__ = True
         repeat: list[tuple[str, str]] = []
         try:
-            path = _found(Path(job), (self.request.path.parent, self.request.config.rootpath))
+            found = job()
             changes = self._changes(faults, seed, workers, overrides)
-            repeat.append(("repeat", shlex.join(["chaosrun", "submit", shortest(path), *changes])))
-            return self._carried_out(path, changes, reference)
+            words = found.with_changes(changes) if isinstance(found, TypedJob) else [shortest(found), *changes]
+            repeat.append(("repeat", shlex.join(["chaosrun", "submit", *words])))
+            return self._carried_out(found, changes, reference)
         except InterruptedRunError as error:
             why = f"{error.message}; {error.hint}" if error.hint else error.message
             pytest.exit(f"chaosrun: {why}", returncode=pytest.ExitCode.INTERRUPTED)
@@ -160,7 +226,7 @@ class Chaos:
             *overrides,
         ]
 
-    def _carried_out(self, path: Path, changes: list[str], reference: str) -> Outcome:
+    def _carried_out(self, job: Path | TypedJob, changes: list[str], reference: str) -> Outcome:
         from chaosrun.campaign.drill import submit
         from chaosrun.report.live import progress
         from chaosrun.report.output import warn
@@ -168,13 +234,13 @@ class Chaos:
 
         config = self.request.config
         asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
-        loaded, plan = plan_job(path, changes)
+        loaded, plan = plan_job(job, changes)
         with warnings.catch_warnings(), progress(quiet=False) as on_event:
             # Of the libraries that a drill imports; a test run may make errors of them.
             warnings.simplefilter("ignore")
             self.ray.make_ready(loaded.spec, plan)
             result = submit(
-                path,
+                job,
                 overrides=changes,
                 root=Path(asked).absolute() if asked else config.rootpath / ".chaosrun",
                 address=config.getoption("chaos_address"),
@@ -206,7 +272,7 @@ def _found(path: Path, folders: Sequence[Path]) -> Path:
         return next((candidate for candidate in tried if candidate.exists()), tried[0])  # whose error says it better
     where = " and ".join(str(candidate) for candidate in tried)
     hint = "a path starts from the test's folder, or from pytest's rootdir"
-    raise UsageError(f"no such job file: {where}", hint=hint)
+    raise UsageError(f"no such file: {where}", hint=hint)
 
 
 def _section(faults: Faults) -> Section | None:

@@ -80,6 +80,11 @@ class TypedJob:
 
     label = "the command line"
 
+    def with_changes(self, changes: Sequence[str]) -> list[str]:
+        """The words, with changes to the job where they belong."""
+        dashes = self.words.index("--") if "--" in self.words else len(self.words)
+        return [*self.words[:dashes], *changes, *self.words[dashes:]]
+
     @property
     def command(self) -> str:
         return shlex.join(["chaosrun", "submit", *self.words])
