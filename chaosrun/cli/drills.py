@@ -168,6 +168,10 @@ def validate(
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     loaded, faults = api.plan(drilled, changes)
+    if loaded.masked:
+        from chaosrun.verify.advice import masked_loads
+
+        warn([masked_loads(loaded.masked)])
     if output == "json":
         spec = loaded.spec.model_dump(mode="json")
         write_json({"v": 1, "job": _called(drilled), "valid": True, "spec": spec, "faults": len(faults.faults)})

@@ -3,6 +3,7 @@
 Nothing of it is imported or executed: a Python file is compiled, a program is looked for where a shell would.
 """
 
+import ast
 import difflib
 import os
 import re
@@ -17,6 +18,9 @@ from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
 
 ATTACHES = re.compile(rb"^\s*(?:import|from)\s+chaosrun\b", re.MULTILINE)
+LOADS = re.compile(r"(^|\.)(torch\.load|load_state|load_checkpoint|dcp\.load|checkpoint\.load|load_file|load_model)$")
+LOADING_WORDS = ("resume_from_checkpoint", "ckpt_path")
+"""Arguments of trainers that name a checkpoint."""
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 PLACEHOLDERS = ("output",)
 OF_A_COMMAND = ("node_rank", "nodes", "master_addr", "master_port", "workers_per_node")
@@ -31,6 +35,23 @@ def attaches(script: Path) -> bool:
         return ATTACHES.search(script.read_bytes()) is not None
     except OSError:
         return False
+
+
+def own_loads(script: Path) -> tuple[str, ...]:
+    """Where a script loads checkpoints by itself, as far as its text shows: "torch.load, line 12"."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ()
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [(call.lineno, name) for call in calls if LOADS.search(name := ast.unparse(call.func))]
+    told = [
+        (call.lineno, f"{word.arg}=")
+        for call in calls
+        for word in call.keywords
+        if word.arg in LOADING_WORDS and not (isinstance(word.value, ast.Constant) and not word.value.value)
+    ]
+    return tuple(f"{name}, line {line}" for line, name in sorted(found + told))
 
 
 def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.diagnosis import problems_of
-from chaosrun.spec.launch import attaches, files_like, first_file, launch_problems, meaningless
+from chaosrun.spec.launch import attaches, files_like, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.preset import with_preset
@@ -41,6 +41,11 @@ class Job:
     """The recorded trace that its faults replay."""
     typed: TypedJob | None = None
     """What was typed, where there is no job file."""
+
+    @property
+    def masked(self) -> tuple[str, ...]:
+        """Loads of the script's own that do not count, as chaosrun restores: a drill says nothing of them."""
+        return own_loads(self.script_path) if self.spec.by == "chaosrun" else ()
 
 
 def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:

@@ -75,6 +75,7 @@ def create_run(root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], r
             storage={leg: str(storage / leg) if storage else None for leg in ("reference", "chaos", "confirm")},
             storage_nonce=nonce,
             irreproducible=None,
+            masked=job.masked,
         ),
     )
     return run

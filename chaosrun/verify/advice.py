@@ -4,13 +4,14 @@ A warning changes no verdict. Add one as a function `(Drill) -> Iterator[str]` t
 and what to do. Pure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
+from chaosrun.wording import listed
 
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
@@ -60,6 +61,14 @@ def saves_that_change_state(drill: Drill) -> Iterator[str]:
                         "become part of the training (write copies, and put back what a hook changes)"
                     )
                     return
+
+
+def masked_loads(loads: Sequence[str]) -> str:
+    """Of a script with a load of its own under `chaosrun.attach`, which comes after it (`records.run_file`)."""
+    return (
+        f"the script also loads checkpoints by itself ({listed(loads, most=3)}), and chaosrun.attach restores over that: whether "
+        "its own save and load are right was not tested (a copy without attach is drilled with its own checkpoints)"
+    )
 
 
 def _is_shuffled(ids: list[str]) -> bool:

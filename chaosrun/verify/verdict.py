@@ -18,7 +18,7 @@ from chaosrun.records.opened import opened_files
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome, attempt_summaries, fault_outcomes
-from chaosrun.verify.advice import warnings
+from chaosrun.verify.advice import masked_loads, warnings
 from chaosrun.verify.blame import Blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import run_checks
@@ -125,7 +125,8 @@ def judge(run: RunLayout) -> Verdict:
     verdict = judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
     # A reference that was taken from the cache and is no longer the one that is judged by.
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
-    return replace(verdict, warnings=(*replaced, *verdict.warnings))
+    masked = [masked_loads(info.masked)] if info.masked else []
+    return replace(verdict, warnings=(*masked, *replaced, *verdict.warnings))
 
 
 def _irreproducible(info: RunInfo) -> Cause | None:

@@ -44,6 +44,10 @@ def test_inexact(chaos):
         outcome.assert_verdict("FAIL", kind="rng")
     outcome.assert_exact()
 
+def test_script(chaos):
+    outcome = chaos.run_script("own.py", "--epochs", "2", workers=2, kills=["1@9"])
+    assert outcome.assert_exact().verdict.lost_steps == 3
+
 @pytest.mark.chaos_plans({}, [{"rank": 0, "at_stepp": 5}], ids=["nothing", "wrong"])
 def test_plans(chaos):
     chaos.run("job.yaml").assert_exact()
@@ -71,6 +75,7 @@ def write_tests(folder: Path, tests: str = TESTS) -> None:
     write_job(folder, "", kills(5))
     for name in ("job.yaml", "train.py"):
         (jobs / name).write_text((folder / name).read_text())
+    (folder / "own.py").write_text((Path(__file__).parent / "own" / "train.py").read_text())
     (folder / "pytest.ini").touch()
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "tests" / "test_jobs.py").write_text(tests)
@@ -112,7 +117,7 @@ class TestSession:
             name for name, case in session.cases.items() if case.find("failure") is not None or case.find("error") is not None
         }
         assert failed == {"test_inexact", "test_plans[nothing]", "test_plans[wrong]"}, session.out
-        assert (len(session.cases), session.returncode) == (4, 1)
+        assert (len(session.cases), session.returncode) == (5, 1)
 
     def test_a_fail_says_what_differs_and_what_to_type(self, session: Session) -> None:
         said = session.failure("test_inexact")
@@ -202,6 +207,12 @@ def test_small(chaos):
 def test_larger_than_the_machine(chaos):
     chaos.run("job.yaml", workers=4).assert_exact()
 
+def test_command(chaos):
+    words = ["torchrun", "--nproc-per-node", "2", "own.py"]
+    chaos.run_command(words, kills=["1@9"]).assert_exact()
+    with pytest.raises(AssertionError, match="does not agree with --nproc-per-node 2"):
+        chaos.run_command(words, workers=3)
+
 def test_with_a_ray_of_its_own(chaos):
     chaos.run("job.yaml", faults=[{"kind": "node", "rank": 1, "at_step": 5}]).assert_exact()
 
@@ -220,7 +231,7 @@ def test_without_xdist(tmp_path: Path) -> None:
     write_tests(tmp_path, LATER)
     with open_shell(tmp_path) as shell:
         done = Session(tmp_path, finish(start(shell, "-p", "no:xdist", "--junitxml", "junit.xml", "-rA"), timeout_s=300))
-    assert done.returncode == 1 and "5 passed, 1 error" in done.out, done.out
+    assert done.returncode == 1 and "6 passed, 1 error" in done.out, done.out
     assert "ERROR tests/" in done.out and "FAIL, and the test did not ask for the verdict of this drill: " in done.out
     nodes = [ray["node"] for ray in done.rays]
     assert len(nodes) == 5 and len(set(nodes)) >= 3, "a larger one, and one beside them"

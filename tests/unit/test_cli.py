@@ -237,7 +237,7 @@ class TestCommands:
     def test_plan_and_validate(self, api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
         spec = JobSpec.model_validate({"name": "bytelm", "script": "train.py", "workers": 3, "max_steps": 90})
         plan = FaultPlan(seed=7, faults=(Fault(id="F1", rank=1, at_step=17, source="faults.schedule[0]"),))
-        api.answers["plan"] = lambda job, overrides: (SimpleNamespace(spec=spec), plan)
+        api.answers["plan"] = lambda job, overrides: (SimpleNamespace(spec=spec, masked=()), plan)
         assert cli.main(["plan", "job.yaml", "workers=3"]) == 0
         assert "F1     SIGKILL rank 1 after step 17  faults.schedule[0]" in capsys.readouterr().out
         assert api.made == [("plan", {"args": (Path("job.yaml"), ("workers=3",))})]

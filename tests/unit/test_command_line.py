@@ -145,3 +145,16 @@ def test_a_script_that_cannot_be_compiled(here: Path, capsys: pytest.CaptureFixt
         "     3 | def step(:",
         "       |          ^",
     ]
+
+
+def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it gets wrong, attach hides."""
+    own = "if resume:\n    model.load_state_dict(torch.load('last.pt'))\ntrainer.train(resume_from_checkpoint=True)\n"
+    (here / "attached.py").write_text(f"import chaosrun\n{own}")
+    code, _, err = run("validate attached.py", capsys)
+    assert code == 0
+    assert "warning: the script also loads checkpoints by itself (torch.load, line 3, resume_from_checkpoint=, line 4)" in err
+    (here / "train.py").write_text(f"import torch.distributed\n{own}")
+    assert "warning" not in run("validate train.py", capsys)[2]
+    (here / "attached.py").write_text("import chaosrun\ntrainer.train(resume_from_checkpoint=None)\n")
+    assert "warning" not in run("validate attached.py", capsys)[2]
