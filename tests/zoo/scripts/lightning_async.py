@@ -41,7 +41,7 @@ parser.add_argument("--output", type=Path, default="checkpoints")
 options = parser.parse_args()
 
 pl.seed_everything(1, verbose=False)
-loader = DataLoader(TensorDataset(SAMPLES, SAMPLES.sum(1)), batch_size=4)
+loader = DataLoader(TensorDataset(SAMPLES, SAMPLES.sum(1)), batch_size=4, generator=torch.Generator().manual_seed(7))
 saved = sorted(options.output.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 trainer = pl.Trainer(
     max_epochs=4,

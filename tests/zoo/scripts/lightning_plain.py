@@ -34,7 +34,7 @@ class Regression(pl.LightningModule):
 
 pl.seed_everything(1, verbose=False)
 kind = StatefulDataLoader if options.stateful else DataLoader
-loader = kind(TensorDataset(SAMPLES, SAMPLES.sum(1)), batch_size=4)
+loader = kind(TensorDataset(SAMPLES, SAMPLES.sum(1)), batch_size=4, generator=torch.Generator().manual_seed(7))
 saved = sorted(options.output.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 trainer = pl.Trainer(
     max_epochs=4,

@@ -18,7 +18,8 @@ torch.manual_seed(1)
 samples = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-loader = StatefulDataLoader(TensorDataset(samples, samples.sum(1)), batch_size=4)
+data = TensorDataset(samples, samples.sum(1))
+loader = StatefulDataLoader(data, batch_size=4, generator=torch.Generator().manual_seed(7))
 checkpoint = options.output / "last.pt"
 first = 0
 if checkpoint.exists():
