@@ -187,7 +187,7 @@ def _scope(moment: Moment, found: StateDifference) -> str:
 def _data(field: Field, moment: Moment, first: Mismatch) -> Cause:
     record = moment.records[first.rank]
     expected = moment.drill.reference_lineage.at(first.rank, moment.step)
-    if expected and _one_begins_the_other(expected, record):
+    if expected and _another_window(expected, record):
         return Cause.of("accumulation_window", seen=len(record.batch), expected=len(expected.batch))
     if field == "batch" and record.knows_ids:
         return _contents(moment, record)
@@ -237,9 +237,12 @@ def _contents(moment: Moment, record: StepRecord) -> Cause:
     return Cause.of("batch_contents", because="independent" if independent else None)
 
 
-def _one_begins_the_other(expected: StepRecord, seen: StepRecord) -> bool:
+def _another_window(expected: StepRecord, seen: StepRecord) -> bool:
+    """More or fewer of the same micro-batches, or the same samples in others."""
     both = min(len(expected.batch), len(seen.batch))
-    return len(expected.batch) != len(seen.batch) and expected.batch[:both] == seen.batch[:both]
+    samples = [[each for ids in record.ids or () for each in ids or ()] for record in (expected, seen)]
+    alike = expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
+    return len(expected.batch) != len(seen.batch) and alike
 
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:

@@ -150,6 +150,10 @@ def passed_over(drill: Drill, attempt: Attempt) -> Saved | None:
     earlier = [saved for saved in saves(drill.chaos) if saved.attempt < attempt.number]
     known = [saved.kinds for saved in earlier if saved.step == attempt.resume_step] or _repeated(drill)
     newer = [saved for saved in earlier if saved.step > attempt.resume_step and any(saved.kinds >= kinds for kinds in known)]
+    if attempt.went_on and all(saved.step != attempt.resume_step for saved in earlier):
+        # Written in the background, while training went on: the first that was complete after that step holds its state.
+        behind = min((saved.step for saved in newer), default=0)
+        newer = [saved for saved in newer if saved.step > behind]
     return max(newer, key=lambda saved: (saved.step, saved.attempt), default=None)
 
 

@@ -153,7 +153,12 @@ def _mended(bug: Known, imported: Mapping[str, str]) -> bool:
 
 def told(reason: Cause) -> Cause:
     """The same cause, of a script that resumes by itself."""
-    return replace(reason, params={**reason.params, "by": "script"})
+    nowhere = reason.code == "data_order_not_restored" and "step" not in reason.params
+    return replace(
+        reason,
+        params={"scope": "", **reason.params, "by": "script"},
+        because=reason.because or ("of_none" if nowhere else None),
+    )
 
 
 def told_of(divergence: Divergence, drill: Drill) -> Divergence:

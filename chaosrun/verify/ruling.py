@@ -194,7 +194,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     counted = divergence is None or (
         divergence.attempt == drill.chaos.attempts[-1].number and divergence.kind not in ("weights", "optimizer")
     )
-    if ended and counted:
+    if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
         # Its last restart went on with the right weights: whatever else differs, it counts otherwise since.
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
         return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
@@ -202,6 +202,15 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         return _of_divergence(divergence, drill.spec.data.resume)
     failing = next((check for check in checks if check.status == "fail"), None)
     return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=_about(failing))
+
+
+def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
+    """The batches that were done again, or left out, are the steps by which the end is off."""
+    direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
+    assert ended.cause is not None
+    steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
+    first = drill.reference_lineage.at(rank, 1)
+    return direction is not None and first is not None and steps * len(first.batch) == direction * reason.params["batches"]
 
 
 def _about(check: Check) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from legs import Bugs, edit_journal, edit_trace, only, put
+from legs import MICRO_BATCHES, Bugs, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
 from chaosrun.faults.fault import Fault
@@ -108,6 +108,37 @@ def test_a_save_that_was_cut_short_may_be_passed_over(tmp_path: Path) -> None:
     last = only("save", lambda line: None if line["done"] and line["path"] == "ckpt-4/optimizer.pt" else line)
     edit_trace(run, "chaos", 1, 0, last)
     assert judge(run).status == "PASS"
+
+
+def test_a_save_in_the_background_is_of_the_step_it_was_begun_after(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    # Gone on from step 4; its files were complete when step 5 was done. Rank 0 saves.
+    edit_trace(run, "chaos", 1, 0, only("save", lambda line: {**line, "step": line["step"] + 1}))
+    assert judge(run).status == "PASS"
+
+
+def test_batches_that_account_for_another_end_are_the_cause(tmp_path: Path) -> None:
+    """A step more than undisturbed, of as many batches as were repeated; one that ends earlier has another cause."""
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-MICRO_BATCHES), kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("end", lambda line: {**line, "step": line["step"] + 1}))
+    assert judge(run).code == "batches_repeated"
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("end", lambda line: {**line, "step": line["step"] - 2}))
+    assert judge(run).code == "ended_at_another_step"
+
+
+def test_data_of_no_step_have_a_cause_and_a_hint(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+
+    def strange(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "ids": None, "batch": [f"{digest:x>16}" for digest in map(str, range(len(line["batch"])))]}
+
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("step", strange))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "data_order_not_restored")
+    assert "no step of the reference began with this batch" in f"{verdict.hint}"
 
 
 def test_before_the_first_checkpoint_a_restart_begins_at_the_beginning(tmp_path: Path) -> None:

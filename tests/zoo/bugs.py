@@ -150,7 +150,7 @@ BUGS = (
         thread="Lightning-AI/pytorch-lightning#20953",
         wrong="AsyncCheckpointIO saves tensors that later steps have changed",
         drills=(
-            bad("pytorch-lightning==2.5.3", *LIGHTNING, cause="state_of_another_step"),
+            bad("pytorch-lightning==2.5.3", *LIGHTNING, cause="batches_repeated"),
             good("pytorch-lightning==2.5.4", *LIGHTNING),
         ),
     ),
@@ -159,7 +159,7 @@ BUGS = (
         thread="Lightning-AI/pytorch-lightning#20379",
         wrong="a checkpoint at the last step of an epoch counts its last batch as not done: it is trained on twice",
         drills=(
-            bad("pytorch-lightning==2.4.0", *LIGHTNING, cause="position_not_restored"),
+            bad("pytorch-lightning==2.4.0", *LIGHTNING, cause="batches_repeated"),
             good("pytorch-lightning==2.5.4", *LIGHTNING),
         ),
     ),
