@@ -16,7 +16,8 @@ import xxhash
 from chaosrun.observe.position import Position
 from chaosrun.observe.rng import capture_rng
 from chaosrun.observe.state import ObservedState
-from chaosrun.records.inspection import INSPECTION_VERSION, Quantity
+from chaosrun.records.codec import changed, encode
+from chaosrun.records.inspection import Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
@@ -39,7 +40,7 @@ class Inspector:
         self._batches = 0
         self._losses = 0
         """Of this step so far."""
-        self._entries: dict[tuple[Quantity, int, str], dict[str, Any]] = {}
+        self._entries: dict[tuple[Quantity, int, str], Entry] = {}
         self._script: dict[str, str] = {}
         """What the script kept beside all that when the step began."""
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -141,26 +142,26 @@ class Inspector:
             self._note(quantity, name, leaf, micro_batch=micro_batch)
 
     def _note(self, quantity: Quantity, name: str, value: Any, *, micro_batch: int = 0) -> None:
-        place = {"quantity": quantity, "micro_batch": micro_batch, "name": name}
-        self._entries[quantity, micro_batch, name] = {**place, **self._encoded(value)}
+        entry = Entry(quantity=quantity, micro_batch=micro_batch, name=name)
+        self._entries[quantity, micro_batch, name] = self._with(entry, value)
 
-    def _encoded(self, value: Any) -> dict[str, Any]:
+    def _with(self, entry: Entry, value: Any) -> Entry:
         match value:
             case torch.Tensor():
-                return self._stored(_raw(value), str(value.dtype).removeprefix("torch."), tuple(value.shape))
+                return self._stored(entry, _raw(value), str(value.dtype).removeprefix("torch."), tuple(value.shape))
             case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
                 plain = numpy.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
-                return self._stored(plain.reshape(-1).view(numpy.uint8), value.dtype.name, value.shape)
+                return self._stored(entry, plain.reshape(-1).view(numpy.uint8), value.dtype.name, value.shape)
             case bool() | None | str():
-                return {"text": str(value)}
+                return changed(entry, text=str(value))
             case float():
-                return self._stored(numpy.array([value], "<f8").view(numpy.uint8), "float64", ())
+                return self._stored(entry, numpy.array([value], "<f8").view(numpy.uint8), "float64", ())
             case int() if value in INT64:
-                return self._stored(numpy.array([value], "<i8").view(numpy.uint8), "int64", ())
+                return self._stored(entry, numpy.array([value], "<i8").view(numpy.uint8), "int64", ())
             case _:
-                return {"text": repr(value)}
+                return changed(entry, text=repr(value))
 
-    def _stored(self, raw: Any, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    def _stored(self, entry: Entry, raw: Any, dtype: str, shape: tuple[int, ...]) -> Entry:
         digest = xxhash.xxh3_128_hexdigest(raw)
         path = self._tensors / digest
         if not path.exists():
@@ -168,13 +169,13 @@ class Inspector:
             temporary = path.with_name(f".{digest}.{os.getpid()}")
             temporary.write_bytes(raw)
             os.replace(temporary, path)
-        return {"bytes": digest, "dtype": dtype, "shape": shape}
+        return changed(entry, bytes=digest, dtype=dtype, shape=list(shape))
 
     def _write(self, name: str, step: int) -> None:
-        moment = {"v": INSPECTION_VERSION, "step": step, "entries": list(self._entries.values()), "script": self._script}
+        moment = Moment(step=step, entries=list(self._entries.values()), script=self._script)
         path = self._folder / name
         temporary = path.with_name(f".{name}")
-        temporary.write_text(json.dumps(moment))
+        temporary.write_bytes(encode(moment))
         os.replace(temporary, path)
         self._entries.clear()
         self._script = {}

@@ -1,20 +1,14 @@
 """What an inspected step leaves behind: every quantity of it, in the order of diagnosis, with its bytes.
 
 Only replays for `chaosrun diagnose` write this. A moment is one JSON file of a rank and an attempt, `rank-R.inspection/
-step-NNNNNNNN.json`, or `end.json` after the last step: {v, step, entries}. An entry is {quantity, micro_batch, name} and one of
-
-- bytes (a digest), dtype, shape: the raw bytes lie in the leg's `tensors/<digest>`, little-endian and contiguous; what is equal
-  on several ranks and in several steps is stored once
-- text: a value that has no bits of its own (sample ids, names, None)
-
-`script` is what the script kept beside all that when the step began: path to value, readable or a digest.
-
-`micro_batch` counts from 0 within the step; it is 0 for what belongs to the step as a whole.
+step-NNNNNNNN.json`, or `end.json` after the last step.
 """
 
 from typing import Literal, get_args
 
-INSPECTION_VERSION = 1
+from msgspec import field
+
+from chaosrun.records.codec import Count, Record
 
 Quantity = Literal[
     "sample ids",
@@ -33,3 +27,26 @@ Quantity = Literal[
 ]
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
 """In the order of diagnosis: an earlier one that differs makes the later ones differ."""
+
+
+class Entry(Record, frozen=True, kw_only=True):
+    """One value of a quantity: its raw bytes, or a text where it has no bits of its own (sample ids, names, None)."""
+
+    quantity: Quantity
+    micro_batch: Count
+    """From 0 within the step; 0 for what belongs to the step as a whole."""
+    name: str
+    text: str | None = None
+    bytes: str | None = None
+    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous; what is equal on several ranks and in
+    several steps once."""
+    dtype: str | None = None
+    shape: list[int] | None = None
+
+
+class Moment(Record, frozen=True, kw_only=True, omit_defaults=False):
+    v: Literal[1] = 1
+    step: Count
+    entries: list[Entry]
+    script: dict[str, str] = field(default_factory=dict)
+    """What the script kept beside all that when the step began: path to value, readable or a digest."""

@@ -4,14 +4,15 @@ First in time: attempts in order, steps within them, what the last one left at i
 Reads what `records.inspection` describes, knows nothing of causes. No torch: bytes and dtypes will do.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaosrun.errors import UsageError
-from chaosrun.records.inspection import INSPECTION_VERSION, QUANTITIES, Quantity
+from chaosrun.records.inspection import QUANTITIES, Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.ulp import TensorDifference, tensor_difference
@@ -21,7 +22,7 @@ AFTER_THE_LOSSES = ("local gradients", "reduced gradients", "learning rate", "pa
 
 Key = tuple[Quantity, int]
 """A quantity and the micro-batch it belongs to."""
-Entries = Mapping[Key, Mapping[str, Mapping[str, Any]]]
+Entries = Mapping[Key, Mapping[str, Entry]]
 """Entries by key, then by name."""
 
 
@@ -186,15 +187,13 @@ def _pairs(reference: LegLayout, chaos: LegLayout, attempt: int, name: str, rank
 
 def _read(path: Path) -> tuple[int, Entries, Mapping[str, str]]:
     try:
-        moment = json.loads(path.read_bytes())
-        if moment["v"] != INSPECTION_VERSION:
-            raise UsageError(f"{path} has version {moment['v']!r}", hint="it was written by another version of chaosrun")
-        entries: dict[Key, dict[str, Mapping[str, Any]]] = {}
-        for entry in moment["entries"]:
-            entries.setdefault((entry["quantity"], entry["micro_batch"]), {})[entry["name"]] = entry
-        return moment["step"], entries, dict(moment.get("script", {}))
-    except (ValueError, KeyError, TypeError) as error:
+        moment = msgspec.json.decode(path.read_bytes(), type=Moment)
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it anew") from error
+    entries: dict[Key, dict[str, Entry]] = {}
+    for entry in moment.entries:
+        entries.setdefault((entry.quantity, entry.micro_batch), {})[entry.name] = entry
+    return moment.step, entries, moment.script
 
 
 def _quantities(
@@ -210,7 +209,7 @@ def _quantities(
             expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
             names = list(dict.fromkeys([*expected, *seen]))
             compared += len(names)
-            apart = [entry for entry in names if _value(expected.get(entry)) != _value(seen.get(entry))]
+            apart = [entry for entry in names if expected.get(entry) != seen.get(entry)]
             if apart:
                 differing[rank] = apart
         number = micro_batch if quantity in several else None
@@ -230,10 +229,6 @@ def _order(key: Key) -> tuple[bool, int, int, int]:
     return late, 0 if late else micro_batch, QUANTITIES.index(quantity), micro_batch
 
 
-def _value(entry: Mapping[str, Any] | None) -> object:
-    return entry and (entry.get("text"), entry.get("bytes"), entry.get("dtype"), entry.get("shape"))
-
-
 def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> dict[str, Any]:
     expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
     differences = {name: _difference(reference, chaos, expected.get(name), seen.get(name)) for name in apart}
@@ -246,8 +241,8 @@ def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apar
         "tensor": first,
         "tensors": len(apart),
         "of": len(expected.keys() | seen.keys()),
-        "expected": left.get("text") if left else None,
-        "seen": right.get("text") if right else None,
+        "expected": left and left.text,
+        "seen": right and right.text,
         "difference": differences[first],
         "problem": _problem(left, right),
         "worst": worst,
@@ -255,22 +250,21 @@ def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apar
     }
 
 
-def _problem(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str | None:
+def _problem(left: Entry | None, right: Entry | None) -> str | None:
     if left is None or right is None:
         return "only the chaos leg has it" if left is None else "the chaos leg does not have it"
-    if ("text" in left) != ("text" in right):
-        kinds = [str(side["text"]) if "text" in side else f"{side['dtype']} {tuple(side['shape'])}" for side in (left, right)]
+    if (left.text is None) != (right.text is None):
+        kinds = [f"{side.dtype} {tuple(side.shape or ())}" if side.text is None else side.text for side in (left, right)]
         return f"{kinds[0]} in the reference, {kinds[1]} in the chaos leg"
     for what in ("dtype", "shape"):
-        if left.get(what) != right.get(what):
-            return f"{what} {left.get(what)} in the reference, {right.get(what)} in the chaos leg"
+        expected, seen = getattr(left, what), getattr(right, what)
+        if expected != seen:
+            return f"{what} {expected} in the reference, {seen} in the chaos leg"
     return None
 
 
-def _difference(
-    reference: LegLayout, chaos: LegLayout, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None
-) -> TensorDifference | None:
-    if left is None or right is None or "bytes" not in left or "bytes" not in right or _problem(left, right):
+def _difference(reference: LegLayout, chaos: LegLayout, left: Entry | None, right: Entry | None) -> TensorDifference | None:
+    if left is None or right is None or not left.bytes or not right.bytes or _problem(left, right):
         return None
-    raw = [(leg.tensors / entry["bytes"]).read_bytes() for leg, entry in ((reference, left), (chaos, right))]
-    return tensor_difference(raw[0], raw[1], left["dtype"], tuple(left["shape"]))
+    raw = [(reference.tensors / left.bytes).read_bytes(), (chaos.tensors / right.bytes).read_bytes()]
+    return tensor_difference(raw[0], raw[1], left.dtype or "", tuple(left.shape or ()))
