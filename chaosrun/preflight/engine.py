@@ -96,7 +96,7 @@ class Engine:
     baseline: Baseline | None = None
     clock: Callable[[], float] = time.monotonic
     _findings: list[Finding] = field(default_factory=list)
-    _facts: dict[str, Any] = field(default_factory=dict)
+    _facts: dict[str, object] = field(default_factory=dict)
     _runs: list[CheckRun] = field(default_factory=list)
     _out: dict[str, str] = field(default_factory=dict)
     """Why a node takes no part in what several do together, by name."""

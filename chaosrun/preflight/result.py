@@ -73,7 +73,7 @@ class Result:
     """in the order they were made"""
     findings: tuple[Finding, ...]
     """the rows, check by check"""
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     """what the probes found, by check; differs from check to check"""
 
     def bad(self) -> dict[str, tuple[Finding, ...]]:

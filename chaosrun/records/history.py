@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from chaosrun.errors import RecoveryError
 from chaosrun.records.codec import sound_records
@@ -72,7 +72,7 @@ class LegHistory:
     layout: LegLayout
     journal: tuple[JournalEvent, ...] = ()
     attempts: tuple[Attempt, ...] = ()
-    environment: Mapping[str, Any] | None = None
+    environment: Mapping[str, object] | None = None
     opened: tuple[OpenedFile, ...] = ()
     """Files of other legs that it read."""
     problems: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def _read_journal(path: Path, problems: list[str]) -> list[JournalEvent]:
     return found
 
 
-def _read_environment(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
+def _read_environment(path: Path, problems: list[str]) -> Mapping[str, object] | None:
     if not path.exists():
         return None
     try:

@@ -38,8 +38,8 @@ class Entry(Record, frozen=True, kw_only=True):
     name: str
     text: str | None = None
     bytes: str | None = None
-    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous; what is equal on several ranks and in
-    several steps once."""
+    """Their digest: they lie in the leg's `tensors/<digest>`, little-endian and contiguous, each once however many ranks and
+    steps have it."""
     dtype: str | None = None
     shape: list[int] | None = None
 

@@ -88,5 +88,5 @@ class Manifest(_Frozen):
         return manifest
 
 
-def _canonical(fields: dict[str, Any]) -> bytes:
+def _canonical(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, sort_keys=True, indent=1, allow_nan=False).encode()

@@ -66,8 +66,8 @@ def saves_that_change_state(drill: Drill) -> Iterator[str]:
 def masked_loads(loads: Sequence[str]) -> str:
     """Of a script with a load of its own under `chaosrun.attach`, which comes after it (`records.run_file`)."""
     return (
-        f"the script also loads checkpoints by itself ({listed(loads, most=3)}), and chaosrun.attach restores over that: whether "
-        "its own save and load are right was not tested (a copy without attach is drilled with its own checkpoints)"
+        f"the script also loads checkpoints by itself ({listed(loads, most=3)}), and chaosrun.attach restores over that: "
+        "whether its own save and load are right was not tested (a copy without attach is drilled with its own checkpoints)"
     )
 
 

@@ -115,7 +115,7 @@ def first_difference(expected: Sequence[Any], seen: Sequence[Any]) -> int | None
     return None if len(expected) == len(seen) else min(len(expected), len(seen))
 
 
-def differing_keys(expected: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+def differing_keys(expected: Mapping[str, object], seen: Mapping[str, object]) -> list[str]:
     """Keys whose values differ or that only one side has, in the order of `expected`."""
     keys = [*expected, *(key for key in seen if key not in expected)]
     missing = object()

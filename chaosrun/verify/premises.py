@@ -126,7 +126,7 @@ def environment(drill: Drill) -> Check:
     return passed("environment", summary, facts=len(expected), canaries=len(heard))
 
 
-def _comparable(environment: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _comparable(environment: Mapping[str, object] | None) -> Mapping[str, object] | None:
     """Without the libraries that the script uses, which are known as far as it had come."""
     return environment and {key: value for key, value in environment.items() if key != "libraries"}
 

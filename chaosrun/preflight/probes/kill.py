@@ -32,6 +32,7 @@ from chaosrun.processes import (
     shared_memory_entries,
     state_of,
 )
+from chaosrun.records.codec import convert
 
 SHARED_BYTES = 1 << 20
 DEVICE_MIB = 256
@@ -59,6 +60,16 @@ class DeviceMemory(Struct, frozen=True, kw_only=True):
     """Until it was free again; None: not within the limit."""
 
 
+class Started(Struct, frozen=True, kw_only=True):
+    """What the worker says of itself once all below it are there."""
+
+    family: dict[str, int]
+    """Pids of worker, child and grandchild."""
+    port: int
+    shared_memory: str
+    device_error: str
+
+
 class KillFacts(Struct, frozen=True, kw_only=True):
     alive: list[Alive]
     killed_s: float
@@ -82,8 +93,8 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     become_subreaper()
     memory_before = _device_memory(gpus)
     worker, about = _start(gpus)
-    port, shared_memory = about["port"], SHARED_MEMORY / about["shared_memory"]
-    family = {name: identity for name in ("worker", "child", "grandchild") if (identity := identify(about[name])) is not None}
+    port, shared_memory = about.port, SHARED_MEMORY / about.shared_memory
+    family = {name: identity for name, pid in about.family.items() if (identity := identify(pid)) is not None}
     # In TIME_WAIT the connections of a killed process keep its port taken, unless it is bound to as the fork server does.
     with ExitStack() as stack:
         try:
@@ -100,7 +111,7 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     remove_shared_memory_leftovers(shared_memory_entries() - {shared_memory.name})
     left = shared_memory.exists()
     shared_memory.unlink(missing_ok=True)
-    device_error = about["device_error"]
+    device_error = about.device_error
     if gpus and not device_error and (memory_before is None or held is None):
         device_error = "nvidia-smi does not say how much memory is used"
     return KillFacts(
@@ -118,14 +129,14 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     )
 
 
-def _start(gpus: int) -> tuple[int, dict[str, Any]]:
+def _start(gpus: int) -> tuple[int, Started]:
     """A process group of three that is ready to be killed: its pid, and what it said of itself."""
     pid, reading = forked(lambda say: _work(say, gpus))
     with os.fdopen(reading) as told:
         line = told.readline()
     if not line:
         raise RuntimeError("the worker that was to be killed died before that")
-    return pid, json.loads(line)
+    return pid, convert(json.loads(line), Started)
 
 
 def _work(say: Say, gpus: int) -> None:
@@ -156,7 +167,7 @@ def _work(say: Say, gpus: int) -> None:
         said += os.read(ours, 64)
     family = {"worker": os.getpid(), "child": child, "grandchild": max(map(int, said.split()))}
     error, _held = _take_device_memory(gpus)
-    say({**family, "port": listener.getsockname()[1], "shared_memory": name, "device_error": error})
+    say(Started(family=family, port=listener.getsockname()[1], shared_memory=name, device_error=error))
     _wait_for_the_end()
 
 
