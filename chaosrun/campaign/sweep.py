@@ -33,9 +33,20 @@ from chaosrun.errors import (
     UserScriptError,
 )
 from chaosrun.faults.points import SurveyedPoint
-from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
+from chaosrun.faults.strace import expect_strace
+from chaosrun.plan.points import (
+    Passage,
+    Point,
+    chosen_steps,
+    enumerate_points,
+    first_kill,
+    matching,
+    save_points,
+    saved_steps,
+)
 from chaosrun.records.codec import read_records
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.operations import read_operations
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.records.traces import read_trace
@@ -62,6 +73,7 @@ def sweep(
     only: Sequence[str] = (),
     at_once: int | None = None,
     keep: bool = False,
+    saves: bool = False,
     resume: str | None = None,
     root: Path | None = None,
     address: str | None = None,
@@ -69,18 +81,22 @@ def sweep(
 ) -> Sweep:
     """Kill the job once at each of its points, one drill each, against one reference; its own faults are left out.
 
+    `saves`: in place of all others, the points inside one save of a script that saves by itself: that of the first of `steps`,
+    else of the one in the middle.
+
     `steps`: those at which the training's phases are tried, instead of a few that are chosen; `only`: patterns of phases or
     points; `at_once`: most drills at the same time; `keep` the runs that pass, too. `resume` goes on with a sweep (id, unique
     prefix, "latest"). Raises as `api.submit`; InterruptedRunError leaves it to be gone on with, once its points are known.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     base = (default_root() if root is None else root).absolute()
-    with Interrupts() as interrupts, _opened(base, job, resume, tuple(overrides), steps or only) as (folder, known):
+    with Interrupts() as interrupts, _opened(base, job, resume, tuple(overrides), steps or only or saves) as (folder, known):
         run = _SweepRun(
             folder=folder,
             job=load_job(job, overrides if known is None else known.overrides),
             root=base,
             keep=keep,
+            saves=saves,
             interrupts=interrupts,
             on_event=on_event or (lambda record: None),
         )
@@ -105,7 +121,7 @@ def sweep(
 
 @contextmanager
 def _opened(
-    root: Path, job: Path, resume: str | None, overrides: tuple[str, ...], chosen: Sequence[object]
+    root: Path, job: Path, resume: str | None, overrides: tuple[str, ...], chosen: object
 ) -> Iterator[tuple[SweepFolder, Sweep | None]]:
     """The folder of a new sweep, or of the one called `resume` with what is known of it; held for this process. `chosen`: what
     was asked for of its points.
@@ -141,6 +157,7 @@ class _SweepRun:
     root: Path
     keep: bool
     """The runs that pass, too."""
+    saves: bool
     interrupts: Interrupts
     on_event: Listener
 
@@ -151,6 +168,11 @@ class _SweepRun:
     def begin(self, cluster: RayCluster, overrides: Sequence[str], steps: Sequence[int], only: Sequence[str]) -> Sweep:
         """Find out what there is to try, and write it down. Raises UsageError when nothing of what was asked for exists."""
         spec = self.job.spec
+        if self.saves:
+            if spec.by != "script":
+                hint = "chaosrun saves this job: sweep it without --saves"
+                raise UsageError("--saves is for a script that saves by itself (resume.by: script)", hint=hint)
+            expect_strace()
         self.on_event({"leg": None, "event": "sweep.survey", "sweep": self.folder.path.name})
         try:
             run = self._survey(cluster, overrides)
@@ -163,10 +185,15 @@ class _SweepRun:
         trace = read_trace(reference.attempt(attempt).trace(0), attempt, 0, [])
         epochs = {record.step: record.epoch for record in trace.steps}
         last = max(epochs, default=0)
+        if self.saves:
+            steps = [_save_to_try(undisturbed, steps)]
         steps = steps or chosen_steps(epochs, saved_steps(undisturbed))
         if missing := [step for step in steps if step not in epochs]:
             raise UsageError(f"step {missing[0]} is never reached, the job has {last} steps", hint="change --steps")
-        points = enumerate_points(spec, undisturbed, recovering, steps=steps)
+        if self.saves:
+            points = save_points(undisturbed, steps[0])
+        else:
+            points = enumerate_points(spec, undisturbed, recovering, steps=steps)
         chosen = matching(points, only)
         if not chosen:
             phases = ", ".join(dict.fromkeys(point.phase for point in points))
@@ -271,8 +298,22 @@ class _Progress:
 _POINTS = msgspec.json.Decoder(SurveyedPoint)
 
 
+def _save_to_try(passed: Sequence[Passage], asked: Sequence[int]) -> int:
+    """The step after which the script saves. Raises UsageError when it does not."""
+    saved = sorted({passage.step for passage in passed if passage.phase == "save" and passage.target is not None})
+    if not saved:
+        hint = "what it saves has to lie below {output}, its working folder or `outputs`"
+        raise UsageError("the script was not seen to save anything", hint=hint)
+    if asked and asked[0] not in saved:
+        raise UsageError(f"the script saves nothing after step {asked[0]}", hint=f"it does after {', '.join(map(str, saved))}")
+    return asked[0] if asked else saved[len(saved) // 2]
+
+
 def _passages(leg: LegLayout, attempt: int, workers: int) -> Iterator[Passage]:
     for rank in range(workers):
+        for done in read_operations(leg.attempt(attempt).operations(rank)):
+            what = f"{done.kind} {os.path.basename(done.path)}"
+            yield Passage(rank=rank, phase="save", step=done.save, target=what)
         path = leg.attempt(attempt).points(rank)
         for point in read_records(path, _POINTS) if path.exists() else ():
             yield Passage(rank=rank, phase=point.phase, step=point.step, target=point.target)

@@ -134,6 +134,10 @@ def sweep(
     ] = None,
     at_once: AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
+    saves: Annotated[
+        bool,
+        Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it."),
+    ] = False,
     resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
     address: Address = None,
     root: Root = None,
@@ -154,6 +158,7 @@ def sweep(
             only=only or (),
             at_once=at_once,
             keep=keep,
+            saves=saves,
             resume=resume,
             root=root,
             address=address,

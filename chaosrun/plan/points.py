@@ -78,8 +78,10 @@ def chosen_steps(epoch_of_step: Mapping[int, int], saved: Collection[int]) -> tu
 
 
 def first_kill(spec: JobSpec) -> Entry:
-    """The kill that brings a restore about: after the first checkpoint, that every job has."""
-    return {"rank": spec.workers - 1, "phase": "checkpoint.postcommit"}
+    """The kill that brings a restore about: after the first checkpoint, that every job has; of a script with checkpoints of its
+    own nobody knows where that is."""
+    rank = spec.workers - 1
+    return {"rank": rank, "phase": "checkpoint.postcommit"} if spec.by == "chaosrun" else {"rank": rank, "occurrence": 1}
 
 
 def enumerate_points(
@@ -110,6 +112,36 @@ def enumerate_points(
         # One worker alone reduces nothing.
         found = [point for point in found if point.phase != "reduce"]
     return sorted(found, key=_place_in_table)
+
+
+def save_points(passed: Iterable[Passage], step: int) -> list[Point]:
+    """Those inside the script's save of a step, each rank's operations given in their order: a kill before each of them, those
+    in the middle of a file's writes left out, and one at the end; power cuts after each rename and at the end."""
+    found: list[Point] = []
+    of_rank: dict[int, list[str]] = {}
+    for passage in passed:
+        if passage.phase == "save" and passage.step == step and passage.target is not None:
+            of_rank.setdefault(passage.rank, []).append(passage.target)
+    for rank, operations in sorted(of_rank.items()):
+        for number, what in enumerate([*operations, "end"], start=1):
+            before = operations[number - 2] if number > 1 else ""
+            if before != what or what != (operations[number] if number < len(operations) else ""):
+                found.append(_save_point(rank, step, number, what, {}))
+            if before.startswith("rename") and number <= len(operations):
+                found.append(_save_point(rank, step, number, what, {"kind": "power_cut", "unsynced": "torn"}))
+        for unsynced in ("lost", "empty", "torn"):
+            end = len(operations) + 1
+            found.append(_save_point(rank, step, end, "end", {"kind": "power_cut", "unsynced": unsynced}))
+    return found
+
+
+def _save_point(rank: int, step: int, number: int, what: str, more: Entry) -> Point:
+    """`what`: the operation before which it strikes."""
+    cut = [f"power_cut-{more['unsynced']}"] if more else []
+    entry = {**more, "rank": rank, "phase": "save", "at_step": step, "operation": number}
+    # Without the file's name, which may be another each time.
+    place = "/".join([f"save@{step}", f"rank{rank}", f"{number:03}-{what.partition(' ')[0]}", *cut])
+    return Point(id=place, phase="save", rank=rank, step=step, target=what, recovering=False, schedule=(entry,))
 
 
 def matching(points: Iterable[Point], patterns: Collection[str]) -> list[Point]:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from chaosrun.errors import RecoveryError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.strace import expect_strace
+from chaosrun.faults.tracer import SaveNote
 from chaosrun.plan.injection import injected
 from chaosrun.plan.permission import ask_permission
 from chaosrun.plan.planner import make_plan
@@ -58,10 +60,12 @@ def plan(job: Path | TypedJob, overrides: Sequence[str] = ()) -> tuple[Job, Faul
 
 def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
-    `address`, or a private one, will not allow."""
+    `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
     loaded, faults = plan(job, overrides)
     if reference not in ("auto", "fresh"):
         reference = str(find_run(reference, root).path.resolve())
+    if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):
+        expect_strace()
     if expected := expected_ray(address):
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
