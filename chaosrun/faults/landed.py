@@ -3,11 +3,13 @@
 What is seen of a death, a hang or by a note says `observed`; what is particular to a kind, its `shows` and its `aftermath`.
 """
 
+import signal
 from collections.abc import Callable, Mapping
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import Evidence
 from chaosrun.faults.observed import Observation, Problem, alive
+from chaosrun.faults.process import NoticeNote
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn
 from chaosrun.records.history import Attempt, LegHistory
 
@@ -98,7 +100,7 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
     if kind.notice:
         # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.
         in_order = seen.signal is None if kind.evidence == "death" else seen.note.left_in_order(fault.rank)
-        wrong = reached not in (step, step + 1) if in_order else reached < before
+        wrong = reached not in (step, step + 1) if in_order and attempt.by == "chaosrun" else reached < before
     else:
         wrong = reached != before
     if not wrong or (fault.phase == "save" and reached > step):
@@ -123,6 +125,8 @@ def death_problem(seen: Observation) -> Problem | None:
         return Problem("shows_otherwise", f"a fault of kind {kind.name} does not show by a death")
     otherwise = f"a fault of kind {kind.name} ends it otherwise"
     if seen.signal is not None:
+        if seen.signal == signal.SIGTERM and isinstance(seen.note, NoticeNote) and seen.note.unhandled:
+            return None
         if seen.signal not in kind.signals:
             return Problem("other_end", f"the process ended with signal {seen.signal}, {otherwise}")
         if seen.death.killed and seen.death.alone:

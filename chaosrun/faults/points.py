@@ -66,6 +66,8 @@ class FaultPoints:
         self.training: Training | None = None
         """What there is to damage; None until the script has attached."""
         self.pace = Pace()
+        self.has_notice = False
+        """This rank was told to leave."""
 
     def reach(self, phase: Phase, step: int, *, target: str | None = None, **at: Any) -> None:
         """Strike with what is due here, if anything is. Most kinds do not return.
@@ -113,6 +115,7 @@ class FaultPoints:
             return
         if fault.group is not None:
             strike.wait_for_group()
+        self.has_notice = self.has_notice or fault.facts.notice
         (fault.facts.inside or wait_for_the_supervisor)(strike)
 
     def fire_inside_reduce(self, parameters: Sequence[torch.nn.Parameter], step: int) -> None:

@@ -36,6 +36,11 @@ class InjectedError(Exception):
     """Its id."""
 
 
+class NoticeNote(Note, frozen=True, kw_only=True):
+    unhandled: bool = False
+    """Nothing handled SIGTERM in the process that was told."""
+
+
 class MemoryNote(Note, frozen=True, kw_only=True):
     taken_mib: int | None = None
     limit_mib: int | None = None
@@ -52,6 +57,8 @@ def kill(strike: Strike) -> None:
 
 def preempt(strike: Strike) -> None:
     """The notice, and SIGKILL when grace runs out. What the rank makes of it is `train.preemption`, or the script's own."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        strike.note(NoticeNote(unhandled=True))
     signal_later(strike, strike.option("grace_s"), "kill")
     os.kill(strike.pid, signal.SIGTERM)
 
@@ -171,6 +178,8 @@ def _tell_preempt(seen: Observation) -> str:
     if seen.signal is None:
         return f"{seen.process}: left on the notice ({seen.end})"
     after_s = seen.death.after_s
+    if seen.signal == signal.SIGTERM:
+        return f"{seen.process}: SIGTERM, no handler of the script's"
     when = "" if after_s is None else f" {after_s:.1f} s after the notice"
     return f"{seen.process}: {seen.end}{when}, out of grace"
 
@@ -212,6 +221,7 @@ KINDS = (
         loss=True,
         signals=(signal.SIGKILL,),
         exit_code=PREEMPTED_EXIT_CODE,
+        note=NoticeNote,
         shows=_on_notice,
         tell=_tell_preempt,
     ),

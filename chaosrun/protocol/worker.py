@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from chaosrun.errors import ChaosrunError, ResourcesError, UserScriptError
+from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.observe.ledger import listen
 from chaosrun.observe.opened import watch
 from chaosrun.observe.team_files import TeamFiles
@@ -85,6 +86,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
     if context.preemption.left is not None:
         # Whatever the script did after it.
         end = context.preemption.end()
+    end = _unless_told(end, context)
     try:
         _write_end(order, context, end)
     except OSError as error:
@@ -92,7 +94,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             raise
         # All that can still be told; the supervisor looks at the disk.
         return ResourcesError.exit_code
-    if end.error is None or context.preemption.left is not None:
+    if end.error is None or end.status == LEFT_ON_NOTICE:
         context.heart.beat("leaving", context.step)
         if end.error is None:
             _leave_process_group()
@@ -119,7 +121,7 @@ def end(context: WorkerContext, error: BaseException | None) -> None:
         error = unfinished
     if error is not None:
         end = _raised("raised", error, context.order)
-    end = _unless_refused(end, context)
+    end = _unless_told(_unless_refused(end, context), context)
     _write_end(context.order, context, end)
     if end.error is None:
         _leave_process_group()
@@ -150,6 +152,17 @@ def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     """What the script made of a refusal does not count."""
     refused = context.team_files and context.team_files.refused
     return end if refused is None else _raised("raised", refused, context.order)
+
+
+def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
+    """A script that handles its notice itself leaves as it likes: it has left, and is not complete."""
+    order = context.order
+    if order.by != "script" or not context.faults.has_notice:
+        return end
+    how = end.status if end.error is None else end.error.type
+    message = f"rank {order.rank} was told to leave (SIGTERM) and left after step {context.step} ({how})"
+    error = RaisedError(type="Preempted", message=message, exit_code=PREEMPTED_EXIT_CODE, traceback="")
+    return WorkerEnd(status=LEFT_ON_NOTICE, exit_code=PREEMPTED_EXIT_CODE, error=error, told=order.rank)
 
 
 def _know_the_leg(context: WorkerContext) -> None:

@@ -192,10 +192,10 @@ class TestCommands:
             ("diagnose latest --address auto", {"address": "auto"}),
             ("shrink latest --max-drills 9", {"max_drills": 9, "address": None}),
             (
-                "sweep job.yaml workers=2 --steps 1,27 --only reduce --only restore.* --at-once 2 --keep --resume x --root r",
+                "sweep job.yaml workers=2 --steps 1,27 --only reduce --only x* --at-once 2 --keep --saves --resume x --root r",
                 {
-                    **{"overrides": ("workers=2",), "steps": (1, 27), "only": ["reduce", "restore.*"], "at_once": 2},
-                    **{"keep": True, "resume": "x", "root": Path("r"), "address": None},
+                    **{"overrides": ("workers=2",), "steps": (1, 27), "only": ["reduce", "x*"], "at_once": 2},
+                    **{"keep": True, "saves": True, "resume": "x", "root": Path("r"), "address": None},
                 },
             ),
         ],

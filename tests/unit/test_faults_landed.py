@@ -32,6 +32,8 @@ def problem(kind: Any, exit_code: int | None = None, by_signal: int | None = Non
         ("abort", None, signal.SIGABRT, {}),
         ("preempt", 85, None, {"end": LEFT}),
         ("preempt", None, signal.SIGKILL, {"after_s": 2.01, "killed": False, "options": {"grace_s": 2.0}}),
+        # A script with a handler of its own leaves as it likes; without one it dies of the notice.
+        ("preempt", None, signal.SIGTERM, {"note": {"unhandled": True}}),
         ("exception", 4, None, {"end": RAISED}),
         ("exit", 0, None, {"end": None}),
         ("memory", 4, None, {"end": MEMORY}),
