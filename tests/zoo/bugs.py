@@ -118,6 +118,24 @@ BUGS = (
         drills=(bad("transformers==5.23.0", cause="batches_repeated"),),
     ),
     Bug(
+        name="transformers-35782",
+        thread="huggingface/transformers#35782",
+        wrong="after a kill inside a save the newest checkpoint is incomplete, and every restart fails on it",
+        drills=(bad("transformers==5.23.0", cause="never_came_back"),),
+    ),
+    Bug(
+        name="transformers-optimizer",
+        thread="huggingface/transformers#35782",
+        wrong="a checkpoint without optimizer.pt is trained on from without a word",
+        drills=(bad("transformers==5.23.0", cause="optimizer_state_not_restored"),),
+    ),
+    Bug(
+        name="transformers-rng",
+        thread="huggingface/transformers#35782",
+        wrong="a checkpoint without rng_state.pth is trained on from without a word",
+        drills=(bad("transformers==5.23.0", cause="rng_not_restored"),),
+    ),
+    Bug(
         name="datasets-8295",
         thread="huggingface/datasets#8295",
         wrong="the second resume of a stream begins at its start",
