@@ -90,7 +90,7 @@ def write_suite(path: Path, bugs: Sequence[Bug]) -> None:
 
 def said(result: DrillResult) -> str:
     """What chaosrun said, for the page."""
-    words = result.difference if result.status == "FAIL" and result.difference else result.cause or result.error or ""
+    words = result.cause or result.error or ""
     return f"**{result.word}**" + ("" if result.status == "PASS" else f": {words.replace('|', '/')}")
 
 
@@ -129,8 +129,7 @@ def main() -> int:
         write_suite(path, bugs)
         whole = suite(SuiteRequest(path=path))
     for result in whole.drills:
-        found = result.difference or result.cause or ""
-        print(f"{'ok   ' if result.ok else 'WRONG'} {result.name:32} {result.word:12} {found}")
+        print(f"{'ok   ' if result.ok else 'WRONG'} {result.name:32} {result.word:12} {result.cause or result.error or ''}")
         for surprise in result.surprises:
             print(f"      {surprise}")
     keep(whole.drills)

@@ -192,7 +192,7 @@ BUGS = (
     ),
     Bug(
         name="lightning-rng",
-        thread="Lightning-AI/pytorch-lightning#20204",
+        thread="Lightning-AI/pytorch-lightning#17543",
         wrong="no random stream is part of a checkpoint: dropout draws other masks after a resume",
         drills=(bad("pytorch-lightning==2.6.0", *LIGHTNING, cause="rng_not_restored"),),
     ),

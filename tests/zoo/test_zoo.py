@@ -23,7 +23,6 @@ def test_the_page_has_a_row_for_every_bug() -> None:
     for bug, row in zip(BUGS, page({}).splitlines()[-len(BUGS) - TAIL.count("\n") :], strict=False):
         thread = row.split("|")[2]
         assert bug.url in thread and f"|{thread}| {bug.wrong} |" in written, f"{bug.name}: run `make zoo`"
-    assert "not drilled yet" not in written
 
 
 @pytest.mark.nightly

@@ -40,7 +40,6 @@ parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-steps", type=int, default=4)
-parser.add_argument("--save-only-model", action="store_true")
 options = parser.parse_args()
 
 torch.manual_seed(1)
@@ -51,7 +50,6 @@ arguments = TrainingArguments(
     gradient_accumulation_steps=options.accumulate,
     learning_rate=1e-2,
     save_steps=options.save_steps,
-    save_only_model=options.save_only_model,
     logging_steps=1000,
     report_to="none",
     use_cpu=True,
