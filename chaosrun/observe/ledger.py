@@ -20,6 +20,8 @@ from chaosrun.observe.contents import tensors_in
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
 _next_index = _BaseDataLoaderIter._next_index
+SAMPLED = 256
+"""So many elements of a tensor tell it from another."""
 KEPT_BATCHES = 16
 """At most so many that no forward pass has taken are kept."""
 
@@ -75,7 +77,7 @@ class SampleLedger:
 
 class BatchLedger:
     """What all loaders of this process hand out, found again by the tensors of a batch: loaders fetch ahead, and a batch may be
-    passed over. Ids are unknown of a batch whose tensors were copied, to a GPU for instance."""
+    passed over. Ids are unknown of a batch that was changed on its way to the model, or that cannot be told from another."""
 
     def __init__(self) -> None:
         listen()
@@ -87,8 +89,10 @@ class BatchLedger:
 
     def taken(self, tensors: Iterable[torch.Tensor]) -> list[Any] | None:
         """The ids of the batch that these tensors are of."""
+        tensors = list(tensors)
         addresses = {_address(tensor) for tensor in tensors} - {0}
         found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
+        found = found or self._copied(tensors)
         if found is None:
             return None
         while self._handed_out[0] is not found:
@@ -98,6 +102,14 @@ class BatchLedger:
             self.passes += 1
         self._last = found
         return found.ids
+
+    def _copied(self, tensors: list[torch.Tensor]) -> "_HandedOut | None":
+        """The batch whose copies these are, on another device for instance; None where that may be several."""
+        samples = {_sample(tensor) for tensor in tensors if tensor.numel() > 1}
+        alike = [(len(samples & {_sample(tensor) for tensor in entry.tensors}), entry) for entry in self._handed_out]
+        most = max((count for count, _ in alike), default=0)
+        best = [entry for count, entry in alike if count == most]
+        return best[0] if most and len(best) == 1 else None
 
     def _telling(self, following: Any) -> Any:
         def __next__(iterator: Any) -> Any:
@@ -128,6 +140,11 @@ class _HandedOut:
     iterator: int
     number: int
     """How many it has handed out, this one included."""
+
+
+def _sample(tensor: torch.Tensor) -> tuple[Any, ...]:
+    flat = tensor.detach().reshape(-1)
+    return tensor.dtype, tensor.shape, *flat[:: flat.numel() // SAMPLED + 1].tolist()
 
 
 def _address(tensor: torch.Tensor) -> int:
