@@ -55,7 +55,7 @@ def _agreeing(standing: Standing, moments: Iterable[Moment]) -> Mapping[str, Map
     rates = None if standing.rates is None else tuple(standing.rates)
     for moment in moments:
         step = moment.step
-        if moment.weights == standing.weights:
+        if standing.weights in (moment.weights, moment.weights_after):
             found["weights"][step] = None
         if moment.optimizer == standing.optimizer:
             found["optimizer"][step] = None

@@ -20,7 +20,7 @@ class Listener(Protocol):
     """Who is told."""
 
     def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """The outermost module is about to be called, in training mode and with gradients."""
+        """The outermost module is about to be called with gradients; in evaluation mode perhaps for an evaluation."""
         ...
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
@@ -53,6 +53,7 @@ class _Seen:
         self.inside = False
         """Of an outermost module's call."""
         self.optimizers: list[weakref.ref[Optimizer]] = []
+        self.met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.installed = False
 
     def hears(self) -> Listener | None:
@@ -88,7 +89,7 @@ def _see_forward_passes() -> None:
     inner = torch.nn.Module.__call__
 
     def __call__(self: torch.nn.Module, *inputs: Any, **named: Any) -> Any:
-        if _seen.inside or not self.training or not torch.is_grad_enabled():
+        if _seen.inside or not torch.is_grad_enabled():
             return inner(self, *inputs, **named)
         listener = _seen.hears()
         # A loss function, a metric, an augmentation: modules without parameters only compute.
@@ -163,8 +164,9 @@ def _see_optimizers() -> None:
 
 
 def _meet(optimizer: Optimizer) -> None:
-    if not any(reference() is optimizer for reference in _seen.optimizers):
-        _seen.optimizers.append(weakref.ref(optimizer))
+    if optimizer not in _seen.met:
+        _seen.met.add(optimizer)
+        _seen.optimizers = [known for known in _seen.optimizers if known() is not None] + [weakref.ref(optimizer)]
 
 
 class _Steps:

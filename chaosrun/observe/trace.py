@@ -85,6 +85,8 @@ class Observer:
         self._outside: Outside | None = None
         self._named: list[tuple[str, torch.nn.Parameter]] = []
         self.parameters: list[torch.nn.Parameter] = []
+        self._weights = ""
+        """Digest of the parameters after the last step, or at the start."""
         self._clear_window()
 
     def beginning(self) -> Beginning:
@@ -130,6 +132,7 @@ class Observer:
                 found=found,
             )
         )
+        self._weights = at_start.weights.value
         if self._inspector:
             self._inspector.begin(position, self._named)
 
@@ -146,9 +149,17 @@ class Observer:
         """No batch of the step that comes has been seen."""
         return not self._rng_before
 
+    @property
+    def has_batch(self) -> bool:
+        """Of the step that comes."""
+        return bool(self._digests)
+
     def open_window(self) -> None:
         """The first batch of a step is there."""
         self._rng_before = self._rng()
+        if self._order.by == "script":
+            before = fingerprint(self.parameters).value
+            self._began = "" if before == self._weights else before
 
     def batch(self, batch: Any, ids: list[Any] | None) -> None:
         """A micro-batch has been handed to the script."""
@@ -207,8 +218,10 @@ class Observer:
                 params=parameters.each,
                 items=items,
                 state=self._state.optimizer_digest(),
+                began=self._began,
             )
         )
+        self._weights = parameters.value
         if self._inspector:
             self._inspector.step()
         self._clear_window()
@@ -248,7 +261,7 @@ class Observer:
         self._ids: list[list[Any] | None] = []
         self._digests: list[str] = []
         self._losses: list[torch.Tensor] = []
-        self._rng_before = ""
+        self._rng_before = self._began = ""
         # Of a step that a gradient scaler skipped there is neither.
         self._gradients: list[int] = []
         self._rates: list[float] = []

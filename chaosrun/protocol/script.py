@@ -62,6 +62,8 @@ class ScriptTraining:
         """How many optimizers make a step that begins with this one, where a whole step has been seen."""
         self._recorded = True
         self._unsettled = False
+        self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+        """The last call in evaluation mode since the last step: some scripts train in it."""
         self._primer = ScriptPrimer(prime=self._order.prime_buckets)
         self.finished = False
         self._saves = SavePoints(self._faults, self._order, context.leg)
@@ -83,22 +85,25 @@ class ScriptTraining:
             own = [tensor for tensor in tensors if tensor.grad_fn is None]
             if tensors and not own:
                 return  # it goes on where another module has ended
+            if not module.training:
+                # An evaluation, unless a backward pass comes of it.
+                self._evaluated = module, inputs, named
+                return
             self._go_on()
             if self._observer is None and not hooks.optimizers():
                 return  # a pass that makes or measures something, before there is a training
             observer = self._observer or self._begin(module, content_digest([inputs, named]))
-            self._open_window(observer)
-            self._heart.beat("forward", self.position.step + 1)
-            passes, ids = self._ledger.passes, self._ledger.taken(own)
-            self._batches = self._batches + 1 if self._ledger.passes == passes else 1
-            observer.batch([inputs, named], ids)
+            self._take(observer, inputs, named)
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy:
             return run()
         with self._undisturbed():
             self._go_on()
-            observer = self._observer or self._begin(None, None)
+            seen = self._evaluated
+            observer = self._observer or self._begin(seen and seen[0], seen and content_digest([*seen[1:]]))
+            if seen and not observer.has_batch:
+                self._take(observer, *seen[1:])
             self._open_window(observer)
             observer.losses([_scalar(root) for root in roots[:1]])
             if self._primer.synchronises and not self._backwards:
@@ -152,6 +157,16 @@ class ScriptTraining:
         self._primer.meet(model)
 
     # What it makes of it
+
+    def _take(self, observer: Observer, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """These are a micro-batch of the step that is being made."""
+        self._evaluated = None
+        self._open_window(observer)
+        self._heart.beat("forward", self.position.step + 1)
+        own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
+        passes, ids = self._ledger.passes, self._ledger.taken(own)
+        self._batches = self._batches + 1 if self._ledger.passes == passes else 1
+        observer.batch([inputs, named], ids)
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:

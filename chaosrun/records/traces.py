@@ -153,6 +153,8 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     ranks. None where losses are means and nothing was counted."""
     state: str = ""
     """Of the optimizers' state after the step, where a script resumes by itself."""
+    began: str = ""
+    """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say."""
     attempt: int = 0
     rank: int = 0
     """Both those of its file."""
@@ -280,6 +282,8 @@ class Moment:
     """As the next step used them: None, as all that is of the next step, after the last."""
     rng_after: str | None = None
     data_after: str | None = None
+    weights_after: str | None = None
+    """Where the script changed them before the next step."""
 
 
 class _Brief(msgspec.Struct):
@@ -288,6 +292,7 @@ class _Brief(msgspec.Struct):
     kind: str
     param: str = ""
     state: str = ""
+    began: str = ""
     rng: str = ""
     step: int = 0
     position: Position | None = None
@@ -313,6 +318,7 @@ def read_moments(path: Path) -> list[Moment]:
         elif told.kind == "step" and moments:
             rates = told.lr or moments[-1].rates
             after = {"rates_after": rates, "rng_after": told.rng, "data_after": told.batch[0]}
+            after |= {"weights_after": told.began or None}
             moments[-1] = replace(moments[-1], **after)
             moments.append(Moment(step=told.step, weights=told.param, optimizer=told.state, rates=rates))
     return moments

@@ -190,13 +190,26 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     "recomputed": (1, 6, 1, 1),
     "inside_backward": (1, 6, 1, 1),
     "functional": (1, 6, 1, 1),
+    "in_evaluation_mode": (1, 6, 1, 1),
+    "clipped_weights": (1, 6, 1, 1),
     "compiled": (1, 6, 1, 1),
     "fsdp1": (2, 6, 1, 1),
     "fsdp2": (2, 6, 1, 1),
 }
 
 
-SLOW = ("no_sync", "accelerated", "evaluation", "in_parts", "recomputed", "inside_backward", "functional", "compiled", "fsdp1")
+SLOW = (
+    "no_sync",
+    "in_evaluation_mode",
+    "accelerated",
+    "evaluation",
+    "in_parts",
+    "recomputed",
+    "inside_backward",
+    "functional",
+    "compiled",
+    "fsdp1",
+)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in SLOW)) for kind in LOOPS])

@@ -225,6 +225,26 @@ def inside_backward() -> None:
         model(data(number)).square().mean().backward()
 
 
+def in_evaluation_mode() -> None:
+    model = net().eval()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def clipped_weights() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for number in Saved(model=model, optimizer=optimizer).rounds():
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+
+
 def functional() -> None:
     weights = torch.nn.Parameter(torch.randn(8, 8))
     holder = nn.ParameterList([weights])
@@ -285,7 +305,9 @@ KINDS: dict[str, Callable[[], None]] = {
     kind.__name__: kind
     for kind in (gan, two_optimizers, scaler, closures, accumulation, no_sync, accelerated, evaluation, nested, in_parts)
 }
-KINDS |= {kind.__name__: kind for kind in (recomputed, inside_backward, functional, compiled)}
+KINDS |= {
+    kind.__name__: kind for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled)
+}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
