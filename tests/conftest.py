@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from chaosrun.api import RunResult
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.records.layout import RunLayout
+    from chaosrun.spec.command_line import TypedJob
     from chaosrun.verify.diagnosis import Diagnosis
 
 pytest_plugins = ["tests.oracle.score"]
@@ -61,7 +62,7 @@ class WarmDrills:
 
     def __call__(
         self,
-        job: Path,
+        job: "Path | TypedJob",
         *,
         root: Path,
         overrides: Sequence[str] = (),

@@ -37,10 +37,9 @@ from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
-from chaosrun.supervise.working_folder import has_written, lay_out
+from chaosrun.supervise.working_folder import expect_resumable, lay_out
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
-from chaosrun.wording import count
 
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
@@ -201,13 +200,8 @@ class Drill:
                 return True
         write_run(self.run, info)
         result = self._run_undisturbed("reference", spec, info)
-        if result.outcome == "completed" and spec.by == "script" and not has_written(leg):
-            steps = count(result.final_step, "step")
-            raise UsageError(
-                f"the script saved nothing that chaosrun can see in its {steps}: a restart has nothing to resume from",
-                hint="have it save below its working directory or {output}, more often than once in a run; a path elsewhere is "
-                "not seen",
-            )
+        if result.outcome == "completed" and spec.by == "script":
+            expect_resumable(leg, result.final_step)
         if result.outcome == "completed" and len(leg.attempts()) == 1 and not of_a_training(opened_files(leg, [])):
             self._cache(key, leg, result.final_step)
         return result.outcome == "completed"

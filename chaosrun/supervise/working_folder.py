@@ -5,7 +5,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
+from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
+from chaosrun.wording import count
 
 
 def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
@@ -39,7 +41,23 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
             place.symlink_to(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
 
 
-def has_written(leg: LegLayout) -> bool:
+def expect_resumable(leg: LegLayout, steps: int) -> None:
+    """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find."""
+    if not steps:
+        raise UsageError(
+            "the script ended without a step of an optimizer",
+            hint="name the script that trains; where it found a checkpoint of an earlier run, and had nothing left to do, "
+            "outputs=[FOLDER] hides that folder from each leg",
+        )
+    if not _has_written(leg):
+        made = count(steps, "step")
+        raise UsageError(
+            f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
+            hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen",
+        )
+
+
+def _has_written(leg: LegLayout) -> bool:
     """Whether the script has left a file of its own in the leg's folders."""
     for top in (leg.work, leg.output):
         for folder, _, names in os.walk(top):

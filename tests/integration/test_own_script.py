@@ -1,0 +1,64 @@
+"""Drills of a script as it is, without a job file: the default plan, folders of each leg's own, and what cannot be drilled."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from chaosrun.errors import UsageError
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.layout import LegLayout
+from chaosrun.spec.command_line import Asked, TypedJob, typed_job
+from tests.conftest import WarmDrills
+
+SCRIPT = Path(__file__).parents[1] / "e2e" / "own" / "train.py"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    shutil.copy(SCRIPT, folder / "train.py")
+    return folder
+
+
+def typed(folder: Path, *args: str, kill: tuple[str, ...] = ()) -> TypedJob:
+    return typed_job(Path("train.py"), args, Asked(workers=2, kill=kill), folder)
+
+
+def test_the_default_plan(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
+    result = warm_drills(typed(job), root=tmp_path)
+    assert (result.verdict.status, result.verdict.resume_by) == ("PASS", "script")
+    plan = FaultPlan.read(result.run.plan_json)
+    assert [fault.phase for fault in plan.faults].count("save") == (shutil.which("strace") is not None)
+    assert len(plan.faults) >= 4 and all(fault.landed for fault in result.verdict.faults)
+    assert os.listdir(job) == ["train.py"]
+    # What it saved lies in the leg; what is there of the job's leads to it.
+    work = LegLayout(result.run.path / "chaos").work
+    assert (work / "out" / "last.pt").is_file() and (work / "train.py").is_symlink()
+
+
+@pytest.mark.nightly
+def test_what_was_there_is_not_touched(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
+    (job / "team").mkdir()
+    (job / "team" / "next.pt").write_text("of another run")
+    result = warm_drills(typed(job, "--out", "team", kill=("1@9",)), root=tmp_path)
+    assert (result.verdict.status, result.verdict.exit_code) == ("INCONCLUSIVE", 4)
+    assert "which was there before: a drill never overwrites what another run left" in result.verdict.headline
+    assert (result.verdict.hint or "").startswith("outputs=[team] gives each leg its own")
+    # The way out.
+    again = typed(job, "--out", "team", kill=("1@9",))
+    assert warm_drills(again, root=tmp_path, overrides=["outputs=[team]"]).verdict.status == "PASS"
+    assert warm_drills(typed(job, "--out", "{output}", kill=("1@9",)), root=tmp_path).verdict.status == "PASS"
+    outside = warm_drills(typed(job, "--out", str(tmp_path / "new"), kill=("1@9",)), root=tmp_path)
+    assert "both legs would share it" in outside.verdict.headline and not (tmp_path / "new").exists()
+    assert [path.read_text() for path in (job / "team").iterdir()] == ["of another run"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("left_out", "said"), [("step", "without a step of an optimizer"), ("save", "saved nothing that")])
+def test_what_cannot_be_drilled(job: Path, tmp_path: Path, warm_drills: WarmDrills, left_out: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        warm_drills(typed(job, "--leave-out", left_out, kill=("1@9",)), root=tmp_path)
+    assert caught.value.hint
