@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import chaosrun
+from chaosrun.integrations.testing import Chaos
 from chaosrun.protocol.session import Session
 from chaosrun.spec.problems import Source
 from chaosrun.spec.source import load_job
@@ -89,13 +90,13 @@ def test_yaml_loads(block: Block, tmp_path: Path) -> None:
         path.write_text(block.text)
         assert len(load_suite(path).drills) > 1
     else:
-        path.write_text(block.text if "script" in keys else LEAST_JOB + block.text)
+        path.write_text(block.text if {"script", "command"} & keys else LEAST_JOB + block.text)
         assert load_job(path).spec.workers == 3
 
 
 @pytest.mark.parametrize("block", all_blocks("python"), ids=str)
 def test_python_compiles_and_its_names_exist(block: Block) -> None:
-    homes = {"chaosrun": chaosrun.__all__, "run": dir(Session), "chaos": ["run"]}
+    homes = {"chaosrun": chaosrun.__all__, "run": dir(Session), "chaos": dir(Chaos)}
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in homes:
             assert node.attr in homes[node.value.id], ast.unparse(node)
