@@ -28,11 +28,8 @@ installs the releases side by side, drills them all and writes this page; `make 
 
 """
 TAIL = """
-To drill one by hand, put its releases first on Python's path:
-
-    chaosrun submit tests/zoo/jobs/accelerate-4071.yaml env.PYTHONPATH=CACHE/site-packages/accelerate--1.14.0
-
-CACHE is `CHAOSRUN_ZOO`, by default `~/.cache/chaosrun-zoo`.
+A drill by hand puts its releases first on Python's path, by a job's `env.PYTHONPATH`: each lies in a folder of its own, such as
+`site-packages/accelerate--1.14.0`, below `CHAOSRUN_ZOO`, by default `~/.cache/chaosrun-zoo`.
 """
 
 
