@@ -48,7 +48,7 @@ class RunningAttempt:
         self.live.difference_update(seen.pid for seen in ended)
         for seen in ended:
             end = read_end(self.layout, seen.rank)
-            if seen.may_have_left_well and end is not None and end.completed:
+            if end is not None and end.completed and self._left_well(seen):
                 completed.add(seen.rank)
             # On notice all ranks leave after the same step: the others are on their way.
             elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
@@ -62,6 +62,10 @@ class RunningAttempt:
             told = {"completed": seen.rank in completed, "killed": seen.rank in self.killed, "died_s": died_s}
             send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
+
+    def _left_well(self, seen: Ended) -> bool:
+        """Of a rank that says that it has completed the training."""
+        return seen.exit_code == 0
 
     def kill(self) -> None:
         """SIGKILL what lives of it."""
@@ -77,13 +81,17 @@ class CommandAttempt(RunningAttempt):
     command: Command
     launcher: int = 0
     """Its pid."""
+    unsure: bool = False
+    """How one of the ranks ended, its launcher alone knows, which has told it by its own exit code."""
     ending: bool = False
     """It has been killed: what becomes of the command is no news."""
 
     def see_deaths(self, send: Send) -> None:
         """As that of other attempts; and see who announces himself, and that the command has ended."""
         news = list(self.command.look())
-        self.command.completed |= self._tell([seen for seen in news if isinstance(seen, Ended)], send)
+        ranks = [seen for seen in news if isinstance(seen, Ended)]
+        self.unsure |= any(seen.is_unknown for seen in ranks)
+        self.command.completed |= self._tell(ranks, send)
         for event in news:
             if isinstance(event, Announced):
                 self.ranks[event.pid] = event.rank
@@ -96,8 +104,12 @@ class CommandAttempt(RunningAttempt):
             self.live.remove(self.launcher)
             kill_group(self.launcher)
             ended = Ended.of(-1, seen)
-            if ended.exit_code != 0 or not self.command.has_completed:
+            if not self.command.has_completed or (self.unsure and ended.exit_code != 0):
                 self._fail(self.command.failed("launcher_ended", ended=ended), send)
+
+    def _left_well(self, seen: Ended) -> bool:
+        # By a signal, too: torch's threads may crash an interpreter that ends. Ranks that we fork leave by os._exit.
+        return seen.exit_code in (0, None)
 
     def _fail(self, failed: LauncherFailed, send: Send) -> None:
         if not self.ending:

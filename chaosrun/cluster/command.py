@@ -132,10 +132,6 @@ class Ended:
     def is_unknown(self) -> bool:
         return self.exit_code is None and self.signal is None
 
-    @property
-    def may_have_left_well(self) -> bool:
-        return self.exit_code == 0 or self.is_unknown
-
 
 class Command:
     """The command of one node in one attempt, and the ranks that have announced themselves."""
@@ -221,7 +217,6 @@ class Command:
         order = self._orders.get(claim.rank)
         notices = any(KINDS[fault["kind"]].notice for fault in order.faults) if order else False
         why: tuple[tuple[LauncherCode, bool], ...] = (
-            ("not_observed", claim.problem is not None),
             ("other_world_size", claim.world_size != self._order.world_size),
             ("other_node", order is None),
             ("launcher_restarts", claim.rank in self._announced or claim.restarts > 0),
@@ -240,7 +235,7 @@ class Command:
             announced=len(self._announced),
             exit_code=ended and ended.exit_code,
             signal=ended and ended.signal,
-            said=(claim and claim.problem) or last_lines(self.log),
+            said=last_lines(self.log),
         )
 
     def close(self) -> None:

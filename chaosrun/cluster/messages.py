@@ -79,7 +79,7 @@ class LauncherFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event
     exit_code: int | None = None
     signal: int | None = None
     said: str = ""
-    """Its last lines; of not_observed why."""
+    """Its last lines."""
 
 
 class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="start_failed"):

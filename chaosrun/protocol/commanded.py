@@ -136,11 +136,11 @@ def become_rank(order: WorkerOrder) -> None:
     answer_with_stacks(output)
     context.heart.open(context.leg.attempt(order.attempt).heartbeat(order.rank))
     context.heart.beat("started", 0)
+    # It is called after what the script itself leaves to be done at its end.
+    atexit.register(_end, context, os.getpid())
     pin_algorithms(order.deterministic)
     worker.begin(context)
     context.heart.beat("script", 0)
-    # After what the script itself leaves to be done at its end.
-    atexit.register(_end, context, os.getpid())
 
 
 def _end(context: "WorkerContext", pid: int) -> None:

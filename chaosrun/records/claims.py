@@ -14,9 +14,7 @@ from chaosrun.records.order import WorkerOrder
 
 VARIABLE = "CHAOSRUN_STARTUP"
 
-LauncherCode = Literal[
-    "launcher_ended", "launcher_restarts", "other_world_size", "other_node", "signals_ignored", "not_observed"
-]
+LauncherCode = Literal["launcher_ended", "launcher_restarts", "other_world_size", "other_node", "signals_ignored"]
 """What a launcher did that ends its attempt; `supervise.launchers` has the sentences."""
 
 
@@ -40,8 +38,6 @@ class Claim(Record, frozen=True, kw_only=True, omit_defaults=False):
     restarts: int = 0
     """How often its launcher has restarted its ranks."""
     ignores_sigterm: bool = False
-    problem: str | None = None
-    """Why it cannot be observed; it goes no further."""
 
 
 class Answer(Record, frozen=True, kw_only=True):

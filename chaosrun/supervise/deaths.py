@@ -74,7 +74,7 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     attempt, rank, exit_code, killed_by = exited.attempt, exited.rank, exited.exit_code, exited.signal
     end = read_end(leg.attempt(attempt), rank)
     log = leg.attempt(attempt).log(rank)
-    if end is not None and end.completed:
+    if end is not None and end.completed and exit_code in (None, 0, end.exit_code):
         return None
     if end is not None and end.told is not None:
         return _of_notice(end, end.told)
@@ -89,6 +89,8 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if killed_by is not None:
         message = f"rank {rank} was killed by {signal_name(killed_by)} at step {step}, and no fault was planned for it"
         hint = f"the kernel (out of memory?), the cluster or a person did it; see {log}"
+        if launchers := sorted(log.parent.glob("launcher-*.log")):
+            hint = f"its launcher ends ranks when another one fails: see {', '.join(map(str, launchers))}; or {hint}"
         return failed(code="killed", message=message, hint=hint)
     if exited.collected:
         message = f"rank {rank} was gone at step {step}, without an error; only its launcher knows how it ended"

@@ -29,7 +29,6 @@ _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {
         "rank {rank} was started with SIGTERM ignored: no preemption notice can reach it",
         "the command, or a shell in it, ignores SIGTERM (trap '' TERM), and what it starts inherits that",
     ),
-    "not_observed": ("rank {rank} cannot be observed: {said}", "see {log}"),
 }
 
 
@@ -45,8 +44,6 @@ def failure_of_launcher(failed: LauncherFailed, layout: AttemptLayout, world_siz
             "node": failed.node_rank,
             "world": count(world_size, "worker"),
             "world_size": world_size,
-            "said": failed.said,
-            "log": log,
         }
         message, hint = sentence.format(**about), hint.format(**about)
         return Failure(code="launcher_misused", message=message, hint=hint, outcome="user_error", refused=True)

@@ -15,9 +15,12 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from chaosrun.cluster.messages import Stopped
+from chaosrun.cluster import command
+from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, Stopped
 from chaosrun.cluster.ray_cluster import RayCluster
 from tests.integration.ranks import TARGET, make_orders, notes_of
+
+TRAIN = str(Path(__file__).parent / "commanded" / "train.py")
 
 
 def main(leg: Path, folder: str) -> None:
@@ -47,11 +50,43 @@ def main(leg: Path, folder: str) -> None:
                 "port": started.port,
                 "stopped": stopped,
             }
+            commanded = run_command(cluster, leg)
             cluster.release()
-            print(json.dumps({**told, **placed(list(placement.nodes))}), flush=True)
+            print(json.dumps({**told, "commanded": commanded, **placed(list(placement.nodes))}), flush=True)
         assert not ray.is_initialized()
     finally:
         nodes.shutdown()
+
+
+def run_command(cluster: RayCluster, leg: Path) -> dict[str, Any]:
+    """torchrun once on each node: where its ranks were when they announced themselves, and how they ended."""
+    placement = cluster.placement
+    assert placement is not None
+    cluster.start_servers({}, preload=(), target=command.TARGET)
+    launcher = [str(Path(sys.executable).with_name("torchrun")), "--nnodes", "{nodes}", "--node-rank", "{node_rank}"]
+    launcher += ["--nproc-per-node", "{workers_per_node}", "--master-addr", "{master_addr}", "--master-port", "{master_port}"]
+    orders = []
+    for order in make_orders(leg, "", attempt=2):
+        number, place = next((n, place) for n, place in enumerate(placement.nodes.values()) if order.rank in place.ranks)
+        about = {"node_rank": number, "nodes": 2, "local_world_size": len(place.ranks), "master_addr": placement.master_addr}
+        orders.append(replace(order, args=(), by="script", command=(*launcher, TRAIN, "3"), **about))
+    assert cluster.start_attempt(2, orders).pids == {}
+    where: dict[int, str] = {}
+    completed: dict[int, bool] = {}
+    stopped: set[str] = set()
+    failed: list[str] = []
+    while len(stopped) < 2:
+        node_id, event = cluster.events.get(timeout=120)
+        match event:
+            case Announced():
+                where[event.rank] = node_id
+            case Exited():
+                completed[event.rank] = event.completed
+            case LauncherFailed():
+                failed.append(f"{event.code}: {event.said}")
+            case Stopped() if event.attempt == 2:
+                stopped.add(node_id)
+    return {"where": [where.get(rank) for rank in range(3)], "completed": completed, "failed": failed}
 
 
 def placed(nodes: list[str]) -> dict[str, Any]:
