@@ -290,6 +290,9 @@ def test_two_nodes_meet_at_the_port_that_the_first_one_chose(tmp_path: Path) -> 
     assert told["master_addr"] == told["address"] != "127.0.0.1"
     assert [notes_of(tmp_path, rank)["port"] for rank in range(3)] == [told["port"]] * 3
     assert sorted(told["stopped"]) == sorted(told["nodes"])
+    # torchrun, once on each node: its ranks announce themselves on the node that they are placed on.
+    nodes = [node for node, ranks in zip(told["nodes"], told["ranks"], strict=True) for _ in ranks]
+    assert told["commanded"] == {"where": nodes, "completed": {"0": True, "1": True, "2": True}, "failed": []}
     # Placements that say where: bound to one node after the other, and no two workers on one.
     assert (told["bound"], told["spread"]) == (told["nodes"], sorted(told["nodes"]))
 
