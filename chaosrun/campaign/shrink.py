@@ -120,7 +120,7 @@ def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
 
     A drill that proves nothing (a fault that did not land, a job that does not repeat itself) did not fail either.
     """
-    told = verdict.to_json() if isinstance(verdict, Verdict) else verdict
+    told = dict[str, Any](verdict.to_json()) if isinstance(verdict, Verdict) else verdict
     if told["status"] == "FAIL":
         failing = [check["name"] for check in told["checks"] if check["status"] == "fail"]
         divergence = told["divergence"]
