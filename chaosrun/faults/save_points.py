@@ -8,6 +8,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -36,7 +37,9 @@ class SavePoints:
         self._leg = leg
         self._pid = os.getpid()
         self._step: int | None = None
+        self._lock = threading.RLock()
         self._is_busy = False
+        """What is changed now is our own doing."""
         self._operations = leg.attempt(order.attempt).operations(order.rank)
         self._size: int | None = None
         """Of the operations, when the last step ended."""
@@ -46,18 +49,22 @@ class SavePoints:
 
     def begin(self, step: int) -> None:
         """The script is about to change a file, when it has made so many steps."""
-        if step == self._step or self._is_busy or os.getpid() != self._pid:
+        if step == self._step or os.getpid() != self._pid:
             return
-        self._is_busy = True
-        try:
-            self._end()
-            self._step, self.began_s, self._size = step, time.time(), None
-            if self._faults.awaits("save"):
-                self._faults.reach("save", step, points=self)
-            if self._tracer is None and (self._order.survey or self._faults.witnesses("save", step)):
-                self._start(TraceOrder(**self._about(step)))
-        finally:
-            self._is_busy = False
+        with self._lock:  # another thread that saves waits until strace is attached
+            if step == self._step or self._is_busy:
+                return
+            self._is_busy = True
+            try:
+                self._end()
+                self.began_s, self._size = time.time(), None
+                if self._faults.awaits("save"):
+                    self._faults.reach("save", step, points=self)
+                if self._tracer is None and (self._order.survey or self._faults.witnesses("save", step)):
+                    self._start(TraceOrder(**self._about(step)))
+                self._step = step
+            finally:
+                self._is_busy = False
 
     def step_done(self, step: int) -> None:
         """The script goes on from this step to the next. A save is over when a step went by without an operation of it."""
@@ -70,11 +77,12 @@ class SavePoints:
 
     def end(self) -> None:
         """The save is over, or the training."""
-        self._is_busy = True
-        try:
-            self._end()
-        finally:
-            self._is_busy = False
+        with self._lock:
+            self._is_busy = True
+            try:
+                self._end()
+            finally:
+                self._is_busy = False
 
     # For what strikes here
 

@@ -85,8 +85,11 @@ class Tracer:
         if self._is_due:
             self._kill()
         told()
-        while lines is not None:
-            lines = self._follow(lines)
+        try:
+            while lines is not None:
+                lines = self._follow(lines)
+        finally:
+            _go_on(order.pid)  # whatever happened here, it is not left standing
         self._conclude()
 
     def _follow(self, lines: Iterator[str]) -> Iterator[str] | None:

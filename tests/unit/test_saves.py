@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,11 @@ class Traced:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)
             self._save(save, operations, order)
         _, self.status = os.waitpid(child, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         self.operations = read_operations(operations)
         self.note = read_note(self.leg, "F1", SaveNote)
 
@@ -109,6 +114,27 @@ def test_it_dies_between_the_operations_named(tmp_path: Path) -> None:
         assert ("step-2" in struck.files()) == (before == len(undisturbed) + 1)
     late = Traced(tmp_path / "4", lambda folder: None, act="kill", before=3)
     assert late.status == 0 and late.note is not None and "never came to operation 3" in str(late.note.problem)
+
+
+def in_the_background(folder: Path) -> None:
+    """By a thread, and by a process that it waits for."""
+    thread = threading.Thread(target=lambda: (folder / "by_thread").write_bytes(NEW))
+    thread.start()
+    thread.join()
+    subprocess.run(["cp", folder / "by_thread", folder / "by_process"], check=True)
+
+
+@needs_strace
+def test_a_save_in_the_background_is_struck_like_any_other(tmp_path: Path) -> None:
+    seen = Traced(tmp_path, in_the_background)
+    assert seen.status == 0 and seen.files() == {"by_thread", "by_process"}
+    assert len({each.process for each in seen.operations}) == 2
+    for number, file in enumerate(("by_thread", "by_process")):
+        place = tmp_path / str(number)
+        place.mkdir()
+        struck = Traced(place, in_the_background, act="kill", before=2, file=file)
+        assert os.WIFSIGNALED(struck.status) and struck.note is not None and struck.note.last == f"create {file}"
+        assert (struck.folder / file).read_bytes() == b""
 
 
 @needs_strace
