@@ -45,8 +45,6 @@ END_CODES: Mapping[str, str] = {
 }
 """Of a leg of which no more is known than its outcome."""
 IDS_SHOWN = 8
-ANOTHER_PLACE = ("batches_skipped", "batches_repeated", "sampler_epoch_not_set", "sampler_epoch_ahead")
-"""Differences that move the training's end, too."""
 RECOVERY_CHECKS = ("completed", "lineage", "resume_points", "data_order", "rng")
 """What fails only where the job came back wrongly, whatever was done to its numbers."""
 
@@ -194,9 +192,7 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     """A divergence fails the drill even if no check should have reported it."""
     ended = next((check for check in checks if check.code == "ended_at_another_step"), None) if drill.by_script else None
     counted = divergence is None or (
-        divergence.attempt == drill.chaos.attempts[-1].number
-        and divergence.kind not in ("weights", "optimizer")
-        and divergence.reason.code not in ANOTHER_PLACE
+        divergence.attempt == drill.chaos.attempts[-1].number and divergence.kind not in ("weights", "optimizer")
     )
     if ended and counted and not (divergence and _explains(divergence.reason, ended, drill)):
         # Its last restart went on with the right weights: whatever else differs, it counts otherwise since.
