@@ -223,3 +223,9 @@ def _weights(device: torch.device) -> Tensor:
     """Fixed random odd weights, the same on every machine (PCG64 streams are stable across numpy versions)."""
     drawn = np.random.PCG64(0x63686173).random_raw(CHUNK_WORDS) | np.uint64(1)
     return torch.from_numpy(drawn.view(np.int64)).to(device)
+
+
+def is_shard(tensor: torch.Tensor) -> bool:
+    """Whether it is one rank's part of a tensor: a DTensor that is not whole on every rank, or FSDP's flat parameter."""
+    placements = getattr(tensor, "placements", ())
+    return any(not placement.is_replicate() for placement in placements) or hasattr(tensor, "_fqns")

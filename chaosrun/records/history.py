@@ -60,13 +60,6 @@ class Attempt:
         """From a checkpoint, and not from the beginning."""
         return self.resume is not None if self.by == "chaosrun" else self.resume_step > 0
 
-    @property
-    def origin(self) -> str:
-        """What it went on from, in words."""
-        if self.by == "script" and self.went_on:
-            return f"step {self.resume_step} (its own checkpoint)"
-        return self.resume or "the beginning"
-
     def start_of(self, rank: int) -> int:
         """Step this rank went on from: what it says itself, else what the journal ordered."""
         trace = self.traces.get(rank)

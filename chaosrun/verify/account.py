@@ -100,7 +100,7 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
         summaries.append(
             AttemptSummary(
                 attempt=attempt.number,
-                resumed_from=attempt.origin if attempt.went_on else None,
+                resumed_from=_went_on_from(attempt),
                 resumed_step=attempt.resume_step,
                 first_step=min(steps, default=None),
                 last_step=max(steps, default=None),
@@ -112,6 +112,12 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
             )
         )
     return tuple(summaries)
+
+
+def _went_on_from(attempt: Attempt) -> str | None:
+    if attempt.by == "script" and attempt.went_on:
+        return f"step {attempt.resume_step} (its own checkpoint)"
+    return attempt.resume
 
 
 def _faults_that_ended(attempt: Attempt, plan: FaultPlan, chaos: LegHistory) -> dict[str, str]:

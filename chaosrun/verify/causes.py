@@ -349,8 +349,6 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
         if found
         else "no step of the reference has this learning rate"
     )
-    if moment.restored and moment.attempt.by == "script" and found and found[0] < moment.step:
-        return Cause.of("lr_scheduler_not_restored", where=where)
     if moment.restored and not moment.restored_right:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
     return Cause.of("learning_rate", where=where)

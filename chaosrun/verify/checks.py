@@ -90,7 +90,8 @@ def required(drill: Drill) -> frozenset[str]:
     names = SCRIPT_REQUIRED if drill.by_script else REQUIRED
     if not drill.exact_weights:
         names -= TOLERATED if drill.spec.verify.profile == "strict" and not drill.by_script else TOLERATED | {"final_weights"}
-    return names if drill.spec.workers == 1 else names | {"rank_agreement"}
+    alone = drill.spec.workers == 1 or replicas.is_sharded(drill.reference)
+    return names if alone else names | {"rank_agreement"}
 
 
 def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None = None) -> tuple[Check, ...]:

@@ -33,7 +33,7 @@ class Standing:
     step: int
     """The one that most of it is of; its steps are numbered from there."""
     held: Mapping[str, tuple[int, ...]]
-    """By quantity, the steps of the reference with which all ranks agree; where some are wrong, those that these agree with."""
+    """By quantity, the steps of the reference with which all ranks agree."""
     ranks: Mapping[str, tuple[int, ...]]
     """By quantity, the ranks that do not hold that of `step`."""
 
@@ -69,23 +69,17 @@ def standing(attempt: Attempt) -> Standing | None:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
     held = {quantity: tuple(sorted(set.intersection(*by_rank.values()))) for quantity, by_rank in agreeing.items()}
-    step, whole = attempt.resume_step, {each.step for each in found.values()}
-    # What a restart builds anew is of step 0: that says nothing of what it restored.
-    restored = Counter(of for steps in held.values() for of in steps if of)
-    most = max(restored.values(), default=0)
-    if most > 1 and (len(whole) > 1 or None in whole):
+    step = attempt.resume_step
+    if restored := Counter(of for steps in held.values() for of in steps if of):
+        # What a restart builds anew is of step 0: that says nothing of what it restored.
+        most = max(restored.values())
         chosen = [of for of, votes in restored.items() if votes == most]
         step = step if step in chosen else max(chosen)
     ranks = {
         quantity: tuple(sorted(rank for rank, steps in by_rank.items() if step not in steps))
         for quantity, by_rank in agreeing.items()
     }
-    of_wrong = {
-        quantity: tuple(sorted(set.intersection(*(agreeing[quantity][rank] for rank in wrong))))
-        for quantity, wrong in ranks.items()
-        if wrong
-    }
-    return Standing(attempt=attempt.number, step=step, held=held | of_wrong, ranks=ranks)
+    return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks)
 
 
 def _steps(found: Found, quantity: str) -> set[int]:

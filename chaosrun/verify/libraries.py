@@ -47,8 +47,6 @@ def _second_restart(drill: Drill, found: Divergence) -> bool:
 
 def _later_weights(drill: Drill, found: Divergence) -> bool:
     step, base = found.reason.params.get("step"), found.reason.params.get("base")
-    if found.reason.code == "batches_repeated":
-        return "stood" in found.reason.params  # the first batch after the restart is one that its weights have seen
     return isinstance(step, int) and isinstance(base, int) and step > base
 
 
@@ -120,19 +118,10 @@ KNOWN: tuple[Known, ...] = (
     Known(
         library="pytorch-lightning",
         before="2.5.4",
-        codes=("weights_of_another_step", "optimizer_state_of_another_step", "batches_repeated"),
+        codes=("weights_of_another_step", "optimizer_state_of_another_step"),
         fits=_later_weights,
         what="AsyncCheckpointIO saves tensors while training changes them",
         thread="Lightning#20953",
-    ),
-    *(
-        Known(
-            library=name,
-            codes=("rng_not_restored",),
-            what="no random stream is part of its checkpoints",
-            thread="Lightning#17543",
-        )
-        for name in ("pytorch-lightning", "lightning")
     ),
 )
 """Of several that fit, the first is told."""

@@ -47,6 +47,8 @@ def rank_agreement(drill: Drill) -> Check:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs."""
     if drill.spec.workers == 1:
         return skipped("rank_agreement", "one worker has nobody to agree with")
+    if any(map(is_sharded, (drill.reference, drill.chaos))):
+        return skipped("rank_agreement", "the parameters are sharded: each rank has its own part of them")
     for leg in (drill.reference, drill.chaos):
         if message := unlike_orders([start for attempt in leg.attempts for start in starts_of(attempt)]):
             return failed("rank_agreement", "parameter_order", message=message)
@@ -79,8 +81,14 @@ def rank_agreement(drill: Drill) -> Check:
     return passed("rank_agreement", summary, starts=starts, comparisons=comparisons)
 
 
+def is_sharded(leg: LegHistory) -> bool:
+    return any(trace.start is not None and trace.start.sharded for attempt in leg.attempts for trace in attempt.traces.values())
+
+
 def drift(leg: LegHistory) -> Drift | None:
-    """None where all ranks agree as far as they have recorded anything."""
+    """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on."""
+    if is_sharded(leg):
+        return None
     for attempt in leg.attempts:
         for records in _by_time(attempt):
             values = {rank: record.param for rank, record in records.items()}

@@ -9,10 +9,8 @@ import pytest
 from legs import MICRO_BATCHES, Bugs, edit_journal, edit_trace, only, put
 from script_legs import SCRIPT_KILLS, Habits, write_script_run
 
-from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
-from chaosrun.supervise.diagnosis import open_case
 from chaosrun.verify.check import Check
 from chaosrun.verify.libraries import KNOWN
 from chaosrun.verify.verdict import Verdict, judge
@@ -100,6 +98,22 @@ def test_an_older_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
     assert "attempt 3 went on from step 4 and passed over the complete checkpoint of step 8" in verdict.cause
 
 
+def test_shards_are_no_replicas(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    attempts = [("reference", 1), ("chaos", 1), ("chaos", 2), ("chaos", 3)]
+    for leg, attempt in attempts:
+        # What rank 1 holds is another thing, in both legs alike.
+        own = lambda line: {**line, "param": line["param"][::-1]} if "param" in line else line  # noqa: E731
+        edit_trace(run, leg, attempt, 1, own)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "replicas_drift")
+    for leg, attempt in attempts:
+        for rank in (0, 1, 2):
+            edit_trace(run, leg, attempt, rank, only("start", put(sharded=True)))
+    verdict = judge(run)
+    assert (verdict.status, check_of(verdict, "rank_agreement").status) == ("PASS", "skip"), verdict.cause
+
+
 def test_a_file_that_is_no_checkpoint_may_be_passed_over(tmp_path: Path) -> None:
     assert judge(write_script_run(tmp_path, habits=Habits(exports_at=5))).code == "exact"
 
@@ -181,12 +195,6 @@ def test_one_that_never_comes_back(tmp_path: Path) -> None:
     assert judge(run).status == "INCONCLUSIVE"
 
 
-def test_a_diagnosis_says_why_there_is_none(tmp_path: Path) -> None:
-    run = write_script_run(tmp_path, bugs=Bugs(keep_optimizer=False))
-    with pytest.raises(UsageError, match="its script resumes by itself"):
-        open_case(run)
-
-
 LATER = (Fault(id="F1", rank=1, phase="step", at_step=10, source="faults.schedule[0]"),)
 
 
@@ -209,8 +217,8 @@ def test_a_library_is_named_where_its_release_has_the_bug(tmp_path: Path, librar
 
 def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
     libraries = {"accelerate": "1.12.0", "torchdata": "0.11.0", "datasets": "4.8.4", "pytorch-lightning": "2.5.3"}
-    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_scheduler=False), libraries=libraries))
-    assert (verdict.code, verdict.blame.whose) == ("lr_scheduler_not_restored", "yours")
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries=libraries))
+    assert (verdict.code, verdict.blame.whose) == ("rng_not_restored", "yours")
     assert all(bug.thread not in verdict.cause for bug in KNOWN)
 
 
