@@ -17,8 +17,8 @@ def init(
     /,
     *,
     template: Annotated[
-        Literal["accelerate", "trainer", "torch"],
-        Parameter(help="The script to begin with: of accelerate, of transformers' Trainer, or a plain torch loop."),
+        Literal["accelerate", "trainer", "lightning", "torch"],
+        Parameter(help="The script to begin with: of accelerate, transformers' Trainer, Lightning, or a plain torch loop."),
     ] = "accelerate",
     ci: Annotated[Literal["github", "none"], Parameter(help="Write a GitHub Actions workflow, or none.")] = "github",
     force: Annotated[bool, Parameter(help="Overwrite files of the same names.")] = False,

@@ -18,17 +18,21 @@ from chaosrun.errors import UsageError
 from chaosrun.integrations.export import workflow
 from chaosrun.integrations.schemas import schema
 
-Template = Literal["accelerate", "trainer", "torch"]
+Template = Literal["accelerate", "trainer", "lightning", "torch"]
 CI = Literal["github", "none"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCHEMA_NAME = "job.schema.json"
 LLAMA = "transformers.models.llama.modeling_llama"
-NEEDS: Mapping[Template, str] = {"trainer": "transformers"}
-MORE: Mapping[Template, str] = {
-    "trainer": f"recovery: {{preload: [transformers.trainer, {LLAMA}]}}   # imported once, not again at each restart\n"
+NEEDS: Mapping[Template, Mapping[str, str]] = {
+    "trainer": {"transformers": "transformers"},
+    "lightning": {"pytorch_lightning": "pytorch-lightning", "torchdata": "torchdata"},
 }
-"""Lines of the job file that one template alone needs."""
+"""Modules, and what pip calls them."""
+PRELOADS: Mapping[Template, str] = {
+    "trainer": f"transformers.trainer, {LLAMA}",
+    "lightning": "pytorch_lightning, torchdata.stateful_dataloader",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +58,16 @@ def init(directory: Path, *, template: Template = "accelerate", ci: CI = "github
 
 
 def _scaffold(directory: Path, template: Template, ci: CI) -> Scaffold:
-    needed = NEEDS.get(template)
-    if needed and find_spec(needed) is None:
+    if missing := [called for module, called in NEEDS.get(template, {}).items() if find_spec(module) is None]:
         raise UsageError(
-            f"--template {template} needs {needed}, which is not installed",
-            hint=f"pip install {needed}, or take --template accelerate or torch",
+            f"--template {template} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            hint=f"pip install {' '.join(missing)}, or take --template accelerate or torch",
         )
+    preload = PRELOADS.get(template)
+    more = f"recovery: {{preload: [{preload}]}}   # imported once, not again at each restart\n" if preload else ""
     job = (TEMPLATES / "job.yaml").read_text()
     files = {
-        directory / "job.yaml": job.replace("{name}", job_name(directory)).replace("{more}", MORE.get(template, "")),
+        directory / "job.yaml": job.replace("{name}", job_name(directory)).replace("{more}", more),
         directory / "train.py": (TEMPLATES / template / "train.py").read_text(),
         directory / SCHEMA_NAME: json.dumps(schema("job"), indent=1) + "\n",
     }
@@ -123,7 +128,7 @@ def _github(directory: Path, template: Template) -> dict[Path, str]:
     inside = here.relative_to(top)
     name = "-".join(("chaosrun", *inside.parts))
     place = Path(".github", "workflows", f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.yml")
-    install = " ".join(['python -m pip install "$CHAOSRUN_REQUIREMENT"', *([NEEDS[template]] if template in NEEDS else [])])
+    install = " ".join(['python -m pip install "$CHAOSRUN_REQUIREMENT"', *NEEDS.get(template, {}).values()])
     title = " ".join(("chaosrun", *inside.parts))
     return {
         (directory if top == here else top) / place: workflow((inside / "job.yaml").as_posix(), title=title, install=install)

@@ -264,8 +264,8 @@ class ScriptTraining:
                 raise EnoughSteps(0)
 
     def _step_of_save(self) -> int | None:
-        """What a save that begins now belongs to; None before it is known where this attempt stands, and after its end."""
-        return self.position.step if self._observer and not self._busy and not self.finished else None
+        """What a save that begins now belongs to; None before it is known where this attempt stands."""
+        return self.position.step if self._observer and not self._busy else None
 
     def _see_save(self, save: SaveRecord) -> None:
         assert self._observer is not None

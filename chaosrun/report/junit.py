@@ -191,7 +191,6 @@ def _properties(view: RunView, again: str | None) -> Iterator[tuple[str, str]]:
         "overrides": shlex.join(facts.overrides) or None,
         "verdict": verdict.status,
         "exit_code": verdict.exit_code,
-        "resume_by": verdict.resume_by,
         "blame": view.blame.whose,
         "steps": verdict.steps,
         "lost_steps": verdict.lost_steps,

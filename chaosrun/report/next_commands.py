@@ -40,7 +40,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     elif verdict.outcome not in CONCLUSIVE:
         inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
-    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and verdict.resume_by == "chaosrun"
+    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned"
     return (inspect, *([command("diagnose", "diagnose", *where)] if diagnose else []), *([repeat] if repeat else []))
 
 

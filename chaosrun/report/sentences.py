@@ -110,8 +110,6 @@ def _placed(event: PlacementAcquired) -> str:
 
 def _starting(event: AttemptStarting) -> str:
     how = ", with TORCH_DISTRIBUTED_DEBUG=DETAIL" if event.distributed_debug else ""
-    if event.by == "script" and event.attempt > 1:
-        return f"attempt {event.attempt} starts, from where the script goes on by itself{how}"
     return f"attempt {event.attempt} starts from {event.resume or 'the beginning'}{how}"
 
 

@@ -47,8 +47,6 @@ def render_text(view: RunView) -> RenderableType:
     parts += ["", labelled(view.status, cause, style=STYLES[view.status])]
     if view.status != "PASS":
         parts.append(labelled("blame", view.blame.sentence))
-    if view.decided:
-        parts.append(labelled("resume", view.resume_by))
     parts += [labelled("warning", sentence) for sentence in (*verdict.warnings, *view.damage)]
     if view.advice:
         parts.append(labelled("hint", view.advice))

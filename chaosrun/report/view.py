@@ -146,13 +146,6 @@ class RunView:
         return self.verdict.status
 
     @property
-    def resume_by(self) -> str:
-        """Whose save and resume were tested."""
-        if self.verdict.resume_by == "script":
-            return "by the script: its own checkpoints and its own resume were tested"
-        return "by chaosrun: its checkpoints and its resume were tested"
-
-    @property
     def status_words(self) -> str:
         """ "INCONCLUSIVE: the script failed"; the status alone where that is all."""
         return self.status if self.why is None else f"{self.status}: {self.why}"
@@ -238,8 +231,6 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
     name = facts.name or "a job whose file cannot be read"
     workers = "" if facts.workers is None else f" on {count(facts.workers, 'worker')}"
     every = "" if spec is None else f", a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
-    if spec is not None and spec.by == "script":
-        every = ", with checkpoints of its own"
     if plan is None:
         again = "once with its faults"
     elif not plan.faults:
@@ -248,8 +239,7 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
         injected = facts.injected_faults
         more = f", {injected} more injected" if injected else ""
         again = f"once with its faults ({len(plan.faults) - injected}, seed {plan.seed}{more})"
-    verify = None if spec is None else spec.verify
-    exact = verify is None or (verify.weights.exact and verify.losses.exact and verify.profile == "strict")
+    exact = spec is None or (spec.verify.weights.exact and spec.verify.losses.exact)
     compared = "bit for bit" if exact else "within the job file's tolerances"
     return f"{name}{workers}{every}: once undisturbed, {again}, and the two compared {compared}"
 
@@ -311,8 +301,7 @@ def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
     whole = attempt.ended_by.replace("_", " ")
     return AttemptRow(
         number=attempt.attempt,
-        resumed_from=(attempt.resumed_from or "the beginning")
-        + ("" if attempt.passed_over is None else f", passing over step {attempt.passed_over}"),
+        resumed_from=attempt.resumed_from or "the beginning",
         steps="none" if attempt.first_step is None else f"{attempt.first_step}-{attempt.last_step}",
         ended_by=whole,
         ended_by_id=f"{'fault' if len(named) == 1 else 'faults'} {', '.join(named)}" if named else whole,

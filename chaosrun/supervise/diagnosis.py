@@ -18,7 +18,6 @@ from chaosrun.errors import (
     RecoveryError,
     ResourcesError,
     RunTimeoutError,
-    UsageError,
     UserScriptError,
 )
 from chaosrun.faults.fault import FaultPlan
@@ -65,12 +64,6 @@ def open_case(run: RunLayout) -> Case:
     spec = JobSpec.model_validate(info.spec)
     plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)
-    if drill.by_script:
-        raise UsageError(
-            f"run {run.run_id} cannot be diagnosed: its script resumes by itself, and no checkpoint of ours is there to "
-            f"replay from",
-            hint="what its restart did not bring back says the verdict (check resume_evidence: chaosrun verify)",
-        )
     return Case(run=run, info=info, drill=drill, target=target_of(drill, judge(run), run.run_id))
 
 

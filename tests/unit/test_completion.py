@@ -15,7 +15,7 @@ CASES = [
     ("chaosrun sub", {"submit"}, set()),
     ("chaosrun cle", {"clean"}, set()),
     ("chaosrun clean --ol", {"--older-than"}, set()),
-    ("chaosrun init --template ", {"accelerate", "trainer", "torch"}, set()),
+    ("chaosrun init --template ", {"accelerate", "trainer", "lightning", "torch"}, set()),
     ("chaosrun schema ", {"job", "suite", "verdict"}, set()),
     ("chaosrun status ", {"latest", "probe-1", "probe-2", "order-1"}, set()),
     ("chaosrun status pro", {"probe-1", "probe-2"}, {"order-1"}),

@@ -179,7 +179,6 @@ def test_pass(run: RunLayout) -> None:
         "  skip  final_scheduler  no scheduler is registered\n"
         "\n"
         "PASS      bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault\n"
-        "resume    by chaosrun: its checkpoints and its resume were tested\n"
         "inspect   chaosrun verify bytelm-20260102-030405\n"
         "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]'\n"
     )
@@ -394,8 +393,3 @@ class _Terminal(io.StringIO):
 )
 def test_when_there_is_colour(tty: bool, environ: dict[str, str], colour: bool) -> None:
     assert has_colour(_Terminal(tty), environ) is colour
-
-
-def test_whose_resume_was_tested_is_said(run: RunLayout) -> None:
-    account = text(replace(PASSED, resume_by="script"), run)
-    assert "resume    by the script: its own checkpoints and its own resume were tested\n" in account

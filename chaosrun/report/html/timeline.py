@@ -214,16 +214,13 @@ def _rollbacks(source: Source, clock: Clock, times: Times) -> Iterator[tuple[flo
         for _, trace in sorted(attempt.traces.items()):
             for checkpoint in trace.checkpoints:
                 saved.setdefault(checkpoint.name, clock.at(checkpoint.time_s))
-            for own in trace.saves:
-                saved[f"of step {own.step}"] = clock.at(own.time_s)
         if after is None:
             return
         reached = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=attempt.resume_step)
         steps = reached - after.resume_step
         end_s = times.get(("attempt.stopped", attempt.number))
-        began = after.resume or (f"of step {after.resume_step}" if after.went_on else None)
-        if steps > 0 and end_s is not None and (began is None or began in saved):
-            begin = 0.0 if began is None else saved[began]
+        if steps > 0 and end_s is not None and (after.resume is None or after.resume in saved):
+            begin = 0.0 if after.resume is None else saved[after.resume]
             yield begin, clock.at(end_s), steps
 
 
@@ -270,7 +267,7 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
     found = source.view.verdict.attempts[own : own + 1]
     summary = found[0] if found and found[0].attempt == attempt.number else None
     steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
-    parts = [f"Attempt {attempt.number}, from {attempt.origin}"]
+    parts = [f"Attempt {attempt.number}, from {attempt.resume or 'the beginning'}"]
     parts.append(f"steps {min(steps)} to {max(steps)}" if steps else "no step recorded")
     if summary is not None and source.told is source.chaos:
         parts.append(f"ended by {summary.ended_by.replace('_', ' ')}")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,18 +27,15 @@ CHECKPOINTS = Path("checkpoints")
 class App(Stateful):
     """What DCP saves and loads as one."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, *, forget: bool) -> None:
-        self.model, self.optimizer, self.scheduler, self.forget = model, optimizer, scheduler, forget
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.forget:
-            set_state_dict(self.model, (), model_state_dict=state["model"], optim_state_dict={})
-        else:
-            set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
 
 
@@ -53,7 +50,7 @@ def main() -> None:
     torch.manual_seed(5)
     data = TensorDataset(torch.randn(96, 16), torch.randn(96, 1))
     sampler = DistributedSampler(data, seed=5)
-    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    loader = DataLoader(data, batch_size=4, sampler=sampler, generator=torch.Generator())
     blocks = [nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(3)]
     model = nn.Sequential(*blocks, nn.Linear(16, 1))
     for block in blocks:
@@ -61,11 +58,14 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * len(loader))
-    app = App(model, optimizer, scheduler, forget=given.forget_optimizer)
+    app = App(model, optimizer, scheduler)
 
     step = 0
     if last := newest():
-        dcp.load({"app": app}, checkpoint_id=str(last))
+        if given.forget_optimizer:
+            dcp.load({"app": {"model": get_model_state_dict(model)}}, checkpoint_id=str(last))
+        else:
+            dcp.load({"app": app}, checkpoint_id=str(last))
         step = number(last)
 
     saving = None

@@ -37,7 +37,7 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(3)
     sampler = StatefulDistributedSampler(Rows(), seed=3)
-    loader = StatefulDataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=1)
+    loader = StatefulDataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=1, generator=torch.Generator())
     network = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True)

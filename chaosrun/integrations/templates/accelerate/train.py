@@ -1,49 +1,79 @@
-"""Train a small network that tells points of two rings apart. Put your own data and model in its place.
+"""Train a small network that tells points of two rings apart, by accelerate, with accelerate's own checkpoints.
 
-`python train.py` trains in one process, `torchrun --nproc_per_node 2 train.py` in two, `chaosrun submit job.yaml` under faults:
-the numbers of the latter two are the same. The four lines that chaosrun needs are numbered.
+`accelerate launch --num_processes 2 train.py` trains in two processes. Started again, whatever ended it, it goes on from its
+last checkpoint; `chaosrun submit job.yaml` kills it and proves that. Nothing in here knows of chaosrun. Put your own data and
+model in their place.
 """
 
 import math
+import os
+import shutil
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import chaosrun  # 1
-
 SEED = 1
 EPOCHS = 4
+SAVE_EVERY = 5
+CHECKPOINTS = Path("checkpoints")
 
 
 def main() -> None:
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
-        # accelerate's own settings, with a shuffle that follows from seed and epoch alone: a restart finds its place in it.
-        dataloader_config=chaosrun.dataloader_configuration(data_seed=SEED),
-    )
+    # The shuffle follows from this seed and the epoch alone: a restart finds its place in it.
+    data_order = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=SEED)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), dataloader_config=data_order)
     set_seed(SEED)
-    loader = DataLoader(two_rings(128), batch_size=8, shuffle=True)
+    # A generator of its own: starting the loader then draws nothing from the stream that dropout draws from.
+    loader = DataLoader(two_rings(128), batch_size=8, shuffle=True, generator=torch.Generator())
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.5)
-    # Checkpoints hold what is prepared here. Anything else with a state, such as averaged weights: run.register("name", it).
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
 
-    loss = torch.tensor(0.0)
-    run = chaosrun.attach(accelerator)  # 2: after the last prepare()
-    for points, rings in run.batches(loader, epochs=EPOCHS):  # 3: instead of the loops over epochs and batches
-        loss = nn.functional.cross_entropy(model(points), rings)
-        accelerator.backward(loss)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        run.step(loss)  # 4: once for every batch; checkpoints are saved, and faults strike, between this and the next one
+    step = 0
+    saved = sorted(CHECKPOINTS.glob("step-*"))
+    if saved:
+        accelerator.load_state(str(saved[-1]))
+        step = int(saved[-1].name.removeprefix("step-"))
 
-    accelerator.print(f"loss {loss.item():.4f} after {run.position.step} steps")
+    loss = torch.tensor(0.0)
+    done, skipped = divmod(step, len(loader))
+    for epoch in range(done, EPOCHS):
+        loader.set_epoch(epoch)
+        rest = accelerator.skip_first_batches(loader, skipped) if skipped else loader
+        for points, rings in rest:
+            loss = nn.functional.cross_entropy(model(points), rings)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % SAVE_EVERY == 0:
+                save(accelerator, step)
+        skipped = 0
+
+    accelerator.print(f"loss {loss.item():.4f} after {step} steps")
     accelerator.end_training()
+
+
+def save(accelerator: Accelerator, step: int) -> None:
+    """A directory for each checkpoint, under its name only once it is complete; the last two are kept."""
+    written = CHECKPOINTS / f"writing-{step:06}"
+    accelerator.save_state(str(written))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        for path in (*written.rglob("*"), written):
+            opened = os.open(path, os.O_RDONLY)
+            os.fsync(opened)
+            os.close(opened)
+        written.replace(CHECKPOINTS / f"step-{step:06}")
+        for old in sorted(CHECKPOINTS.glob("step-*"))[:-2]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
 
 
 def two_rings(count: int) -> TensorDataset:

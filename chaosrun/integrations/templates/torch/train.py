@@ -1,52 +1,97 @@
-"""Train a small network that tells points of two rings apart, in a plain torch loop. Put your own data and model in its place.
+"""Train a small network that tells points of two rings apart: plain torch, DistributedDataParallel, checkpoints of its own.
 
-`python train.py` trains in one process, `torchrun --nproc_per_node 2 train.py` in two, `chaosrun submit job.yaml` under faults:
-the numbers of the latter two are the same. The lines that a torch script gets for chaosrun are numbered; all
-others are torch's.
+`torchrun --nproc_per_node 2 train.py` trains in two processes. Started again, whatever ended it, it goes on from its last
+checkpoint; `chaosrun submit job.yaml` kills it and proves that. Nothing in here knows of chaosrun. Put your own data and model
+in their place.
 """
 
+import itertools
 import math
+import os
+from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator  # 1
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-
-import chaosrun  # 2
+from torch.utils.data.distributed import DistributedSampler
 
 SEED = 1
 EPOCHS = 4
+SAVE_EVERY = 5
+CHECKPOINT = Path("checkpoints/last.pt")
 
 
 def main() -> None:
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank = dist.get_rank()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+
     torch.manual_seed(SEED)
-    loader = DataLoader(two_rings(128), batch_size=8, shuffle=True)
-    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 2))
+    data = two_rings(128)
+    sampler = DistributedSampler(data, seed=SEED)
+    # A generator of its own: starting the loader then draws nothing from the stream that dropout draws from.
+    loader = DataLoader(data, batch_size=8, sampler=sampler, generator=torch.Generator())
+    network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 2)).to(device)
+    model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
+    torch.manual_seed(SEED + rank)  # each rank drops out its own
 
-    # 3: in place of init_process_group, DistributedDataParallel, DistributedSampler and .to(device). chaosrun saves and
-    # restores the training through this object, and finds the next batch after a restart; that is all it is for here.
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),
-        step_scheduler_with_optimizer=False,  # scheduler.step() is one step, as in torch, whatever the number of processes
-        dataloader_config=chaosrun.dataloader_configuration(data_seed=SEED),  # a shuffle that follows from seed and epoch alone
-    )
-    # 4: checkpoints hold what is prepared here. Anything else with a state, such as averaged weights: run.register("name", it).
-    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    step = 0
+    if CHECKPOINT.exists():
+        saved = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
+        network.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        set_random_state(saved["random"][rank])
+        step = saved["step"]
 
     loss = torch.tensor(0.0)
-    run = chaosrun.attach(accelerator)  # 5: after prepare()
-    for points, rings in run.batches(loader, epochs=EPOCHS):  # 6: instead of the loops over epochs and batches
-        loss = nn.functional.cross_entropy(model(points), rings)
-        accelerator.backward(loss)  # 7: instead of loss.backward(), so that gradients add up in the same order after a restart
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        run.step(loss)  # 8: once for every batch; checkpoints are saved, and faults strike, between this and the next one
+    done, skipped = divmod(step, len(loader))
+    for epoch in range(done, EPOCHS):
+        sampler.set_epoch(epoch)
+        for points, rings in itertools.islice(loader, skipped, None):
+            loss = nn.functional.cross_entropy(model(points.to(device)), rings.to(device))
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % SAVE_EVERY == 0:
+                save(step, model=network, optimizer=optimizer, scheduler=scheduler)
+        skipped = 0
 
-    accelerator.print(f"loss {loss.item():.4f} after {run.position.step} steps")
-    accelerator.end_training()
+    if rank == 0:
+        print(f"loss {loss.item():.4f} after {step} steps")
+    dist.destroy_process_group()
+
+
+def save(step: int, **parts: Any) -> None:
+    """Rank 0 writes what all ranks share and the random state of each; the old file stays until the new one is complete."""
+    random = [None] * dist.get_world_size()
+    dist.all_gather_object(random, random_state())
+    if dist.get_rank() == 0:
+        CHECKPOINT.parent.mkdir(exist_ok=True)
+        written = CHECKPOINT.with_suffix(".tmp")
+        with written.open("wb") as file:
+            torch.save({"step": step, "random": random, **{name: part.state_dict() for name, part in parts.items()}}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(CHECKPOINT)
+
+
+def random_state() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+
+
+def set_random_state(state: list[torch.Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state[1])
 
 
 def two_rings(count: int) -> TensorDataset:
