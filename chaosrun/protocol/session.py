@@ -38,6 +38,13 @@ def attach(accelerator: Accelerator) -> "Session":
     Raises MisuseError when nothing is prepared yet, or when called twice. Outside chaosrun the session neither writes nor
     kills anything, and computes the same numbers.
     """
+    context = current()
+    if context is not None and context.order.by == "script":
+        raise MisuseError(
+            "chaosrun.attach() in a job that saves and resumes by itself (resume.by: script, or a command)",
+            hint="leave attach out, and the script's own checkpoints are drilled; or have chaosrun start the script (script:), "
+            "with resume: {by: chaosrun}",
+        )
     if accelerator.distributed_type in UNSUPPORTED:
         raise MisuseError(
             f"chaosrun cannot yet restore sharded training ({accelerator.distributed_type.value}) exactly",

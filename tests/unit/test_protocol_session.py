@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -169,6 +170,13 @@ class TestMisuse:
         accelerator = Accelerator(cpu=True)
         with pytest.raises(MisuseError, match=r"before accelerator\.prepare"):
             chaosrun.attach(accelerator)
+
+    def test_attach_in_a_job_that_resumes_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        order = SimpleNamespace(by="script")
+        monkeypatch.setattr("chaosrun.protocol.session.current", lambda: SimpleNamespace(order=order))
+        with pytest.raises(MisuseError, match="resumes by itself") as raised:
+            chaosrun.attach(Accelerator(cpu=True))
+        assert raised.value.hint and "leave attach out" in raised.value.hint
 
     def test_a_loader_that_was_not_prepared(self) -> None:
         job = Job()
