@@ -110,7 +110,7 @@ def keep(results: Sequence[DrillResult]) -> None:
     """Remember what was said, and write the page of all that was ever said."""
     path = folder().parent / "said.json"
     before = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**before, **{result.name: said(result) for result in results}}, indent=1))
+    path.write_text(json.dumps({**before, **{result.name: said(result) for result in results if not result.rerun}}, indent=1))
     PAGE.write_text(page(json.loads(path.read_text())))
 
 
