@@ -181,7 +181,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
         subjects=(
             Subject(
                 name="trainer",
-                drilled=False,
                 what="resume_from_checkpoint, save_total_limit, gradient accumulation, attention dropout",
                 workers=3,
                 kills=((1, 8), (0, 13)),
@@ -263,7 +262,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
         subjects=(
             Subject(
                 name="stream",
-                drilled=False,
                 what="a stream split by node, mapped, its state saved",
                 script="stream.py",
                 kills=((1, 8), (0, 13)),
