@@ -54,7 +54,7 @@ class RunningAttempt:
             elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
                 in_order = False
         if not in_order:
-            self.kill()
+            self.kill_all()
         for seen in ended:
             with suppress(ChildProcessError):  # of a launcher
                 os.waitid(os.P_PID, seen.pid, os.WEXITED | os.WNOHANG)
@@ -67,7 +67,7 @@ class RunningAttempt:
         """Of a rank that says that it has completed the training."""
         return seen.exit_code == 0
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         """SIGKILL what lives of it."""
         self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks)
         for pid in self.live:
@@ -113,10 +113,10 @@ class CommandAttempt(RunningAttempt):
 
     def _fail(self, failed: LauncherFailed, send: Send) -> None:
         if not self.ending:
-            self.kill()
+            self.kill_all()
             send(failed)
 
-    def kill(self) -> None:
+    def kill_all(self) -> None:
         self.ending = True
         self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks)
         # First who would start others in the place of those that die.

@@ -131,7 +131,7 @@ class ForkServer:
                 self._start(command)
             case Stop():
                 if self._attempt is not None and self._attempt.number == command.attempt:
-                    self._attempt.kill()
+                    self._attempt.kill_all()
                     self._see_deaths()
             case Configure():
                 raise AssertionError("it is configured once")
@@ -170,7 +170,7 @@ class ForkServer:
                     attempt.ranks[self._start_process(attempt, order, layout.log(order.rank), own)] = order.rank
         except OSError as error:
             self.send(StartFailed(attempt=number, message=f"cannot start the ranks: {error}"))
-            attempt.kill()
+            attempt.kill_all()
             self._see_deaths()
         else:
             self._replenish_s = time.monotonic() + REPLENISH_AFTER_S

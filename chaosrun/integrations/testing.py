@@ -19,12 +19,12 @@ import chaosrun
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.integrations.outcome import Outcome, failed_to_run
 from chaosrun.records.naming import shortest
-from chaosrun.spec.command_line import Asked, TypedJob, typed_job
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.faults.fault import FaultPlan
+    from chaosrun.spec.command_line import TypedJob
     from chaosrun.spec.model import JobSpec
 
 Section = Mapping[str, object]
@@ -165,7 +165,9 @@ class Chaos:
 
     def _typed(
         self, script: Path | None, words: Sequence[str], *, workers: int | None, kills: Sequence[str], preempts: Sequence[str]
-    ) -> TypedJob:
+    ) -> "TypedJob":
+        from chaosrun.spec.command_line import Asked, typed_job
+
         for name, given in (("command", words), ("kills", kills), ("preempts", preempts)):
             if isinstance(given, str):
                 raise UsageError(f"{name}={given!r} is one string", hint=f"write a list: {name}={given.split()!r}")
@@ -177,7 +179,7 @@ class Chaos:
 
     def _run(
         self,
-        job: Callable[[], Path | TypedJob],
+        job: "Callable[[], Path | TypedJob]",
         faults: Faults,
         seed: int | None,
         workers: int | None,
@@ -189,7 +191,7 @@ class Chaos:
         try:
             found = job()
             changes = self._changes(faults, seed, workers, overrides)
-            words = found.with_changes(changes) if isinstance(found, TypedJob) else [shortest(found), *changes]
+            words = [shortest(found), *changes] if isinstance(found, Path) else found.with_changes(changes)
             repeat.append(("repeat", shlex.join(["chaosrun", "submit", *words])))
             return self._carried_out(found, changes, reference)
         except InterruptedRunError as error:
@@ -226,7 +228,7 @@ class Chaos:
             *overrides,
         ]
 
-    def _carried_out(self, job: Path | TypedJob, changes: list[str], reference: str) -> Outcome:
+    def _carried_out(self, job: "Path | TypedJob", changes: list[str], reference: str) -> Outcome:
         from chaosrun.campaign.drill import submit
         from chaosrun.report.live import progress
         from chaosrun.report.output import warn

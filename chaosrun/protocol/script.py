@@ -289,17 +289,22 @@ class ScriptTraining:
             self._saves.end()
             observer = self._observer
             if observer is None:
-                if self._order.attempt == 1:
-                    raise UserScriptError(
-                        "the script ended without a step of any optimizer",
-                        hint="name the script that trains; a process that it starts by itself is drilled by its command",
-                    )
+                if self._order.attempt == 1 or not hooks.optimizers():
+                    raise UserScriptError("the script ended without a step of any optimizer", hint=self._why_no_step())
                 observer = self._begin(None, None, at_end=True)
             if self._context.files:
                 self._context.files.look_at_mappings()
             observer.end(self.position, checkpoint=None)
             self._heart.beat("ended", self.position.step)
             self.finished = True
+
+    def _why_no_step(self) -> str:
+        if any(moments for moments, own in self._earlier() if own):
+            return (
+                "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
+                "load its checkpoint even when all steps are made, so that what training ends with can be compared"
+            )
+        return "name the script that trains; a process that it starts by itself is drilled by its command"
 
 
 class EnoughSteps(SystemExit):

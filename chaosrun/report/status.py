@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault
@@ -51,7 +51,7 @@ class RunStatus:
     def damaged(self) -> tuple[str, ...]:
         return tuple(f"{path}: {why}" for leg in self.legs for path, why in leg.damage.items())
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         about = {"run": self.run_id, "path": str(self.path.absolute()), "state": self.state, **asdict(self.facts)}
         remaining_s = self.remaining_s
         return {

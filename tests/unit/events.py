@@ -33,6 +33,7 @@ _FILLED: dict[str, Any] = {
     "signal": None,
     "step": None,
     "supervisor_pid": 1,
+    "unsynced": "lost",
     "workers": 2,
 }
 

@@ -18,7 +18,8 @@ ALLOWED_SIGNALS = {
     "cluster/ray_cluster.py:close": "an actor, by Ray's handle",
     "cluster/probe_pool.py:_lose": "an actor, by Ray's handle",
     "cluster/probe_pool.py:close": "an actor, by Ray's handle",
-    "cluster/forkserver.py:_kill_group": "a child that has not been reaped, and the group it leads",
+    "cluster/attempts.py:kill_group": "a child that has not been reaped, and the group it leads",
+    "cluster/command.py:kill_ranks": "through a pidfd, taken from the process that announced itself",
     "cluster/guard.py:_kill_everything": "a child that has not been reaped",
     "cluster/guard.py:remove_announced": "a child that has not been reaped",
     "cluster/probe_agent.py:_run": "its own child; subprocess signals none that it has reaped",
@@ -29,6 +30,9 @@ ALLOWED_SIGNALS = {
     "faults/process.py:preempt": "itself",
     "faults/stalls.py:stop": "itself",
     "faults/strike.py:die": "itself",
+    "faults/tracer.py:_fail": "its own child; subprocess signals none that it has reaped",
+    "faults/tracer.py:_lines": "its own child; subprocess signals none that it has reaped",
+    "faults/tracer.py:_go_on": "SIGCONT, which does nothing to a process that runs, to one that it had stopped",
     "supervise/interrupts.py:request": "a thread of its own",
     "supervise/process.py:__exit__": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/storage_kills.py:kill_writers": "a child that has not been reaped",
@@ -57,11 +61,16 @@ LOADERS = {
     "yaml",
 }
 """Modules that make code or objects out of bytes."""
-ALLOWED_LOADERS = {"protocol/plain_values.py imports pickle": "for the name of its error"}
+ALLOWED_LOADERS = {
+    "protocol/plain_values.py imports pickle": "for the name of its error",
+    "protocol/worker.py imports runpy": "the user's module",
+}
 RUNNING = {"compile", "eval", "exec", "system", "popen", "__import__"}
 ALLOWED_RUNNING = {
     "protocol/worker.py:_run_script exec": "the user's script",
     "protocol/worker.py:_run_script compile": "the user's script",
+    "spec/launch.py:_syntax_problems compile": "the user's script, which is not run",
+    "protocol/startup/sitecustomize.py:import_hidden __import__": "the sitecustomize that Python would have imported itself",
 }
 
 

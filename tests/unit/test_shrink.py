@@ -100,6 +100,15 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def own_saves(tmp_path: Path) -> Path:
+    """A job whose script saves and resumes by itself."""
+    (tmp_path / "own.py").write_text("")
+    path = tmp_path / "own.yaml"
+    path.write_text("name: x\nscript: own.py\nworkers: 2\n")
+    return path
+
+
 def planned(job: Path, schedule: Sequence[Entry]) -> tuple[Fault, ...]:
     return make_plan(load_job(job, [scheduled(schedule)]).spec).faults
 
@@ -120,6 +129,8 @@ OPTIONS: dict[str, Any] = {
     "tensor": "0.weight",
     "bit": 3,
     "file": "model.safetensors",
+    "operation": 3,
+    "unsynced": "torn",
 }
 
 
@@ -129,8 +140,9 @@ KEYS = {"grace_s": "grace", "duration_s": "duration"}
 
 class TestFragment:
     @pytest.mark.parametrize("kind", sorted(KINDS))
-    def test_every_kind_comes_back(self, job: Path, kind: str) -> None:
+    def test_every_kind_comes_back(self, job: Path, own_saves: Path, kind: str) -> None:
         facts = KINDS[kind]
+        job = own_saves if facts.default_phase == "save" else job
         options = {KEYS.get(name, name): OPTIONS[name] for name in facts.options}
         when = {"occurrence": 1} if facts.default_phase == "rendezvous" else {"at_step": 10}
         rank = {"rank": 0} if kind in ("port_taken", "failed_rename") else {"rank": 1}

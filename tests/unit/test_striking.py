@@ -147,7 +147,7 @@ def test_a_fault_is_waited_for_exactly_and_claimed_and_told_before_it_strikes(fo
     bench.look(2.0)
     assert bench.hands.struck == [[("F1", "kill", 101)]]
     ((marker, told),) = claimed_before
-    assert (marker["rank"], marker["pid"], marker["start_ticks"], marker["phase"]) == (1, 101, 7, None)
+    assert (marker.rank, marker.pid, marker.start_ticks, marker.phase) == (1, 101, 7, None)
     assert told == [("fault.requested", "F1")]
     bench.look(3.0)
     assert bench.struck() == ["F1"], "an id strikes once"
