@@ -114,7 +114,7 @@ class Engine:
         self._report_lost(LOST_REMEDY)
         if self.baseline is not None:
             self._runs.append(CheckRun(name=BASELINE, about="what there was to compare"))
-            self._findings += self.baseline.missed(self._findings, self.pool.everyone)
+            self._findings.append(self.baseline.compared(self._findings, self.pool.everyone))
         return Result(
             level=self.setting.level,
             started_s=started_s,

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -10,14 +9,13 @@ from statistics import median
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.model import Finding, Measure, Rows, Status, worst
 from chaosrun.preflight.result import Result
-from chaosrun.wording import listed, with_unit
+from chaosrun.wording import with_unit
 
 BASELINE = "baseline"
 """What stands for the check whether there was anything to compare."""
 ROWS = Rows(check=BASELINE)
 MIN_PEERS = 3
 """Of two nobody can say which is the odd one."""
-MOST_NAMED = 10
 _NUMBERED = re.compile(r"([a-z]+):\d+")
 _PEERS_REMEDY = "look for what sets this node apart: other load, a slower clock, a worse cable or disk; or leave it out"
 _BASELINE_REMEDY = "look for what has changed there since the baseline: load, driver, cables, disks; or leave it out"
@@ -67,7 +65,6 @@ class Baseline:
     """An earlier preflight, to compare with: the same device of the same node, else the median of its kind then."""
 
     def __init__(self, earlier: Result) -> None:
-        self._nodes = earlier.nodes
         kinds = Kinds(earlier.nodes)
         self._own = {
             (kinds.of(finding, finding.measure), finding.node, finding.device): finding.measure.number
@@ -85,23 +82,17 @@ class Baseline:
             for finding, known in zip(findings, then, strict=True)
         ]
 
-    def missed(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> list[Finding]:
-        """Rows of the whole cluster: how many of all numbers had something to be compared with, and what is there no more."""
+    def compared(self, findings: Sequence[Finding], nodes: Sequence[Node]) -> Finding:
+        """A row of the whole cluster: how many of all numbers had something to be compared with."""
         kinds = Kinds(nodes)
         bounded = [self._then(kinds, finding) for finding in findings if _bounded(finding)]
         known, rows = sum(then is not None and then[0] > 0 for then in bounded), ROWS.of(name="numbers compared")
         if not bounded:
-            compared = rows.skip("these checks measured nothing that is compared")
-        elif known:
-            compared = rows.passed(f"{known} of {len(bounded)}", "one or more")
-        else:
-            why = f"the baseline has none of the {len(bounded)} numbers that were measured: made with other checks or elsewhere"
-            compared = rows.error(why, "save a baseline with the same checks on this cluster: -o json --to FILE")
-        if not (gone := self._gone(nodes)):
-            return [compared]
-        remedy = "start Ray there with all its GPUs again; if they are to be gone, save a new baseline"
-        missing = f"not there: {listed(gone, MOST_NAMED)}"
-        return [compared, ROWS.warn(missing, "what the baseline had", remedy, name="nodes and GPUs")]
+            return rows.skip("these checks measured nothing that is compared")
+        if known:
+            return rows.passed(f"{known} of {len(bounded)}", "one or more")
+        why = f"the baseline has none of the {len(bounded)} numbers that were measured: made with other checks or elsewhere"
+        return rows.error(why, "save a baseline with the same checks on this cluster: -o json --to FILE")
 
     def _then(self, kinds: Kinds, finding: Finding) -> tuple[float, str] | None:
         if finding.measure is None:
@@ -110,17 +101,6 @@ class Baseline:
         if (own := self._own.get((kind, finding.node, finding.device))) is not None:
             return own, "the baseline"
         return (self._medians[kind][0], "the baseline's median") if kind in self._medians else None
-
-    def _gone(self, nodes: Sequence[Node]) -> list[str]:
-        """By hostname: where a host has several nodes, their names are new each time that Ray is started."""
-        then, now = Counter(node.hostname for node in self._nodes), Counter(node.hostname for node in nodes)
-        gpus_then, gpus_now = Counter[str](), Counter[str]()
-        for counted, some in ((gpus_then, self._nodes), (gpus_now, nodes)):
-            for node in some:
-                counted[node.hostname] += node.gpus
-        gone = [host if not now[host] else f"{number} of {then[host]} nodes of {host}" for host, number in (then - now).items()]
-        lost = gpus_then - gpus_now
-        return [*gone, *(f"{number} of {gpus_then[host]} GPUs of {host}" for host, number in lost.items() if now[host])]
 
 
 def _bounded(finding: Finding) -> bool:

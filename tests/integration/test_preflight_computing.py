@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaosrun.preflight.checks.bits import CHECK, call
-from chaosrun.preflight.model import Finding, Level, Setting, Status
+from chaosrun.preflight.model import Finding, Setting, Status
 from chaosrun.processes import marked
 from tests.preflight_answers import SETTING, judged, node_of
 
@@ -118,9 +118,3 @@ def test_another_instruction_set_is_no_fault_and_is_told(facts: Mapping[str, Map
     }
     assert "ATEN_CPU_CAPABILITY=default" in found["old", "kind"].remedy
     assert "other bits from" in found["old", "kind"].measured
-
-
-@pytest.mark.nightly
-def test_at_standard_each_core_computes_alone() -> None:
-    facts = run(setting=Setting(level=Level.STANDARD, root=Path("/r"), storage=Path("/r/s")))
-    assert facts["computed"]["cpu"]["facts"]["cores"] == len(os.sched_getaffinity(0))

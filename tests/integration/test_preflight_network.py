@@ -51,10 +51,7 @@ def listening() -> Iterator[list[int]]:
         yield [each.getsockname()[1] for each in (one, other)]
 
 
-def test_all_reach_all_and_a_closed_port_of_ray_is_named(
-    no_sums: None, listening: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(network.STREAM_S, Level.QUICK, 0.1)
+def test_all_reach_all_and_a_closed_port_of_ray_is_named(no_sums: None, listening: list[int]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.3", 0))
         port = closed.getsockname()[1]
@@ -65,8 +62,6 @@ def test_all_reach_all_and_a_closed_port_of_ray_is_named(
     assert finding.measured == "not reached by a, b itself, c of 3 nodes: refused"
     assert passed(findings, "TCP connections") == ["a", "c"]
     assert passed(findings, "interface") == passed(findings, "TCP round trip") == ["a", "b", "c"]
-    speeds = [each.measure.number for each in findings if each.name == "TCP bandwidth" and each.measure]
-    assert len(speeds) == 3 and all(speed > 0 for speed in speeds)
 
 
 def test_a_node_that_listens_to_nobody_and_one_that_nobody_hears_are_named(
@@ -126,4 +121,4 @@ def test_a_standard_network_check_passes_here() -> None:
     pool = LocalPool({"a": {}, "b": {}, "c": {}})
     findings = network.judge(standard, pool.nodes, network.gather(standard, pool))
     assert {finding.status for finding in findings} <= {Status.PASS, Status.SKIP}
-    assert passed(findings, "all-reduce") == passed(findings, "TCP bandwidth") == ["a", "b", "c"]
+    assert passed(findings, "all-reduce") == ["a", "b", "c"]

@@ -1,6 +1,5 @@
 """Who computes other bits: judged from fingerprints, and the fingerprints themselves, on a device that is made to flip bits."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from chaosrun.preflight.checks.bits import CHECK, call
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.compute import check_memory, check_products, kind_of
-from chaosrun.preflight.probes.fingerprinted_training import Difference, other_cores, repeated, train
+from chaosrun.preflight.probes.fingerprinted_training import Difference, repeated, train
 from chaosrun.records.codec import to_plain
 from tests.preflight_answers import SETTING, judged, node_of
 
@@ -144,13 +143,6 @@ def test_two_kinds_of_node_are_no_faults_of_each_other() -> None:
     assert not bad(found) and not bad(found, Status.WARN)
 
 
-def test_a_core_that_computes_something_else_is_named() -> None:
-    found = judge(a=computed(cores=64, differing={"17": "1 softmax"}))
-    assert bad(found) == {("a", "cpu", "cores")}
-    assert found["a", "cpu", "cores"].measured == "core 17 in softmax (step 1)"
-    assert judge(a=computed(cores=64))["a", "cpu", "cores"].status is Status.PASS
-
-
 def test_a_device_that_no_worker_gets_has_no_vote_and_is_no_fault() -> None:
     """Two GPUs a node, as Ray counts: a third is none that it gives to anybody."""
     sound, odd = computed(kind=GPU), computed(trained(at="1 matmul", differs="1 matmul"), kind=GPU)
@@ -170,9 +162,9 @@ def test_a_device_that_hangs_fails_and_does_not_vote() -> None:
 def test_a_deep_preflight_trains_for_a_share_of_its_time() -> None:
     deep = call(Setting(level=Level.DEEP, root=Path("/r"), storage=Path("/r"), seconds=400), node_of())
     asked = {"threads": 2, "repeats": 3, "products": True}
-    assert deep.parameters["works"]["cpu"] == {**asked, "seconds": 100, "cores": True}
+    assert deep.parameters["works"]["cpu"] == {**asked, "seconds": 100}
     assert deep.limit_s > 100
-    assert call(SETTING, node_of()).parameters["works"]["cpu"] == {**asked, "seconds": 0, "cores": False}
+    assert call(SETTING, node_of()).parameters["works"]["cpu"] == {**asked, "seconds": 0}
 
 
 @pytest.fixture
@@ -219,7 +211,6 @@ def test_a_sound_training_repeats_itself_and_covers_every_operation() -> None:
     ]
     # Every operation computes something of its own, in both steps.
     assert len({*run.operations.values()}) == 2 * len(first)
-    assert other_cores(run.operations, [min(os.sched_getaffinity(0))], silent) == {}
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -38,7 +38,6 @@ GOOD: dict[str, Any] = {
         "files": {"train.py": "1"},
         "imports": {"datasets": {"found": True, "optional": False, "version": "4.0"}},
         "own_path": False,
-        "loader_workers": 0,
     },
     "clock": {"began_s": 0.0, "now_s": 0.0},
 }

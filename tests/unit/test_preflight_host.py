@@ -2,7 +2,6 @@
 
 import copy
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -14,20 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from chaosrun import processes
 from chaosrun.housekeeping.limits import memory_room, process_room
-from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.checks.host import CHECK as HOST
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes import busy, host
-from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.host import KernelLog, kernel_log, told_by
-from chaosrun.preflight.probes.script import ScriptFacts
-from chaosrun.preflight.probes.software import SoftwareFacts
 from chaosrun.spec.source import Job
 from chaosrun.wording import GIB, MIB
 from tests.local_pool import LocalPool
-from tests.preflight_answers import job_of, judged, node_of, told
+from tests.preflight_answers import job_of, judged, node_of
 
 FAULTY = Path(__file__).parents[1] / "integration" / "faulty"
 PLACE: dict[str, Any] = {
@@ -41,15 +35,13 @@ GOOD: dict[str, Any] = {
     "shared_memory": {"path": "/dev/shm", "total": 32 * GIB, "free": 32 * GIB},
     "limits": {"open_files": 65536, "process_room": 9700},
     "busy": {"cores": 0.6, "ours": 0.4, "others": 0.2, "heavy": [], "hidden": False},
-    "left_over": {"processes": [], "folders": [], "shared_memory": {}, "unreadable": 0},
+    "left_over": {"processes": [], "unreadable": 0},
     "kernel_log": {"messages": [], "truncated": False},
 }
 PROCESS = {"pid": 77, "name": "python train.py", "cores": 3.0, "created_s": 0.0}
 
 
-def judge(
-    changes: Mapping[str, Any], *, with_job: Job | None = None, every_node: bool = False, loaders: int | None = 0
-) -> list[Finding]:
+def judge(changes: Mapping[str, Any], *, with_job: Job | None = None, every_node: bool = False) -> list[Finding]:
     """What is said when node b has these values, by "memory/total"-like keys."""
     nodes = [node_of(name, cpus=8) for name in "abc"]
     answered = {each.name: copy.deepcopy(GOOD) for each in nodes}
@@ -60,19 +52,7 @@ def judge(
             for group in groups:
                 facts = facts[group]
             facts[last] = value
-    software = SoftwareFacts(
-        versions={},
-        code="",
-        variables={},
-        auth=None,
-        cpus=1,
-        own_ray=False,
-        script=ScriptFacts(loader_workers=loaders),
-        clock=Clock(began_s=0.0, now_s=0.0),
-    )
-    cluster = ClusterFacts(software=told(SoftwareFacts, {each.name: software for each in nodes}), clocks={})
-    earlier = {} if loaders is None else {"cluster": cluster}
-    setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job, earlier=earlier)
+    setting = Setting(level=Level.QUICK, root=Path("/runs"), storage=Path("/runs"), job=with_job)
     return judged(HOST, setting, nodes, answered)
 
 
@@ -120,8 +100,6 @@ def test_sound_nodes_pass() -> None:
         ({"busy/others": 4.0, "busy/cores": 4.5, "busy/heavy": [PROCESS]}, "other processes", Status.WARN),
         ({"busy/cores": 6.0}, "other processes", Status.WARN),
         ({"left_over/processes": [PROCESS]}, "left over of earlier runs", Status.WARN),
-        ({"left_over/folders": ["/tmp/chaosrun-ray-x"]}, "left over of earlier runs", Status.WARN),
-        ({"left_over/shared_memory": {"psm_1": 4096}}, "left over of earlier runs", Status.WARN),
         # It may have been reset since, or be another container's: the check "devices" tells whether it works.
         ({"kernel_log/messages": [xid(79)]}, "kernel's messages of a GPU", Status.WARN),
         ({"kernel_log": {"messages": [xid(79)], "truncated": True}}, "kernel's messages of a GPU", Status.WARN),
@@ -166,14 +144,6 @@ def test_what_cannot_be_seen_is_not_said_to_be_right() -> None:
     assert row.status is Status.SKIP and "more of the kernel's messages" in row.reason
 
 
-def test_what_is_left_over_goes_with_a_command_that_can_be_pasted() -> None:
-    folders = [f"/tmp/chaosrun-ray-{number}" for number in range(4)] + ["/tmp/it's/chaosrun-ray-5"]
-    left = {"left_over/folders": folders, "left_over/shared_memory": {"psm_1": 1}, "left_over/processes": [PROCESS]}
-    remedies = [row.remedy for row in judge(left) if row.status is Status.WARN]
-    assert [shlex.split(remedy) for remedy in remedies[:2]] == [["kill", "-9", "77"], ["rm", "-r", "--", *folders]]
-    assert remedies[2].endswith("rm -- /dev/shm/psm_1")
-
-
 def test_the_need_grows_with_the_job() -> None:
     its = job_of(16, per_worker={"cpu": 1, "gpu": 0})
     enough = {"memory/available": 5 * GIB, "limits/open_files": 300, "limits/process_room": 300}
@@ -183,26 +153,6 @@ def test_the_need_grows_with_the_job() -> None:
         ("open files", "b", Status.FAIL),
         ("processes and threads", "b", Status.WARN),
     }
-
-
-def test_loader_workers_fill_shared_memory() -> None:
-    """8 workers on the node, 4 loader workers each, 2 batches ahead: 64 batches."""
-    its = job_of(8, per_worker={"cpu": 1, "gpu": 0})
-    few = {"shared_memory": {"path": "/dev/shm", "total": 64 * MIB, "free": 63 * MIB}}
-    some = {"shared_memory": {"path": "/dev/shm", "total": GIB, "free": GIB}}
-    tiny = {"shared_memory": {"path": "/dev/shm", "total": MIB, "free": MIB // 2}}
-    assert bad(judge(tiny, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
-    # Batches of text have 128 KiB: these go into what Docker gives.
-    assert bad(judge(few, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
-    assert bad(judge(some, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.WARN)}
-    assert bad(judge(few, with_job=its)) == set()
-    none = {"shared_memory": {"path": "/dev/shm", "error": "No such file or directory"}}
-    assert bad(judge(none, with_job=its, loaders=4)) == {("/dev/shm", "b", Status.FAIL)}
-    # With --only host nothing is known of the script.
-    assert bad(judge(few, with_job=its, loaders=None)) == {("/dev/shm", "b", Status.WARN)}
-    told = job_of(8, args=["--loader-workers", "4"], per_worker={"cpu": 1, "gpu": 0})
-    (row,) = [row for row in judge(few, with_job=told, loaders=None) if row.name == "/dev/shm" and row.node == "b"]
-    assert row.status is Status.WARN and "64 batches" in row.threshold
 
 
 def test_bad_nodes_are_named_by_real_probes(tmp_path: Path) -> None:
@@ -259,12 +209,9 @@ class TestProcesses:
         assert not foreign & {os.getpid(), started[1].pid, probe.pid, *(child.pid for child in probe.children())}
 
     def test_what_has_lost_its_supervisor(
-        self, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+        self, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(busy, "ENDING_S", 0.0)
-        monkeypatch.setattr(busy, "SHARED_MEMORY", tmp_path)
-        monkeypatch.setattr(processes, "SHARED_MEMORY", tmp_path)
-        (tmp_path / "torch_left").write_bytes(b"x" * 5000)
         env = {**os.environ, "CHAOSRUN_SESSION": "chaosrun#test"}
         sleep = "import time; time.sleep(300)"
         forsaken = subprocess.Popen([sys.executable, "-c", sleep], env=env)
@@ -275,7 +222,6 @@ class TestProcesses:
         left = {process.pid: process for process in found.processes}
         assert forsaken.pid in left and held.pid not in left
         assert abs(left[forsaken.pid].created_s - time.time()) < 60
-        assert list(found.shared_memory) == ["torch_left"]
 
 
 class TestKernelLog:

@@ -17,7 +17,7 @@ from chaosrun.preflight.majority import fewest_to_blame
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.probes.allreduce import DONE, START, RankFacts, Sum, SumFacts, Wrong
 from chaosrun.preflight.probes.interfaces import Interface, InterfaceFacts
-from chaosrun.preflight.probes.mesh import Failure, MeshFacts, Stream
+from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.records.codec import changed, to_plain
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -247,22 +247,6 @@ def test_who_came_when_the_other_had_ended_did_not_try_it() -> None:
     assert (finding.node, finding.reason) == ("a", "1 of 2 others were not tried in time")
 
 
-def test_a_slow_end_does_not_make_its_neighbours_slow() -> None:
-    def sent(peer: str, speed: float) -> Stream:
-        return Stream(peer=peer, bytes=int(speed * 1e9), seconds=1.0)
-
-    findings = judged_connections(
-        {
-            "a": met(streams=(sent("b", 0.1), sent("c", 1.0))),
-            "b": met(streams=(sent("c", 0.1), sent("a", 0.1))),
-            "c": met(streams=(sent("a", 1.0), sent("b", 0.1))),
-        }
-    )
-    measures = {each.node: each.measure for each in by_status(findings, Status.PASS, "TCP bandwidth") if each.measure}
-    assert {node: measure.number for node, measure in measures.items()} == {"a": 1.0, "b": 0.1, "c": 1.0}
-    assert all(measure.fail is None for measure in measures.values())
-
-
 @pytest.mark.parametrize(
     ("failed", "blamed"),
     [
@@ -335,16 +319,10 @@ def test_who_is_behind_a_sum_that_fails(ranks: Sequence[Any], blamed: set[str], 
     assert not blamed or any(says in suspicion.why for suspicion in found.values())
 
 
-def test_a_sum_that_is_wrong_everywhere_is_repeated_alone_and_in_pairs() -> None:
+def test_a_sum_that_is_wrong_everywhere_is_repeated_alone() -> None:
     well, ill = rank(), WRONG
     alone = (run(well, names="a"), run(ill, names="b"), run(well, names="c"))
     assert suspects(run(ill, ill, ill, alone=alone)).keys() == {"b"}
-    pairs = (run(ill, ill, names="ab"), run(ill, ill, names="bc"), run(well, well, names="ca"))
-    found = suspects(run(ill, ill, ill, pairs=pairs))
-    assert found.keys() == {"b"} and "right alone, not together with a" in found["b"].why
-    # b fails with a only, and a with b: it may be either.
-    pairs = (run(well, ill, names="ab"), run(well, well, names="bc"), run(well, well, names="ca"))
-    assert suspects(run(well, ill, well, pairs=pairs)).keys() == {"a", "b"}
 
 
 def test_of_two_nodes_the_one_that_received_the_damage_is_not_blamed_for_it() -> None:

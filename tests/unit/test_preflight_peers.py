@@ -129,22 +129,9 @@ def test_a_head_that_trains_nothing_is_nobodys_peer() -> None:
 def test_how_much_there_was_to_compare() -> None:
     now = [speed(10, "a"), speed(10, "a", name="other"), replace(speed(10, "b"), status=SKIP, reason="no")]
     unbounded = replace(speed(1), measure=Measure(number=1.0, unit="s", better="lower"))
-    (row,) = baseline([speed(10, "a")]).missed([*now, unbounded], [])
+    row = baseline([speed(10, "a")]).compared([*now, unbounded], [])
     assert (row.status, row.measured, row.node) == (PASS, "1 of 2", None)
-    (none,) = baseline([speed(10, name="yet another")]).missed(now, [])
+    none = baseline([speed(10, name="yet another")]).compared(now, [])
     assert none.status is ERROR and none.reason.startswith("the baseline has none of the 2 numbers") and none.remedy
-    (nothing,) = baseline([speed(10)]).missed([unbounded], [])
+    nothing = baseline([speed(10)]).compared([unbounded], [])
     assert nothing.status is SKIP
-
-
-def test_what_is_there_no_more() -> None:
-    nodes = [node("a", gpus=8), node("b", gpus=8), node("c#1", host="c"), node("c#2", host="c"), node("d")]
-    then = baseline([speed(10, "a")], nodes)
-    # The names of several nodes of one host are new each time; more than there were is no fault.
-    now = [node("a", gpus=7), node("c#3", host="c"), node("d", gpus=1), node("e")]
-    _, gone = then.missed([speed(10, "a")], now)
-    assert gone.measured == "not there: b, 1 of 2 nodes of c, 1 of 8 GPUs of a"
-    assert (gone.status, gone.node, gone.blames) == (WARN, None, ()) and gone.remedy
-    assert len(then.missed([speed(10, "a")], nodes)) == 1
-    many = baseline([], [node(f"n{number}") for number in range(64)]).missed([], [])[-1]
-    assert many.measured.endswith("n9 and 54 more")

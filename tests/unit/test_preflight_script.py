@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chaosrun.preflight.probes.script import imports_of, loader_workers
+from chaosrun.preflight.probes.script import imports_of
 
 
 def facts(script: Path) -> dict[str, Any]:
@@ -82,16 +82,3 @@ def test_a_script_that_cannot_be_read(tmp_path: Path, content: str | None, said:
 )
 def test_which_imports_are_executed(source: str, expected: list[tuple[str, bool]]) -> None:
     assert [(found.names[0], found.optional) for found in imports_of(ast.parse(source))] == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "workers"),
-    [
-        ("DataLoader(data)", 0),
-        ("DataLoader(data, num_workers=0); DataLoader(data, num_workers=4)", 4),
-        ("DataLoader(data, num_workers=args.workers)", None),
-        ("TrainingArguments(dataloader_num_workers=2)", 2),
-    ],
-)
-def test_loader_workers(source: str, workers: int | None) -> None:
-    assert loader_workers([ast.parse(source)]) == workers

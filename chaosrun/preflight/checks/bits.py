@@ -17,7 +17,7 @@ from chaosrun.preflight.model import Answers, Check, Finding, Level, Rows, Setti
 from chaosrun.preflight.probes.compute import ComputeFacts, Kind
 from chaosrun.preflight.probes.devices import DevicesFacts
 from chaosrun.preflight.probes.fingerprinted_training import Training, first_difference
-from chaosrun.wording import count, listed
+from chaosrun.wording import count
 
 REPEATS = 3
 THREADS = 2
@@ -36,8 +36,7 @@ def call(setting: Setting, node: Node) -> Call:
     threads = setting.job.spec.threads if setting.job else THREADS
     work = {"threads": threads, "repeats": REPEATS, "seconds": seconds}
     # Products of GPUs are the check devices' own; torch is loaded for the CPU here alone.
-    cpu = {**work, "products": True, "cores": setting.level is not Level.QUICK}
-    return ask_devices(setting, node, seconds, cpu=cpu, cuda=work)
+    return ask_devices(setting, node, seconds, cpu={**work, "products": True}, cuda=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +108,6 @@ def _alone(row: Rows, facts: ComputeFacts) -> Iterator[Finding]:
         measured = f"{bad.differing} of {bad.repeats} differ{_with(row, bad)}, {first}"
         why = "this device does not repeat itself: what it trains cannot be trusted"
         yield row.fail(measured, same, remedy, name="repeats", reason=why)
-    if facts.cores:
-        shown = [f"core {core} in {_step(operation)}" for core, operation in facts.differing.items()]
-        yield row.judged(
-            Status.FAIL if shown else Status.PASS,
-            listed(shown, 4) if shown else f"{facts.cores} equal",
-            "the same bits on each core",
-            remedy,
-            reason="a core that computes something else spoils what it trains without an error",
-            name="cores",
-        )
 
 
 def _votes(sound: Sequence[Bits]) -> Iterator[tuple[Bits, Finding]]:

@@ -3,16 +3,12 @@
 Of the job's need only a lower bound is known before it has run; what is below that is a FAIL, what is near it a WARN.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
-from shlex import join
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.cluster import ClusterFacts
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
 from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
@@ -41,11 +37,6 @@ SHM_FAIL_BYTES = MIB
 """A lock that processes share takes a page there, a batch of text 128 KiB."""
 SHM_WARN_BYTES = 64 * MIB
 """What Docker gives unless it is told otherwise; torch's own README calls it too little for loader workers."""
-BATCHES_AHEAD = 2
-"""DataLoader's prefetch_factor: batches that a loader worker has ready, each in shared memory."""
-BATCH_WARN_BYTES = 32 * MIB
-"""A batch of 64 colour images of 224 × 224 has 37 MB as floats."""
-LOADER_ARGUMENT = re.compile(r"--?[\w-]*workers(?:=(\d+))?")
 
 FILES_OF_A_WORKER = 256
 """Measured: 21 with torch and Gloo. Loader workers take one more for every tensor that is on its way from them."""
@@ -96,10 +87,10 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
             _cpus(row.of(name="CPUs"), node, facts.cpus, best),
             _memory(row.of(name="memory"), facts.memory, workers),
             *(finding for purpose, place in facts.places.items() for finding in _place(row, purpose, place)),
-            _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, setting, node, workers),
+            _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, several_gpus=node.gpus > 1),
             *_limits(row, facts.limits, workers, world),
             _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
-            *_left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden),
+            _left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden),
             *_kernel_log(row, facts.kernel_log, facts.places),
         ]
     return found
@@ -178,45 +169,21 @@ def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
         yield _enough(row.of(name=f"{row.name}, files"), place.inodes_free, INODES, str, measured=measured, remedy=remedy)
 
 
-def _shared_memory(row: Rows, shm: Place, setting: Setting, node: Node, workers: int) -> Finding:
-    """Batches in flight are what fills it: every loader worker of every rank keeps some there."""
-    loaders = _loader_workers(setting, node)
-    used = bool(loaders) or node.gpus > 1
+def _shared_memory(row: Rows, shm: Place, *, several_gpus: bool) -> Finding:
+    """NCCL, loader workers and locks between processes need it; whether the job has the last two nobody knows."""
     if shm.error:
+        status = Status.FAIL if several_gpus else Status.WARN
         reason = "loader workers and locks between processes need it"
-        status = Status.FAIL if used else Status.WARN
         return row.judged(status, shm.error, "a directory in memory", "mount a tmpfs at /dev/shm", reason=reason)
-    batches = workers * (loaders or 0) * BATCHES_AHEAD
-    least, small = 0, SHM_FAIL_BYTES
-    # Docker's own size is too little; a job that is known to put nothing there needs nothing there.
-    if used or loaders is None:
-        least, small = SHM_FAIL_BYTES, max(SHM_WARN_BYTES + 1, batches * BATCH_WARN_BYTES)
-    status = graded(shm.free, least, small)
-    need = f" for {batches} batches that loader workers keep ready" if batches else ""
+    status = graded(shm.free, SHM_FAIL_BYTES, SHM_WARN_BYTES + 1)
     return row.judged(
         status,
         f"{size(shm.free)} of {size(shm.total)} free",
-        f"at least {size(least)}" if status is Status.FAIL else f"more than {size(small - 1)}{need}",
+        f"at least {size(SHM_FAIL_BYTES)}" if status is Status.FAIL else f"more than {size(SHM_WARN_BYTES)}",
         "start the container with a larger --shm-size (Kubernetes: an emptyDir of medium Memory), or remove what lies "
         "there; or use fewer loader workers",
         reason="a DataLoader with workers, or NCCL, dies of a bus error where it is full",
     )
-
-
-def _loader_workers(setting: Setting, node: Node) -> int | None:
-    """What the script says as a number (the check "cluster" has read it), else what an argument such as --num-workers says;
-    None: unknown."""
-    if setting.job is None:
-        return None
-    cluster: ClusterFacts | None = setting.earlier.get("cluster")
-    software = cluster and cluster.software.answered.get(node.name)
-    if software and software.script and software.script.loader_workers is not None:
-        return software.script.loader_workers
-    for word, following in pairwise([*setting.job.spec.args, ""]):
-        if match := LOADER_ARGUMENT.fullmatch(str(word)):
-            number = match[1] or str(following)
-            return int(number) if number.isdecimal() else None
-    return None
 
 
 # Limits of processes
@@ -265,25 +232,15 @@ def _others(row: Rows, busy: Busy, usable: float) -> Finding:
     )
 
 
-def _left(row: Rows, facts: LeftOver, hidden: bool) -> Iterator[Finding]:
-    processes, folders, entries = facts.processes, facts.folders, facts.shared_memory
-    if not (processes or folders or entries) and hidden:
-        yield row.skip("/proc shows no processes of other users here (hidepid)")
-    elif not (processes or folders or entries):
-        unread = facts.unreadable
-        others = f"; {unread} processes of other users could not be looked into" if unread else ""
-        yield row.passed(f"nothing{others}", "nothing")
-    if processes:
-        remedy, why = join(["kill", "-9", *(str(each.pid) for each in processes)]), "it may hold memory, a GPU or a port"
-        yield row.warn(_named(processes), "no process whose supervisor is gone", remedy, reason=why)
-    if folders:
-        measured = f"{count(len(folders), 'folder')} of a Ray that is gone: {listed(folders, NAMED)}"
-        yield row.warn(measured, "none", join(["rm", "-r", "--", *folders]), reason="they take room for temporary files")
-    if entries:
-        names = sorted(entries)
-        measured = f"{len(entries)} in /dev/shm, {size(sum(entries.values()))}: {listed(names, NAMED)}"
-        remedy = f"unless a container uses the same /dev/shm: {join(['rm', '--', *(f'/dev/shm/{name}' for name in names)])}"
-        yield row.warn(measured, "none that no process here uses", remedy, reason="they take memory")
+def _left(row: Rows, facts: LeftOver, hidden: bool) -> Finding:
+    if facts.processes:
+        remedy, why = f"kill -9 {' '.join(str(each.pid) for each in facts.processes)}", "it may hold memory, a GPU or a port"
+        return row.warn(_named(facts.processes), "no process whose supervisor is gone", remedy, reason=why)
+    if hidden:
+        return row.skip("/proc shows no processes of other users here (hidepid)")
+    unread = facts.unreadable
+    others = f"; {unread} processes of other users could not be looked into" if unread else ""
+    return row.passed(f"nothing{others}", "nothing")
 
 
 def _named(processes: Sequence[Process]) -> str:

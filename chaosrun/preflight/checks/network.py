@@ -1,7 +1,7 @@
 """The check "network": interfaces, then connections between all nodes, then sums over all that can still take part.
 
-When a sum over all nodes fails and does not itself show on whom, it is repeated within each node and between pairs of
-neighbours, and then once more without whoever is to blame, so that the others are shown to be right.
+When a sum over all nodes fails and does not itself show on whom, it is repeated within each node, and then once more without
+whoever is to blame, so that the others are shown to be right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,6 @@ START_S = {Level.QUICK: 8.0, Level.STANDARD: 15.0, Level.DEEP: 30.0}
 """For the processes of all nodes to come up, before a closed port counts as one."""
 CONNECT_S = {Level.QUICK: 2.0, Level.STANDARD: 5.0, Level.DEEP: 10.0}
 ROUND_TRIPS = {Level.QUICK: 9, Level.STANDARD: 25, Level.DEEP: 101}
-STREAM_S = {Level.QUICK: 0.0, Level.STANDARD: 1.0, Level.DEEP: 5.0}
 JOIN_S = {Level.QUICK: 20.0, Level.STANDARD: 60.0, Level.DEEP: 120.0}
 COLLECTIVE_S = {Level.QUICK: 8.0, Level.STANDARD: 20.0, Level.DEEP: 60.0}
 PER_NODE_S = 0.02
@@ -119,10 +118,8 @@ def _mesh_calls(level: Level, nodes: Sequence[Node], listening: Mapping[str, int
         )
         for node in nodes
     )
-    size, start_s, connect_s, stream_s = len(nodes), START_S[level], CONNECT_S[level], STREAM_S[level]
-    # Each sends to two others, where there are two, and receives from two: whose other end is slow has another to show.
-    shifts = sorted({1, max(2, size // 2)} - {size}) if stream_s else []
-    limit_s = start_s + 8 * connect_s + 4 * stream_s + 30
+    start_s, connect_s = START_S[level], CONNECT_S[level]
+    limit_s = start_s + 8 * connect_s + 30
     return {
         node.name: ask(
             "mesh",
@@ -136,13 +133,10 @@ def _mesh_calls(level: Level, nodes: Sequence[Node], listening: Mapping[str, int
                     give_up_s=start_s + 10,
                     connect_s=connect_s,
                     round_trips=ROUND_TRIPS[level],
-                    streams=tuple(nodes[(index + shift) % size].name for shift in shifts),
-                    incoming=len(shifts),
-                    stream_s=stream_s,
                 )
             ),
         )
-        for index, node in enumerate(nodes)
+        for node in nodes
     }
 
 
@@ -184,9 +178,6 @@ class _Sums:
             if not sound(run) and not suspects(run) and len(nodes) > 1:
                 divisible = [node for node in nodes if self.backend == "gloo" or node.gpus > 1]
                 run = changed(run, alone=tuple(self._run([[node] for node in divisible])))
-                # Of two nodes the pair is what has just failed.
-                if not suspects(run) and len(nodes) > 2:
-                    run = changed(run, pairs=tuple(pair for pairs in _neighbours(nodes) for pair in self._run(pairs)))
             rounds.append(run)
             against = suspects(run)
             if not against:
@@ -236,14 +227,6 @@ class _Sums:
         return {
             node.name: ask("allreduce", limit_s, self.env, **to_plain(each)) for node, each in zip(nodes, asked, strict=True)
         }
-
-
-def _neighbours(nodes: Sequence[Node]) -> list[list[list[Node]]]:
-    """Every node with the next one, in a circle; in each batch no node twice. Of at least three nodes."""
-    size = len(nodes)
-    pairs = [[nodes[index], nodes[(index + 1) % size]] for index in range(size)]
-    even = size - size % 2
-    return [batch for batch in (pairs[0:even:2], pairs[1:even:2], pairs[even:]) if batch]
 
 
 # Interfaces

@@ -1,4 +1,4 @@
-"""Judges the connections between all nodes: who cannot be reached and on which port, round trips, bandwidth. Pure.
+"""Judges the connections between all nodes: who cannot be reached and on which port, round trips. Pure.
 
 Who refused only before it listened at all was late, and who came only after the other had ended did not try in time: neither is
 a closed port. That goes by the nodes' clocks, which the check "cluster" compares.
@@ -19,8 +19,6 @@ USED_PORTS = ("node manager", "object manager", "gcs")
 SOME = 3
 ROUND_TRIP_WARN = 0.05
 """On a busy machine a round trip of 0.05 ms easily takes ten times that."""
-BANDWIDTH_WARN = 0.4
-"""No FAIL: a head without ranks may well have a smaller network card."""
 REMEDIES = {
     "refused": "nothing may listen there, or a firewall rejects: open {ports} between the nodes",
     "no answer": "packets are dropped on the way: open {ports} between the nodes in firewalls, security groups, network "
@@ -78,7 +76,7 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
         if (took_ms := heard[node.name].round_trip_ms) is not None:
             measure = Measure(number=took_ms, unit="ms", better="lower", warn=ROUND_TRIP_WARN)
             findings.append(rows.passed(f"{took_ms:.2g} ms", name="TCP round trip", measure=measure))
-    return [*findings, *_bandwidths(heard)]
+    return findings
 
 
 def late(told: Answers[MeshFacts]) -> dict[str, float]:
@@ -149,19 +147,3 @@ def _not_blamed(
     if reached < others and blamed:
         reason += f"; what fails is told of {listed(blamed, SOME)}"
     return rows.passed(measured, reason=reason)
-
-
-def _bandwidths(heard: Mapping[str, MeshFacts]) -> Iterator[Finding]:
-    """Of each node the best of what it sent and received: one slow end spoils only the streams that it takes part in."""
-    speeds: dict[str, dict[str, float]] = {name: {} for name in heard}
-    for name, facts in heard.items():
-        for stream in facts.streams:
-            speed = stream.bytes / max(stream.seconds, 1e-9) / 1e9
-            speeds[name][f"to {stream.peer}"] = speed
-            if stream.peer in speeds:
-                speeds[stream.peer][f"from {name}"] = speed
-    for name, own in speeds.items():
-        if own:
-            words = ", ".join(f"{speed:.2g} GB/s {which}" for which, speed in own.items())
-            measure = Measure(number=max(own.values()), unit="GB/s", better="higher", warn=BANDWIDTH_WARN)
-            yield ROWS.passed(words, name="TCP bandwidth", node=name, measure=measure)

@@ -1,7 +1,6 @@
 """Judges sums over all nodes (all-reduce): exact everywhere, and if not, because of whom. Pure.
 
-Where a wrong sum shows says nothing of where it was made: ranks hand their parts on. Who makes it has it alone too, or with
-every neighbour.
+Where a wrong sum shows says nothing of where it was made: ranks hand their parts on. Who makes it by itself has it alone, too.
 
 Bus bandwidth is nccl-tests': bytes / seconds × 2(n-1)/n for n ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
@@ -14,7 +13,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from chaosrun.cluster.probing import Node
-from chaosrun.preflight.majority import fewest_to_blame
 from chaosrun.preflight.model import Finding, Measure, Rows
 from chaosrun.preflight.probes.allreduce import DONE, FORMED, JOINED, START, TIMED, RankFacts, SumFacts
 from chaosrun.wording import duration, size
@@ -39,8 +37,6 @@ class Run(Struct, frozen=True, kw_only=True):
     """Why, by node."""
     alone: "tuple[Run, ...]" = ()
     """The same within each node, where it failed."""
-    pairs: "tuple[Run, ...]" = ()
-    """The same between neighbours."""
 
     @property
     def ranks(self) -> list[tuple[str, int, RankFacts]]:
@@ -108,29 +104,10 @@ def suspects(run: Run) -> Suspects:
         # When it is most of them, it is rather somebody else.
         if found and 2 * len(found) < count + (count == 2):
             return found
-    broken = [each for each in run.alone if not sound(each)]
-    if broken:
-        return {each.nodes[0]: _in_addition("also over two processes of its own", each) for each in broken}
-    return _of_pairs(run)
-
-
-def _of_pairs(run: Run) -> Suspects:
-    """The fewest by whom the pairs that failed are explained; of two that fail with each other only, both."""
-    failed = [each for each in run.pairs if not sound(each)]
-    often = Counter(name for each in failed for name in each.nodes)
-    fewest = fewest_to_blame(run.nodes, [(each.nodes[0], each.nodes[1]) for each in failed])
-    against: dict[str, Suspicion] = {}
-    for each in failed:
-        one, other = each.nodes
-        for name, partner in ((one, other), (other, one)):
-            if name in fewest or often[one] == often[other] == 1:
-                against.setdefault(name, _in_addition(f"right alone, not together with {partner}", each))
-    return against
-
-
-def _in_addition(when: str, run: Run) -> Suspicion:
-    trouble = _trouble(run)
-    return trouble._replace(why=f"{when}: {trouble.why}")
+    broken = {each.nodes[0]: _trouble(each) for each in run.alone if not sound(each)}
+    return {
+        name: trouble._replace(why=f"also over two processes of its own: {trouble.why}") for name, trouble in broken.items()
+    }
 
 
 def _trouble(run: Run) -> Suspicion:
@@ -210,8 +187,7 @@ def _judged(backend: Backend) -> Iterator[Finding]:
         yield from (rows.error(why, remedy, node=name) for name in last.nodes if name not in against)
     else:
         # It cannot be put down to some of the nodes.
-        tried = [words for words, runs in (("alone", last.alone), ("with its neighbours", last.pairs)) if runs]
-        right = f"; each was right {' and '.join(tried)}" if tried else ""
+        right = "; each was right alone" if last.alone else ""
         remedy = BETWEEN_MANY if len(last.nodes) > 2 else BETWEEN_TWO
         reason = f"over {len(last.nodes)} nodes together{right}"
         yield rows.fail(_trouble(last).why, EXACT, remedy, reason=reason, blames=last.nodes)

@@ -2,8 +2,7 @@
 Pure."""
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaosrun.checkpoint.storage import hint_of
@@ -11,15 +10,15 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.storage import IN_MEMORY, failure, no_answer
 from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Pool, Rows, Setting, Status
 from chaosrun.preflight.placement import nodes_used
-from chaosrun.preflight.probes.shared_storage import Competition, Meeting, Ring, SharedFacts
+from chaosrun.preflight.probes.shared_storage import Meeting, Ring, SharedFacts
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage")
 _EFFORT = {
-    Level.QUICK: {"meet_s": 3.0, "names": 40, "rounds": 20, "ring_s": 0.5, "wait_s": 3.0, "patience_s": 8.0},
-    Level.STANDARD: {"meet_s": 10.0, "names": 100, "rounds": 100, "ring_s": 2.0, "wait_s": 5.0, "patience_s": 25.0},
+    Level.QUICK: {"meet_s": 3.0, "rounds": 20, "ring_s": 0.5, "wait_s": 3.0, "patience_s": 8.0},
+    Level.STANDARD: {"meet_s": 10.0, "rounds": 100, "ring_s": 2.0, "wait_s": 5.0, "patience_s": 25.0},
     # Longer than a client of NFS keeps what it knows of a directory.
-    Level.DEEP: {"meet_s": 65.0, "names": 1000, "rounds": 1000, "ring_s": 20.0, "wait_s": 65.0, "patience_s": 65.0},
+    Level.DEEP: {"meet_s": 65.0, "rounds": 1000, "ring_s": 20.0, "wait_s": 65.0, "patience_s": 65.0},
 }
 NODE_S = 0.01
 """More of them take longer to look for each other."""
@@ -85,11 +84,9 @@ def judge(setting: Setting, nodes: Sequence[Node], meet: Meet) -> list[Finding]:
     groups = _groups(meet, next((node.name for node in nodes if node.head), None))
     found += _sharing(same, meet, groups, setting.job is not None and nodes_used(setting, nodes) > 1)
     if groups and len(groups[0]) > 1:
-        row, group = ROWS.of(device=path), {name: meet.told.answered[name] for name in groups[0]}
-        for name in group:
-            found += _ring(row.of(name="files of one seen by the other", node=name), meet.names, group[name], path)
-        found += _names(row.of(name="exclusive create between nodes"), {name: group[name].competition for name in group}, path)
-        found += _lock(row.of(name="lock between nodes"), group, path)
+        row = ROWS.of(name="files of one seen by the other", device=path)
+        for name in groups[0]:
+            found += _ring(row.of(node=name), meet.names, meet.told.answered[name], path)
     return found
 
 
@@ -166,10 +163,10 @@ def _may_come_late(meet: Meet, one: str, other: str) -> bool:
 
 def _ring(row: Rows, names: Sequence[str], facts: SharedFacts, path: str) -> Iterator[Finding]:
     if facts.ring is None:
-        if facts.competition is None:
+        if facts.gathered_s is None:
             yield row.skip("not every node came so far")
         else:
-            yield row.warn(f"files of all nodes were not seen within {duration(facts.competition.waited_s)}", _SOON, _LATE)
+            yield row.warn(f"files of all nodes were not seen within {duration(facts.gathered_s)}", _SOON, _LATE)
         return
     torn = {names[number]: what for number, what in reversed(facts.ring.torn)}
     for writer, what in sorted(torn.items()):
@@ -194,48 +191,9 @@ def _soon(row: Rows, peer: str, ring: Ring, path: str) -> Finding:
     return row.judged(status, measured, _SOON, _LATE, measure=Measure(number=p50_s, unit="s", better="lower"))
 
 
-def _names(row: Rows, group: Mapping[str, Competition | None], path: str) -> Iterator[Finding]:
-    tried = {name: found for name, found in group.items() if found is not None}
-    if len(tried) < len(group):
-        yield row.skip("not every node came so far")
-        return
-    names = next(iter(tried.values())).names
-    wins = Counter(number for found in tried.values() for number in found.won)
-    again = {number for found in tried.values() for number in found.again}
-    twice = again | {number for number, times in wins.items() if times > 1}
-    never = [number for number in range(names) if number not in wins]
-    what = f"{names} names, {len(group)} nodes"
-    if not twice and not never:
-        yield row.passed(f"{what}: one each")
-        return
-    # Whose client makes once more what is there, that one does not honour it; who came first does not matter.
-    loose = [name for name, found in tried.items() if found.again]
-    who = loose or [name for name, found in tried.items() if twice & {*found.won}]
-    measured = f"of {what}, {len(twice)} created twice" + (f", by {listed(who)}" if who else "")
-    if never:
-        measured += f", {len(never)} by nobody"
-    remedy = "two runs could take one folder: use storage that honours O_EXCL between its clients"
-    yield row.fail(f"{measured}, at {path}", "each created by exactly one", remedy, blames=tuple(loose))
-
-
-def _lock(row: Rows, group: Mapping[str, SharedFacts], path: str) -> Iterator[Finding]:
-    holder, *others = group
-    told = {name: found.refused for name in others if (found := group[name].competition)}
-    ignored = [name for name, refused in told.items() if refused is False]
-    if ignored:
-        measured = f"{listed(ignored)} could take at {path} what {holder} held"
-        remedy = (
-            "resume a run on the node that it was started on, or mount the storage with locks (NFS: without nolock, local_lock)"
-        )
-        why = "two supervisors on two nodes could take one run"
-        yield row.warn(measured, "one holder in the whole cluster", remedy, reason=why)
-    elif told:
-        yield row.passed(f"held by {holder}, refused to {count(len(told), 'other')}")
-
-
 CHECK = Check(
     name="shared storage",
-    about="what one node saves, the others see: whole, soon, and created once",
+    about="what one node saves, the others see: whole, and soon",
     order=80,
     level=Level.QUICK,
     gather=gather,

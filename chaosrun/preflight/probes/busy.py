@@ -8,12 +8,9 @@ import re
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 from msgspec import Struct
-
-from chaosrun.processes import SHARED_MEMORY, shared_memory_entries, unused_shared_memory
 
 APART_S = 0.4
 KERNEL = 2
@@ -65,12 +62,9 @@ class Busy(Struct, frozen=True, kw_only=True):
 
 
 class LeftOver(Struct, frozen=True, kw_only=True):
-    """Of earlier runs on this machine, whose supervisors are gone."""
+    """Processes of earlier runs on this machine, whose supervisors are gone."""
 
     processes: tuple[Process, ...]
-    folders: tuple[str, ...]
-    shared_memory: dict[str, int]
-    """Bytes, by name."""
     unreadable: int
     """How many of other users' processes could not be looked into for it."""
 
@@ -136,29 +130,21 @@ def temporary_files() -> str:
 
 
 def left_over() -> LeftOver:
-    seen, marked, folders_in_use, unreadable = _look(), set[int](), set[str](), 0
-    for pid, process in seen.items():
-        environment: Mapping[str, str] = {}
+    seen, marked, unreadable = _look(), set[int](), 0
+    for pid in seen:
         try:
-            environment = psutil.Process(pid).environ()
+            if MARK in psutil.Process(pid).environ():
+                marked.add(pid)
         except psutil.AccessDenied:
             unreadable += 1
         except psutil.NoSuchProcess:
             continue
-        if MARK in environment:
-            marked.add(pid)
-        folders_in_use |= {*RAY_FOLDER.findall("\0".join((process.command, *environment.values())))}
     left: list[Process] = []
     for pid, process in sorted(seen.items()):
         old = time.time() - process.created_s > ENDING_S
         if old and (_forsaken(pid, seen, marked) or (_adopted(process, seen) and RAY_FOLDER.search(process.command))):
             left.append(_process(pid, process, created_s=process.created_s))
-    return LeftOver(
-        processes=tuple(left),
-        folders=tuple(str(path) for path in _ray_folders() if path.name not in folders_in_use),
-        shared_memory=_unused_shared_memory(),
-        unreadable=unreadable,
-    )
+    return LeftOver(processes=tuple(left), unreadable=unreadable)
 
 
 def _forsaken(pid: int, seen: Mapping[int, Seen], marked: Collection[int]) -> bool:
@@ -170,26 +156,3 @@ def _forsaken(pid: int, seen: Mapping[int, Seen], marked: Collection[int]) -> bo
 
 def _adopted(process: Seen, seen: Mapping[int, Seen]) -> bool:
     return process.parent in (0, 1) or (process.parent in seen and seen[process.parent].name in ADOPTERS)
-
-
-def _ray_folders() -> list[Path]:
-    """Those of this user that are not being made or removed at this moment."""
-    folders: list[Path] = []
-    for path in {Path(temporary_files()), Path("/tmp")}:
-        for folder in path.glob("chaosrun-ray-*"):
-            with suppress(OSError):
-                about = folder.stat()
-                if os.geteuid() in (0, about.st_uid) and time.time() - about.st_mtime > ENDING_S:
-                    folders.append(folder)
-    return sorted(folders)
-
-
-def _unused_shared_memory() -> dict[str, int]:
-    """Names and bytes of entries in /dev/shm that nobody uses any more."""
-    sizes: dict[str, int] = {}
-    for name in unused_shared_memory(shared_memory_entries()):
-        with suppress(OSError):
-            about = (SHARED_MEMORY / name).stat(follow_symlinks=False)
-            if time.time() - about.st_mtime > ENDING_S:
-                sizes[name] = about.st_blocks * 512
-    return sizes

@@ -73,10 +73,6 @@ class ComputeFacts(Struct, frozen=True, kw_only=True):
     gflops: float = 0.0
     training: tuple[Training, ...] = ()
     """With each number of threads."""
-    cores: int = 0
-    """On so many of a CPU the training was made alone."""
-    differing: dict[str, str] = {}
-    """The first operation that differs, by core."""
 
 
 def probe(
@@ -87,11 +83,10 @@ def probe(
     products: bool = False,
     repeats: int = 0,
     seconds: float = 0.0,
-    cores: bool = False,
     visible: str = "",
 ) -> ComputeFacts:
     """`device`: "cpu" or "cuda"; `progress`: the file descriptor for what it is at; `products`: whether memory and products are
-    tried; `repeats` of the training, for `seconds`; `cores`: whether on each core of a CPU."""
+    tried; `repeats` of the training, for `seconds`."""
 
     def say(phase: str) -> None:
         os.write(progress, f"{phase}\n".encode())
@@ -124,10 +119,6 @@ def probe(
             fingerprinted_training.repeated(which, threads=count, repeats=repeats, seconds=each_s, say=say) for count in counts
         )
         facts = structs.replace(facts, training=training)
-        if device == "cpu" and cores:
-            numbers = sorted(os.sched_getaffinity(0))
-            differing = fingerprinted_training.other_cores(training[0].operations, numbers, say)
-            facts = structs.replace(facts, cores=len(numbers), differing=differing)
     return facts
 
 

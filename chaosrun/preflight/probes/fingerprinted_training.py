@@ -5,9 +5,8 @@ Its numbers are made of integers, so that they are the same whatever draws rando
 fingerprint differs is the one that computes something else: its input was still the same.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -113,24 +112,6 @@ def repeated(device: "torch.device", *, threads: int, repeats: int, seconds: flo
             differing += 1
             differs = differs or Difference(repeat=count, operation=operation)
     return Training(threads=threads, repeats=count, operations=first, differs=differs, differing=differing)
-
-
-def other_cores(operations: dict[str, str], cores: Sequence[int], say: Say) -> dict[str, str]:
-    """The training on each core of the CPU alone: by core, the first operation that differs there from `operations`."""
-    import torch
-
-    torch.set_num_threads(1)
-    allowed = os.sched_getaffinity(0)
-    differing = {}
-    try:
-        for core in cores:
-            os.sched_setaffinity(0, {core})
-            again = train(torch.device("cpu"), lambda name, core=core: say(f"{name} on core {core}"))
-            if operation := first_difference(operations, again):
-                differing[str(core)] = operation
-    finally:
-        os.sched_setaffinity(0, allowed)
-    return differing
 
 
 def first_difference(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:

@@ -19,7 +19,6 @@ from chaosrun.records.codec import convert
 
 AT_ONCE = 16
 """Connections that a node opens at the same time; each that somebody drops costs its whole time."""
-BLOCK = memoryview(bytes(1 << 20))
 RETRY_S = 0.05
 
 
@@ -46,11 +45,6 @@ class Asked(Struct, frozen=True, kw_only=True):
     """For one connection or answer."""
     round_trips: int
     """Of one byte, with each peer."""
-    streams: tuple[str, ...]
-    """Peers to send to as fast as it goes, one after the other."""
-    incoming: int
-    """How many will send to this node."""
-    stream_s: float
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -64,14 +58,6 @@ class Failure(Struct, frozen=True, kw_only=True):
     """From and until, in seconds since the epoch."""
 
 
-class Stream(Struct, frozen=True, kw_only=True):
-    """As the receiver counted it."""
-
-    peer: str
-    bytes: int
-    seconds: float
-
-
 class MeshFacts(Struct, frozen=True, kw_only=True):
     taken: str = ""
     """Why the port could not be listened on; then nothing else is known."""
@@ -83,7 +69,6 @@ class MeshFacts(Struct, frozen=True, kw_only=True):
     failed: tuple[Failure, ...] = ()
     round_trip_ms: float | None = None
     """Median over the other nodes; None: it reached none."""
-    streams: tuple[Stream, ...] = ()
 
 
 class _Met(Struct, frozen=True, kw_only=True):
@@ -111,17 +96,14 @@ def probe(**parameters: Any) -> MeshFacts:
             meetings = pool.map(lambda peer: _meet(asked, peer, deadline, last), [*asked.peers[own:], *asked.peers[:own]])
             met = [each for each in meetings if each is not None]
         reached = {each.peer: each.round_trip_ms for each in met if each.round_trip_ms is not None}
-        by_name = {peer.name: peer for peer in asked.peers}
-        sent = [_stream(asked, by_name[name]) for name in asked.streams if name in reached]
         # Not before the others had their turn with this node.
-        server.wait({*by_name}, asked.incoming, deadline + asked.stream_s)
+        server.wait({peer.name for peer in asked.peers}, deadline)
     return MeshFacts(
         listened=(listens_from, time.time()),
         reached=len(reached),
         untried=len(asked.peers) - len(met),
         failed=tuple(failure for each in met for failure in each.failed),
         round_trip_ms=median(others) if (others := [ms for peer, ms in reached.items() if peer != asked.node]) else None,
-        streams=tuple(each for each in sent if each is not None),
     )
 
 
@@ -169,7 +151,7 @@ def _connect(peer: Peer, limit_s: float, deadline: float) -> socket.socket:
 def _exchange(connection: socket.socket, node: str, peer: str, round_trips: int) -> float:
     """Median round trip in ms. Raises ValueError when somebody else answers."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _send_line(connection, {"from": node, "does": "talk"})
+    _send_line(connection, {"from": node})
     answered = _read_line(connection).get("node")
     if answered != peer:
         raise ValueError(f"{answered} answers there instead")
@@ -182,38 +164,20 @@ def _exchange(connection: socket.socket, node: str, peer: str, round_trips: int)
     return round(median(took) * 1000, 4)
 
 
-def _stream(asked: Asked, peer: Peer) -> Stream | None:
-    """Send for a while; what the receiver counted. None when it broke off, which the exchange before has told of or will."""
-    try:
-        with socket.create_connection((peer.address, peer.port), timeout=asked.connect_s) as connection:
-            _send_line(connection, {"from": asked.node, "does": "stream"})
-            _read_line(connection)
-            until = time.monotonic() + asked.stream_s
-            while time.monotonic() < until:
-                connection.sendall(BLOCK)
-            connection.shutdown(socket.SHUT_WR)
-            return convert({"peer": peer.name, **_read_line(connection)}, Stream)
-    except (OSError, ValueError):
-        return None
-
-
 class _Server:
     """Answers everybody, each in a thread of its own."""
 
     def __init__(self, listener: socket.socket, node: str, limit_s: float) -> None:
         self.heard: set[str] = set()
-        self._streams = 0
         self._listener = listener
         self._node = node
         self._limit_s = limit_s
         self._changed = threading.Condition()
 
-    def wait(self, names: set[str], streams: int, deadline: float) -> None:
-        """Until all of these have talked and that many streams have ended, or the deadline."""
+    def wait(self, names: set[str], deadline: float) -> None:
+        """Until all of these have talked, or the deadline."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.heard >= names and self._streams >= streams, max(0.0, deadline - time.monotonic())
-            )
+            self._changed.wait_for(lambda: self.heard >= names, max(0.0, deadline - time.monotonic()))
 
     def accept(self) -> None:
         while True:
@@ -231,29 +195,14 @@ class _Server:
             try:
                 asked = _read_line(connection)
                 _send_line(connection, {"node": self._node})
-                if asked["does"] == "talk":
-                    while byte := connection.recv(1):
-                        connection.sendall(byte)
-                else:
-                    _send_line(connection, _count(connection))
+                while byte := connection.recv(1):
+                    connection.sendall(byte)
             except (OSError, ValueError):
                 # Who connected tells of it; a stranger is none of ours.
                 return
             with self._changed:
-                if asked["does"] == "talk":
-                    self.heard.add(asked["from"])
-                else:
-                    self._streams += 1
+                self.heard.add(asked["from"])
                 self._changed.notify_all()
-
-
-def _count(connection: socket.socket) -> Mapping[str, float]:
-    """Receive until the other side ends."""
-    room = bytearray(1 << 20)
-    count, began = 0, time.monotonic()
-    while received := connection.recv_into(room):
-        count += received
-    return {"bytes": count, "seconds": time.monotonic() - began}
 
 
 def _send_line(connection: socket.socket, line: Mapping[str, object]) -> None:

@@ -17,7 +17,6 @@ from msgspec import Struct
 from chaosrun.housekeeping.environment import installed_version
 
 MOST_FILES = 500
-LOADER_WORKERS = {"num_workers", "dataloader_num_workers"}
 
 
 class Package(Struct, frozen=True, kw_only=True):
@@ -36,8 +35,6 @@ class ScriptFacts(Struct, frozen=True, kw_only=True):
     imports: dict[str, Package] = {}
     own_path: bool = False
     """It changes sys.path itself."""
-    loader_workers: int | None = None
-    """The most that a `num_workers=` asks for; 0 when none is there; None when a value is no number."""
 
 
 def script_facts(script: str, path: Sequence[str]) -> ScriptFacts:
@@ -78,7 +75,6 @@ def script_facts(script: str, path: Sequence[str]) -> ScriptFacts:
             name: Package(found=_is_there(name), optional=optional[name], version=versions[name]) for name in sorted(optional)
         },
         own_path=any(_changes_path(tree) for tree in trees),
-        loader_workers=loader_workers(trees),
     )
 
 
@@ -126,19 +122,6 @@ def _imports(body: Sequence[ast.stmt], *, optional: bool) -> Iterator[Import]:
 
 def _type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
-def loader_workers(trees: Sequence[ast.Module]) -> int | None:
-    asked = [
-        keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for keyword in node.keywords
-        if keyword.arg in LOADER_WORKERS
-    ]
-    numbers = [number for number in asked if isinstance(number, int)]
-    return max(numbers, default=0) if len(numbers) == len(asked) else None
 
 
 def _changes_path(tree: ast.Module) -> bool:

@@ -2,8 +2,8 @@
 
 They look for names that they know beforehand, in folders that they open anew: a client of NFS asks its server again about a
 directory that is opened, and for a while says of another what it knows. Of those that have met, the first lends its folder for
-what all do together: they compete for names, and send each other files. No clock of another node is needed: how long a file
-takes to be seen is half of there and back.
+what all wait for together; then they send each other files. No clock of another node is needed: how long a file takes to be
+seen is half of there and back.
 """
 
 import errno
@@ -18,14 +18,12 @@ from msgspec import Struct
 
 from chaosrun.cluster.guard import PREFIX
 from chaosrun.preflight.probes.forked import Report, Watched, watched
-from chaosrun.preflight.probes.storage import created
 from chaosrun.preflight.probes.storage_kills import number_in, payload
 from chaosrun.preflight.probes.storage_place import Mount, mount_of, nearest_folder, own_folder
 from chaosrun.records.filesystem import Filesystem
-from chaosrun.records.locks import is_locked, locked
 
 PAYLOAD_BYTES = 60_000
-MEET_POLL_S, EACH_S = 0.01, 0.001
+MEET_POLL_S = 0.01
 NODE_POLL_S = 0.001
 """A node that is looked for adds so much to the time between two looks: many nodes do not keep the server busy."""
 RING_POLL_S, RING_SHARE = (0.0005, 0.05), 0.1
@@ -40,20 +38,6 @@ class Meeting(Struct, frozen=True, kw_only=True):
     arrived_s: float
     """By this node's clock, as `left_s`."""
     left_s: float
-
-
-class Competition(Struct, frozen=True, kw_only=True):
-    """Every node created the same names, and tried the lock that the first node held."""
-
-    names: int
-    won: list[int]
-    """Those that this one made."""
-    again: list[int]
-    """Those that it could make once more when all were there."""
-    refused: bool | None
-    """None: it held the lock itself."""
-    waited_s: float
-    """For the others."""
 
 
 class Ring(Struct, frozen=True, kw_only=True):
@@ -72,8 +56,8 @@ class Ring(Struct, frozen=True, kw_only=True):
 class SharedFacts(Watched, frozen=True, kw_only=True):
     mount: Mount | None = None
     meeting: Meeting | None = None
-    competition: Competition | None = None
-    """None also where the first node had left, without having seen this one."""
+    gathered_s: float | None = None
+    """How long it waited for the others; None also where the first node had left, without having seen this one."""
     ring: Ring | None = None
 
 
@@ -84,7 +68,6 @@ def probe(
     me: int,
     number: int,
     meet_s: float,
-    names: int,
     rounds: int,
     ring_s: float,
     wait_s: float,
@@ -100,13 +83,11 @@ def probe(
             exchange = Exchange(base=Path(mount.base), token=token, me=me, number=number, goes_on=report.goes_on)
 
             def meet() -> Meeting:
-                folder = stack.enter_context(own_folder(exchange.folder(me)))
-                # Before the others can know of it.
-                stack.enter_context(locked(folder / "lock", "taken"))
+                stack.enter_context(own_folder(exchange.folder(me)))
                 return exchange.meet(meet_s)
 
             if report("meeting", meet) is not None and len(exchange.met) > 1:
-                report("competition", lambda: exchange.compete(names, wait_s))
+                report("gathered_s", lambda: exchange.gather(wait_s))
                 if exchange.together:
                     report("ring", lambda: exchange.ring(rounds, ring_s, ring_s + wait_s))
                 report("leaving", lambda: exchange.leave(wait_s))
@@ -141,28 +122,16 @@ class Exchange:
         self.met = [number for number in range(self.number) if number not in unseen]
         return Meeting(met=self.met, arrived_s=arrived_s, left_s=time.time())
 
-    def compete(self, names: int, limit_s: float) -> Competition | None:
+    def gather(self, limit_s: float) -> float | None:
+        """Wait until all that have met are ready to send files; returns for how long."""
+        began_s = time.monotonic()
         try:
-            refused = None if self.me == self.met[0] else is_locked(self.common / "lock")
-            # From both ends, so that they come by each other's.
-            order = range(names) if self.met.index(self.me) % 2 == 0 else range(names - 1, -1, -1)
-            won: list[int] = []
-            for number in order:
-                if created(self.common / f"name-{number}"):
-                    won.append(number)
-                self.goes_on()
-                time.sleep(EACH_S)
-            tried_s = time.monotonic()
-            self.together = self._wait_for_all("tried", limit_s)
-            waited_s = time.monotonic() - tried_s
-            again = [number for number in order if self.together and created(self.common / f"name-{number}")]
+            self.together = self._wait_for_all("ready", limit_s)
         except OSError as error:
             if error.errno in GONE and self._has_left(self.met[0]):
                 return None
             raise
-        if not self.together and self._has_left(self.met[0]):
-            return None
-        return Competition(names=names, won=won, again=again, refused=refused, waited_s=waited_s)
+        return None if not self.together and self._has_left(self.met[0]) else time.monotonic() - began_s
 
     def ring(self, rounds: int, budget_s: float, limit_s: float) -> Ring:
         place = self.met.index(self.me)
