@@ -251,7 +251,7 @@ def cancel(
         if layout.run_json.is_file():
             raise
         ended, seen = False, None  # removed meanwhile, by the command that had begun it
-    error = None if seen is None or isinstance(seen.error, InterruptedRunError) else seen.error
+    error = None if seen is None or seen.error is None or seen.error.kind == InterruptedRunError.__name__ else seen.error
     name = f"run {layout.run_id}"
     if error is not None:
         said, then = f"{name} ended before it could be cancelled: {harmless(error.message)}", _line("look", "status", layout)
