@@ -19,6 +19,9 @@ from chaosrun.observe.rng import digest_rng
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
 
+RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
+"""Settings of an optimizer that are recorded elsewhere, or change nothing of what it computes."""
+
 
 class FoundState:
     """From the first forward pass on."""
@@ -74,6 +77,15 @@ class FoundState:
                 else:
                     plain.append((number, path, value))
         return xxhash.xxh3_64_hexdigest(f"{fingerprint(tensors).value} {plain}".encode())
+
+    def optimizer_settings(self) -> str:
+        """A digest of weight decay, betas, momentum and the like, of each parameter group."""
+        told = [
+            [(name, _number(group.get(name))) for name in sorted(optimizer.defaults) if name not in RATES_AND_WAYS]
+            for optimizer in self.optimizers()
+            for group in optimizer.param_groups
+        ]
+        return xxhash.xxh3_64_hexdigest(repr(told).encode())
 
     def digests(self) -> dict[str, dict[str, str]]:
         """Of everything, by component and by name inside it."""
@@ -137,6 +149,13 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...
         if kept := optimizer.state.get(parameter):
             for path, value in _values_of(kept):
                 yield (index, *path), value
+
+
+def _number(value: Any) -> Any:
+    """A setting as a plain value."""
+    if isinstance(value, list | tuple):
+        return [_number(each) for each in value]
+    return float(value) if isinstance(value, int | float | torch.Tensor) else type(value).__name__
 
 
 def _values_of(kept: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:

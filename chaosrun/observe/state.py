@@ -40,6 +40,9 @@ class ObservedState:
         """None: every checkpoint holds digests of it."""
         return ""
 
+    def optimizer_settings(self) -> str:
+        return ""
+
     def components(self) -> dict[str, dict[str, Any]]:
         """The live state but for the random streams, by component: state dicts with parameters called by name."""
         return {

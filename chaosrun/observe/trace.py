@@ -57,6 +57,10 @@ class State(Protocol):
         """Of the optimizers' state; "" where checkpoints of ours vouch for it."""
         ...
 
+    def optimizer_settings(self) -> str:
+        """A digest of what they are told beside learning rates; "" likewise."""
+        ...
+
     def digests(self) -> Digests: ...
 
     def hooks(self) -> list[str]: ...
@@ -191,7 +195,7 @@ class Observer:
         applied = tensor_digests([p.grad if own is None or id(p) in own else None for p in self.parameters])
         others = self._gradients or applied
         self._gradients = [other if one == NONE_DIGEST else one for one, other in zip(applied, others, strict=True)]
-        self._rates = self._state.learning_rates()
+        self._rates, self._settings = self._state.learning_rates(), self._state.optimizer_settings()
         if self._inspector:
             self._inspector.before_optimizer_step()
 
@@ -219,6 +223,7 @@ class Observer:
                 params=parameters.each,
                 items=items,
                 state=self._state.optimizer_digest(),
+                settings=self._settings,
                 began=self._began,
             )
         )
@@ -262,7 +267,7 @@ class Observer:
         self._ids: list[list[Any] | None] = []
         self._digests: list[str] = []
         self._losses: list[torch.Tensor] = []
-        self._rng_before = self._began = ""
+        self._rng_before = self._began = self._settings = ""
         # Of a step that a gradient scaler skipped there is neither.
         self._gradients: list[int] = []
         self._rates: list[float] = []

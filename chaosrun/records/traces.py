@@ -155,6 +155,8 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     ranks. None where losses are means and nothing was counted."""
     state: str = ""
     """Of the optimizers' state after the step, where a script resumes by itself."""
+    settings: str = ""
+    """Of the optimizers' settings as the step used them, but for learning rates, where a script resumes by itself."""
     began: str = ""
     """Of the parameters as the step began, where the script had changed them after the step before: it clips them, say."""
     attempt: int = 0

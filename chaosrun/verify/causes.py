@@ -1,5 +1,6 @@
 """Which cause a difference between the legs has, as a code of the table (see `codes`). Pure: names what `divergence` finds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, starts_of, unlike_orders
-from chaosrun.verify.evidence import standing
+from chaosrun.verify.evidence import schedule_shift, standing
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.recovery import layout_at, wrong_position
 from chaosrun.verify.restored import StateDifference, is_scaler, is_setting, reference_state, restored_difference, saved_before
@@ -241,7 +242,8 @@ def _another_window(expected: StepRecord, seen: StepRecord) -> bool:
     """More or fewer of the same micro-batches, or the same samples in others."""
     both = min(len(expected.batch), len(seen.batch))
     samples = [[each for ids in record.ids or () for each in ids or ()] for record in (expected, seen)]
-    alike = expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
+    ends = expected.batch[-both:] == seen.batch[-both:]
+    alike = ends or expected.batch[:both] == seen.batch[:both] or (any(samples[0]) and samples[0] == samples[1])
     return len(expected.batch) != len(seen.batch) and alike
 
 
@@ -285,9 +287,23 @@ def _streams_apart(moment: Moment, rank: int) -> list[str]:
 
 
 def _loss(moment: Moment) -> Cause:
+    if moment.restored and _rescaled(moment):
+        return Cause.of("grad_scaler_not_restored")
     if moment.restored_right:
         return Cause.of("forward_pass", because="drew_before" if _drew_otherwise(moment) else "restored_right")
     return Cause.of("forward_pass", because="restored" if moment.restored else None)
+
+
+def _rescaled(moment: Moment) -> bool:
+    """Every loss is the same power of two of what it should be: scaled otherwise before the backward pass."""
+    pairs = [
+        (float.fromhex(expected), float.fromhex(seen))
+        for rank, record in moment.records.items()
+        if (other := moment.drill.reference_lineage.at(rank, moment.step))
+        for expected, seen in zip(other.loss, record.loss, strict=False)
+    ]
+    factors = {seen / expected if expected else math.nan for expected, seen in pairs}
+    return len(factors) == 1 and abs(math.frexp(factors.pop())[0]) == 0.5
 
 
 def _drew_otherwise(moment: Moment) -> bool:
@@ -351,10 +367,20 @@ def _lr(moment: Moment, first: Mismatch) -> Cause:
     )
     if moment.restored and not moment.restored_right:
         return Cause.of("lr_scheduler_not_restored", because="used", where=where)
+    by_script = moment.restored and moment.attempt.by == "script"
+    shift = schedule_shift(moment.drill, moment.attempt, first.rank, moment.step) if by_script else None
+    if shift == -moment.attempt.start_of(first.rank):
+        return Cause.of("lr_scheduler_not_restored", because="of_the_beginning")
+    if shift is not None:
+        return Cause.of("lr_scheduler_of_another_step", step=moment.step + shift, base=moment.step)
     return Cause.of("learning_rate", where=where)
 
 
 def _update(moment: Moment) -> Cause:
+    for rank, record in moment.records.items():
+        expected = moment.drill.reference_lineage.at(rank, moment.step)
+        if expected and moment.restored and expected.settings != record.settings:
+            return Cause.of("optimizer_settings_not_restored", name="one of its settings (weight decay, betas, momentum, …)")
     if moment.first_after_restore and not moment.restored_right:
         return Cause.of("optimizer_state_not_restored", because="update")
     return Cause.of("optimizer_update", because=_since_restore(moment))

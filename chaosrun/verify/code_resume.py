@@ -94,11 +94,11 @@ _STATES: Mapping[str, Row] = {
     "lr_scheduler_of_another_step.own": Row("", _OWN, "the learning rate is that of step {step}, not of step {base}{scope}"),
     "lr_scheduler_not_restored.own": Row("", _OWN, "{where}: save and load the scheduler's state with the optimizer's"),
     "rng_not_restored.of_the_beginning": Row(
-        "", hint="the random streams stand where they stood before step 1: seeded anew, and not restored{scope}"
+        "", hint="the {streams} stand where they stood before step 1: seeded anew, and not restored{scope}"
     ),
     "rng_not_restored.of_none": Row(
         "",
-        hint="the random streams stand where they stood at no step{scope}: they were not saved on every rank, or something "
+        hint="the {streams} stand where they stood at no step{scope}: they were not saved on every rank, or something "
         "drew after they were restored; a loader that is started draws its seed from the global stream (restore after the "
         "loader's first batch, or give the loader a generator of its own)",
         hazard="R1",

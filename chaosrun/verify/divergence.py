@@ -15,8 +15,8 @@ from chaosrun.verify import causes
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Field, compare, first_difference
-from chaosrun.verify.evidence import cause_of, standing
+from chaosrun.verify.compare import Field, compare, first_difference, starts_of, unlike_orders
+from chaosrun.verify.evidence import Standing, cause_of, standing
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
 
@@ -156,26 +156,37 @@ def _at_restore(drill: Drill, attempt: Attempt) -> Divergence | None:
 def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     """What a script that resumes by itself began with that is not all of one step of the reference."""
     found = standing(attempt)
-    reason = None if found is None else cause_of(found)
-    if found is None or reason is None:
+    if found is None or not found.wrong:
         return None
     quantity = found.wrong[0]
     if quantity == "data":
         # The batches of its first steps tell more.
         first = next((moment for moment in _moments(drill, attempt)), None)
         seen = None if first is None else _at_step(first)
-        if seen is not None and seen.kind in ("data order", "batch"):
+        drawn = "rng" in found.wrong and seen is not None and seen.reason.code == "data_order_not_restored"
+        if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
+        # Batches that nobody ever saw are drawn from random streams that stand elsewhere.
+        quantity = "rng" if drawn else quantity
+    rank = found.ranks[quantity][0]
+    start = attempt.traces[rank].start
     return Divergence(
         step=found.step + 1,
-        rank=found.ranks[quantity][0],
+        rank=rank,
         ranks=found.ranks[quantity],
         attempt=attempt.number,
         kind=_QUANTITY_KINDS[quantity],
-        reason=reason,
+        reason=_of_other_order(drill, attempt, found) or cause_of(drill, attempt, found, quantity),
+        tensor=_first_tensor(drill, rank, start, found.step) if start and quantity == "weights" else None,
         expected=f"all of step {found.step}",
         seen=found.words,
     )
+
+
+def _of_other_order(drill: Drill, attempt: Attempt, found: Standing) -> Cause | None:
+    """The same parameters in another order are other weights to whom counts them, as optimizers do."""
+    message = unlike_orders([*starts_of(drill.reference.attempts[0]), *starts_of(attempt)])
+    return Cause.of("parameter_order", message=message, stood=found.words) if message else None
 
 
 def _at_checkpoint(moment: Moment) -> Divergence | None:
@@ -259,15 +270,15 @@ def _weights(moment: Moment) -> Divergence | None:
         attempt=attempt.number,
         kind="weights",
         reason=causes.of_weights(moment, rank, start.param),
-        tensor=_first_tensor(drill, rank, start),
+        tensor=_first_tensor(drill, rank, start, start.position.step),
         expected=expected,
         seen=start.param,
     )
 
 
-def _first_tensor(drill: Drill, rank: int, start: StartRecord) -> str | None:
-    """The first parameter that is not the reference's; None where it cannot be told."""
-    record = drill.reference_lineage.at(rank, start.position.step)
+def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str | None:
+    """The first parameter that is not the reference's after `step`; None where it cannot be told."""
+    record = drill.reference_lineage.at(rank, step)
     if record is None:
         return None
     index = first_difference(*(memoryview(words).cast("I") for words in (record.params, start.params)))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import Found, SaveRecord
+from chaosrun.records.traces import Found, SaveRecord, StartRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
 from chaosrun.verify.codes import Cause
-from chaosrun.wording import count
+from chaosrun.verify.compare import differing_keys
+from chaosrun.wording import count, listed
 
 QUANTITIES = ("weights", "optimizer", "data", "rates", "rng")
 """In the order in which a difference is told: one that differs together with later ones most likely explains them."""
@@ -33,9 +34,11 @@ class Standing:
     step: int
     """The one that most of it is of; its steps are numbered from there."""
     held: Mapping[str, tuple[int, ...]]
-    """By quantity, the steps of the reference with which all ranks agree."""
+    """By quantity, the steps of the reference with which all of `ranks` agree, or the first of them."""
     ranks: Mapping[str, tuple[int, ...]]
     """By quantity, the ranks that do not hold that of `step`."""
+    began: frozenset[int]
+    """All ranks that began."""
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -52,13 +55,14 @@ class Standing:
         return ", ".join(f"{_NAMES.get(quantity, quantity)} of {self._which(quantity)}" for quantity in QUANTITIES)
 
     def _which(self, quantity: str) -> str:
-        step = self.step if not self.ranks[quantity] else self.nearest(quantity)
-        return "no step" if step is None else f"step {step}"
+        wrong = self.ranks[quantity]
+        step = self.step if not wrong else self.nearest(quantity)
+        where = "" if len(wrong) in (0, len(self.began)) else f" on {listed([f'rank {rank}' for rank in wrong])}"
+        return ("no step" if step is None else f"step {step}") + where
 
-    @property
-    def scope(self) -> str:
+    def beside(self, told: str) -> str:
         """What else is not as it should be: the end of a hint."""
-        others = [f"{_NAMES.get(quantity, quantity)} of {self._which(quantity)}" for quantity in self.wrong[1:]]
+        others = [f"{_NAMES.get(each, each)} of {self._which(each)}" for each in self.wrong if each != told]
         return f"; wrong, too: {', '.join(others)}" if others else ""
 
 
@@ -68,18 +72,21 @@ def standing(attempt: Attempt) -> Standing | None:
     if not found:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
-    held = {quantity: tuple(sorted(set.intersection(*by_rank.values()))) for quantity, by_rank in agreeing.items()}
     step = attempt.resume_step
-    if restored := Counter(of for steps in held.values() for of in steps if of):
-        # What a restart builds anew is of step 0: that says nothing of what it restored.
-        most = max(restored.values())
-        chosen = [of for of, votes in restored.items() if votes == most]
-        step = step if step in chosen else max(chosen)
+    # What a restart builds anew is of step 0, and other steps may hold the same: that says nothing of what it restored.
+    votes = Counter(of for by_rank in agreeing.values() for steps in by_rank.values() if 0 not in steps for of in steps)
+    chosen = [of for of, cast in votes.items() if cast == max(votes.values())]
+    step = step if step in chosen else max(chosen, default=step)
     ranks = {
         quantity: tuple(sorted(rank for rank, steps in by_rank.items() if step not in steps))
         for quantity, by_rank in agreeing.items()
     }
-    return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks)
+    held = {
+        quantity: tuple(sorted(set.intersection(*(by_rank[rank] for rank in ranks[quantity] or by_rank)) or by_rank[of]))
+        for quantity, by_rank in agreeing.items()
+        for of in [next(iter(ranks[quantity]), min(by_rank))]
+    }
+    return Standing(attempt=attempt.number, step=step, held=held, ranks=ranks, began=frozenset(found))
 
 
 def _steps(found: Found, quantity: str) -> set[int]:
@@ -87,20 +94,55 @@ def _steps(found: Found, quantity: str) -> set[int]:
     return {*getattr(found, quantity), *(() if found.step is None else (found.step,))}
 
 
-def cause_of(standing: Standing) -> Cause | None:
-    """What of the state that an attempt began with is wrong, by a code; None where all of it is of one step."""
-    if not standing.wrong:
-        return None
-    quantity = standing.wrong[0]
+def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) -> Cause:
+    """What is wrong of this quantity of the state that an attempt began with, by a code."""
     nearest = standing.nearest(quantity)
-    about = {"step": nearest, "base": standing.step, "scope": standing.scope, "stood": standing.words}
-    about |= {"rank": standing.ranks[quantity][0], "attempt": standing.attempt, "by": "script"}
+    about = {"step": nearest, "base": standing.step, "scope": standing.beside(quantity), "stood": standing.words}
+    wrong = standing.ranks[quantity]
+    common = set.intersection(*(set(standing.held[each]) for each in standing.wrong))
+    if {"optimizer", "data"} <= {*standing.wrong} and common and standing.began - {*wrong}:
+        # Weights may be the same: DDP hands out those of rank 0.
+        about |= {"rank": min(standing.began - {*wrong}), "step": standing.step, "other": wrong[0], "there": max(common)}
+        return Cause("ranks_resume_apart", {**about, "attempt": standing.attempt})
+    about |= {"rank": wrong[0], "attempt": standing.attempt, "by": "script", "streams": "random streams"}
+    if quantity == "rng" and (start := attempt.traces[about["rank"]].start):
+        about |= _of_streams(drill, attempt, start, standing.step)
+        if "other" in about:
+            return Cause("rng_of_another_rank", about)
     code = _CODES[quantity]
     if nearest is None:
         return Cause(f"{code}_not_restored", about, "of_none")
     if nearest == 0 or quantity == "data":
         return Cause(f"{code}_not_restored", about, "of_the_beginning" if nearest == 0 else None)
     return Cause(f"{code}_of_another_step", about)
+
+
+def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> dict[str, Any]:
+    """Whose random streams a rank began with, where they are another's; else which of its own are not as they should be."""
+    rank = start.rank
+    for other in drill.ranks:
+        record = drill.reference_lineage.at(other, step + 1)
+        if record and other != rank and record.rng == start.rng:
+            return {"other": other}
+    # A stream that nobody restores stays apart to the end.
+    ends = [leg.ends[rank] for leg in (drill.reference, drill.chaos) if rank in leg.ends]
+    last = attempt is drill.chaos.attempts[-1] and len(ends) == 2
+    apart = differing_keys(*(end.digests.get("rng", {}) for end in ends)) if last else []
+    return {"streams": f"random streams ({', '.join(apart)})"} if apart else {}
+
+
+def schedule_shift(drill: Drill, attempt: Attempt, rank: int, first: int) -> int | None:
+    """By how many steps an attempt's learning rates are off from step `first` on: as if its schedule had begun anew, else the
+    fewest; None where no shift makes them the reference's."""
+    used = [(record.step, record.lr) for record in attempt.traces[rank].steps if record.step >= first and record.lr]
+    by_step = {step: record.lr for step, record in drill.reference_lineage.steps[rank].items() if record.lr}
+    shifts = [-attempt.start_of(rank), *sorted((step - first for step in by_step), key=abs)]
+    fitting = (
+        shift
+        for shift in shifts
+        if by_step.get(first + shift) == used[0][1] and all(by_step.get(step + shift, rates) == rates for step, rates in used)
+    )
+    return next(fitting, None)
 
 
 WRITERS = frozenset({"torch.save", "safetensors", "dcp"})

@@ -15,6 +15,7 @@ from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import differing_keys
+from chaosrun.wording import listed
 
 TOLERANCE_GIVEN = "tolerance given: digests say nothing about nearly equal"
 
@@ -143,6 +144,8 @@ def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Che
                 return inconclusive(name, "final_digests_missing", rank=rank, group=group)
             keys = differing_keys(expected.digests[group], seen.digests[group])
             if keys:
+                if group == "buffers" and drill.by_script:
+                    return failed(name, "buffers_not_restored", name=listed(keys, 1), rank=rank, differing=keys, scope="")
                 return _differing(name, rank, group, keys, expected.digests[group], seen.digests[group])
         if not expected.digests[groups[0]]:
             empty.append(rank)

@@ -81,7 +81,7 @@ def rule(
     ruling = (
         corrupted
         or unproven
-        or (_never_came_back(drill) if drill.by_script else None)
+        or (_never_came_back(drill, divergence) if drill.by_script else None)
         or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
@@ -94,7 +94,7 @@ def rule(
     return ruling, divergence
 
 
-def _never_came_back(drill: Drill) -> Ruling | None:
+def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | None:
     """A script that comes to its end undisturbed, and after a fault fails at every restart: its restart fails."""
     chaos, end = drill.chaos, drill.chaos.finished
     if drill.reference.outcome != "completed" or end is None or end.outcome not in ("user_error", "recovery_failed"):
@@ -105,6 +105,10 @@ def _never_came_back(drill: Drill) -> Ruling | None:
     last = max(struck, key=lambda seen: seen.attempt, default=None)
     if last is None or last.attempt >= len(chaos.attempts):
         return None
+    if divergence and "stood" in divergence.reason.params:
+        # Begun with what is not of one step, it may well fail.
+        ruling = _of_divergence(divergence, drill.spec.data.resume)
+        return replace(ruling, place=f"{ruling.place}; then {end.message or end.outcome}")
     known = {fault.id: fault for fault in drill.plan.faults}
     what = known[last.fault].describe() if last.fault in known else last.fault
     reason = Cause.of("never_came_back", fault=f"{last.fault} ({what})", message=end.message or end.outcome)
