@@ -120,8 +120,8 @@ class Tolerance(Section):
 class VerifySpec(Section):
     profile: Literal["strict", "standard", "relaxed"] = Field(
         default="strict",
-        description="how equal the legs have to be: strict: bit for bit; standard, relaxed: losses to 0.2 % and 0.75 %, for jobs "
-        "that cannot be exact (docs/exactness.md has the numbers); what a restart begins with is exact in each",
+        description="how equal the legs have to be: strict: bit for bit; standard, relaxed: losses to 0.2 % and 0.75 %, for "
+        "jobs that cannot be exact (docs/exactness.md has the numbers); what a restart begins with is exact in each",
     )
     losses: Tolerance = Field(
         default=Tolerance(), description="tolerance {atol, rtol} of every step's loss; default: equal bits"
