@@ -86,7 +86,7 @@ def logs(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Print what the workers wrote to stdout and stderr.
+    """Print what the workers, and a command that started them, wrote to stdout and stderr.
 
     With --follow: later attempts and legs, too, each line after its leg/attempt/rank; of a run that has ended, all of them.
     With --events: all events, or those about this leg, attempt, rank. With --follow and -o json: a JSON object a line.
@@ -199,7 +199,7 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
         print(rest, file=sys.stderr)
     for log in chosen:
         # As tail(1) has it: a single file needs no heading.
-        heading = f"==> {log.leg}, attempt {log.attempt}, rank {log.rank} <==\n" if len(chosen) > 1 else ""
+        heading = f"==> {log.heading} <==\n" if len(chosen) > 1 else ""
         text = read_log(log)
         if sys.stdout.isatty():
             text = "\n".join(harmless(last_written(line)) for line in text.split("\n"))
@@ -222,7 +222,7 @@ def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: 
                 {"v": 1, "leg": line.log.leg, "attempt": line.log.attempt, "rank": line.log.rank, "line": line.text}
                 for line in lines
             )
-        return _write("".join(f"{'' if is_only_one else f'{line.origin} | '}{shown(line.text)}\n" for line in lines))
+        return _write("".join(f"{'' if is_only_one else f'{line.log.origin} | '}{shown(line.text)}\n" for line in lines))
 
     _until_ended(run, lambda: write(follower.poll()), or_when=lambda: follower.is_complete)
     write(follower.over())

@@ -44,6 +44,7 @@ class TeamFiles:
         leg = LegLayout(Path(order.leg_path))
         self._leg = os.path.join(os.path.realpath(leg.path), "")
         self._work = os.path.join(os.path.realpath(leg.work), "")
+        self._above = os.path.join(os.path.realpath(leg.work.parents[1]), "")
         self._directory = os.path.realpath(order.directory)
         self._began_s = order.drill_began_s
         # What is named in the arguments, and is not there or empty, is there to be written.
@@ -112,9 +113,15 @@ class TeamFiles:
         real = os.path.join(os.path.realpath(folder), name)
         if follows:
             real = os.path.realpath(real)
-        if real.startswith(self._free) or "__pycache__" in real or not f"{real}/".startswith(self._guarded):
+        if "__pycache__" in real:
             return
         there = _seen(real)
+        if path.startswith(self._above) and not path.startswith(self._work):
+            if not makes_folder or there is None:
+                self._refuse(real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
+            return
+        if real.startswith(self._free) or not f"{real}/".startswith(self._guarded):
+            return
         if there is None:
             if path.startswith(self._work):
                 self._make_own(folder)

@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.fault import BY_DEFAULT, Fault, FaultPlan
 from chaosrun.faults.kind import Phase
 from chaosrun.plan.chance import distinct
 from chaosrun.spec.model import JobSpec
 
-SOURCE = "the default plan"
 _WITHIN = ((1, 2), (1, 3), (2, 3))
 """How far within the epoch, and twice within the next."""
 
@@ -61,4 +60,4 @@ def _steps(epochs: list[list[int]], saved: list[int]) -> list[int]:
 
 
 def _kill(rank: int, step: int, phase: Phase) -> Fault:
-    return Fault(id="", rank=rank, phase=phase, at_step=step, source=SOURCE)
+    return Fault(id="", rank=rank, phase=phase, at_step=step, source=BY_DEFAULT)

@@ -35,7 +35,11 @@ class BucketPrimer:
     forward pass.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False) -> None:
+        """`saves_itself`: the script does. A model with a state that chaosrun could not save is left as it is then."""
+        self._saves_itself = saves_itself
+        self.left = ""
+        """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
         self._waiting: list[DistributedDataParallel] = []
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
@@ -53,10 +57,13 @@ class BucketPrimer:
         if wrapper is None or wrapper.module is not bare:
             return  # a forward pass outside DDP, an evaluation for instance
         self._hooks.pop(id(bare)).remove()
-        _refuse_state_outside_checkpoints(wrapper)
         self._models.append(wrapper)
+        if obstacle := _obstacle(wrapper):
+            if not self._saves_itself:
+                raise obstacle
+            self.left = obstacle.message.partition(",")[0]
         # A model that looks for unused parameters never rebuilds, unless its graph is static: then it finds them only once.
-        if wrapper.static_graph or not wrapper.find_unused_parameters:
+        elif wrapper.static_graph or not wrapper.find_unused_parameters:
             self._waiting.append(wrapper)
 
     @property
@@ -67,7 +74,7 @@ class BucketPrimer:
     @property
     def primed(self) -> bool:
         """At least one model is under DDP, and none of them can change its buckets after its first step any more."""
-        return bool(self._models) and not self._waiting
+        return bool(self._models) and not self._waiting and not self.left
 
     @property
     def settled(self) -> int:
@@ -176,20 +183,21 @@ def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> 
     return parameter.register_hook(keep)
 
 
-def _refuse_state_outside_checkpoints(model: DistributedDataParallel) -> None:
-    """Raise MisuseError for a communication hook whose state no checkpoint holds (hazard C6), and for hooks that run when a
-    gradient has been accumulated: priming accumulates the first gradients more than once."""
+def _obstacle(model: DistributedDataParallel) -> MisuseError | None:
+    """A communication hook whose state no checkpoint of chaosrun's holds (hazard C6), or a hook that runs when a gradient has
+    been accumulated: priming accumulates the first gradients, and has them reduced, more than once."""
     for hook, state in model._comm_hooks:
         if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
-            raise MisuseError(
+            return MisuseError(
                 f"DDP's communication hook {hook.__qualname__} keeps a state of its own ({type(state).__name__}), which no "
                 "checkpoint holds: no restart would be exact",
                 hint="use a hook without a state (fp16 or bf16 compression), or none",
             )
     for name, parameter in model.module.named_parameters():
         if parameter._post_accumulate_grad_hooks:
-            raise MisuseError(
-                f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook): it would "
-                "run more than once in the first step",
+            return MisuseError(
+                f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook), which "
+                "would run more than once in the first step",
                 hint="step the optimizer after backward, not inside it",
             )
+    return None

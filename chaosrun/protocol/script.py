@@ -251,7 +251,7 @@ class ScriptTraining:
         self._recorded = self._unsettled = True
         self._heart.beat("record", step)
         if self._primer.changed:
-            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed)
+            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed, left=self._primer.left)
         self._observer.step(self.position, items=None)
         self._faults.reach("record", step)
         self._heart.beat("own", step)
@@ -323,7 +323,7 @@ class ScriptPrimer:
     def meet(self, model: DistributedDataParallel) -> None:
         self._models.add(model)
         if self._primer is None:
-            self._primer = BucketPrimer([])
+            self._primer = BucketPrimer([], saves_itself=True)
         self._primer.expect(model)
 
     @property
@@ -349,6 +349,10 @@ class ScriptPrimer:
     @property
     def primed(self) -> bool:
         return self._prime and self._primer is not None and self._primer.primed
+
+    @property
+    def left(self) -> str:
+        return self._primer.left if self._prime and self._primer else ""
 
     def layout(self) -> list[list[int]] | None:
         return self._primer.layout() if self._primer else None

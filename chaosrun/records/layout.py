@@ -114,8 +114,9 @@ class LegLayout:
 
     @property
     def work(self) -> Path:
-        """The working folder of a script that saves by itself: links to the job's, and what it writes by relative paths."""
-        return self.path / "work"
+        """The working folder of a script that saves by itself: links to the job's, and what it writes by relative paths. What
+        is in the two folders above the job's is seen where `..` leads."""
+        return self.path / "folders" / "above" / "work"
 
     def filled_in(self, text: str) -> str:
         """With `{output}` replaced."""

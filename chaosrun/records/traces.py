@@ -125,6 +125,8 @@ class BucketsRecord(TraceRecord, frozen=True, kw_only=True, tag="buckets"):
     layout: tuple[tuple[int, ...], ...] | None
     """Indices of parameters; None without DDP."""
     primed: bool
+    left: str = ""
+    """Why chaosrun left them as DDP makes them."""
 
 
 class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):

@@ -29,6 +29,7 @@ from chaosrun.records.layout import LEGS, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.records.tail import Tail
+from chaosrun.records.traces import StartRecord
 from chaosrun.report.facts import read_facts
 from chaosrun.report.landings import landing
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, TraceLine
@@ -39,6 +40,7 @@ POLL_BYTES = 4 << 20
 GLIMPSE_BYTES = 1 << 16
 """Of the end of a trace, where its steps before need not be known."""
 _LINES = msgspec.json.Decoder(TraceLine)
+_STARTS = msgspec.json.Decoder(StartRecord)
 
 
 class RunFollower:
@@ -70,6 +72,7 @@ class RunFollower:
                 self.picture.legs[name] = leg.picture
                 leg.judge(self.picture)
                 told += [Told.of(name, event) for event in leg.poll_markers()]
+                told += leg.poll_starts()
             else:
                 self.picture.legs.pop(name, None)
         resumed = [entry.record.time_s for entry in told if isinstance(entry.record, SupervisorResumed)]
@@ -133,6 +136,8 @@ class _LegFollower:
         self._events: list[JournalEvent] = []
         self._is_judged = True
         self._traces: dict[tuple[int, int], Tail] = {}
+        self._starts: dict[int, Tail] = {}
+        """The traces of attempts of which nobody knows yet what the script went on from."""
         self._fired: set[str] = set()
         """Faults of which that has been told: by their marker, or by the journal."""
         self._marked: set[str] = set()
@@ -156,6 +161,8 @@ class _LegFollower:
         for event in fresh:
             if isinstance(event, AttemptStarting):
                 self._open_traces(event.attempt)
+                if event.by == "script" and event.attempt > 1:
+                    self._starts[event.attempt] = Tail(self._layout.attempt(event.attempt).trace(0))
         return [] if self._is_copy else [event for event in fresh if self._is_news(event)]
 
     def _read_journal(self) -> Iterator[JournalEvent]:
@@ -245,6 +252,20 @@ class _LegFollower:
                 self.picture.take_request(request)
                 fired.append(request)
         return [request for request in fired if self._is_news(request)]
+
+    def poll_starts(self) -> Iterator[Told]:
+        """What scripts that resume by themselves were seen to go on from."""
+        for attempt, tail in list(self._starts.items()):
+            for line in _lines(tail, GLIMPSE_BYTES)[:1]:
+                del self._starts[attempt]
+                with suppress(ValueError):
+                    start = decode(line, _STARTS)
+                    step = start.position.step
+                    place = f"step {step}" if step else "the beginning"
+                    if start.found and start.found.step is None:
+                        place = f"what is no step's state: nearest is step {step}"
+                    about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
+                    yield Told.notice({"event": "attempt.placed", **about})
 
     def poll_beats(self) -> None:
         if self.picture.is_over or not self.picture.attempt:

@@ -1,4 +1,4 @@
-"""What workers printed: which logs `chaosrun logs` shows, and their lines as they come, whatever bytes they hold."""
+"""What workers and launchers printed: the logs that `chaosrun logs` shows, and their lines as they come, of whatever bytes."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, AttemptLayout, RunLayout
 from chaosrun.records.naming import run_argument
 
-LOG_NAME = re.compile(r"rank-([0-9]+)\.log")
+LOG_NAME = re.compile(r"(launcher|rank)-([0-9]+)\.log")
 READ_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 1 << 14
 """What is longer is shown in pieces: a program that never ends its line would fill the memory."""
@@ -20,12 +20,22 @@ LONGEST_LINE_BYTES = 1 << 14
 class WorkerLog:
     leg: str
     attempt: int
-    rank: int
+    rank: int | None
+    """None: of the command that started the ranks of a node, and of these until they began to train."""
     path: Path
+
+    @property
+    def origin(self) -> str:
+        return f"{self.leg}/{self.attempt}/{self.path.stem if self.rank is None else self.rank}"
+
+    @property
+    def heading(self) -> str:
+        who = f"rank {self.rank}" if self.rank is not None else self.path.stem.replace("-", " of node ")
+        return f"{self.leg}, attempt {self.attempt}, {who}"
 
 
 def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None) -> list[WorkerLog]:
-    """The logs asked for, by rank; by default those of the last attempt of the newest leg.
+    """The logs asked for, by rank; by default all those of the last attempt of the newest leg.
 
     Raises UsageError, naming what there is, when there is no such log.
     """
@@ -36,16 +46,17 @@ def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
     number = attempts[-1] if attempt is None else attempt
     if number not in attempts:
         raise UsageError(f"the {name} leg has no attempt {number}", hint=f"it has {_listing(attempts)}")
-    layout = run.leg(name).attempt(number)
-    ranks = ranks_of(layout)
-    if not ranks:
+    logs = _logs_of(run.leg(name).attempt(number), name, number)
+    if not logs:
         raise UsageError(
             f"attempt {number} of the {name} leg has no logs yet", hint=f"see `chaosrun status {run_argument(run)}`"
         )
-    if rank is not None and rank not in ranks:
-        raise UsageError(f"attempt {number} of the {name} leg has no rank {rank}", hint=f"it has {_listing(ranks)}")
-    chosen = ranks if rank is None else [rank]
-    return [WorkerLog(leg=name, attempt=number, rank=entry, path=layout.log(entry)) for entry in chosen]
+    chosen = [log for log in logs if rank in (None, log.rank)]
+    if not chosen:
+        ranks = _listing([log.rank for log in logs if log.rank is not None])
+        hint = f"it has {ranks}" if ranks else "no rank has begun to train: leave --rank out to see what the command printed"
+        raise UsageError(f"attempt {number} of the {name} leg has no rank {rank}", hint=hint)
+    return chosen
 
 
 def rest_sentence(run: RunLayout, shown: WorkerLog, *, ended: bool) -> str | None:
@@ -62,10 +73,14 @@ def rest_sentence(run: RunLayout, shown: WorkerLog, *, ended: bool) -> str | Non
     return f"this is attempt {shown.attempt} of the {shown.leg} leg; others: {', '.join(more)}"
 
 
-def ranks_of(attempt: AttemptLayout) -> list[int]:
-    """Ranks that have a log."""
-    names = [LOG_NAME.fullmatch(path.name) for path in attempt.path.glob("rank-*.log")]
-    return sorted(int(name[1]) for name in names if name)
+def _logs_of(attempt: AttemptLayout, leg: str, number: int) -> list[WorkerLog]:
+    """All that there are, those of launchers first."""
+    found = [match for path in attempt.path.glob("*.log") if (match := LOG_NAME.fullmatch(path.name))]
+    found.sort(key=lambda match: (match[1], int(match[2])))
+    return [
+        WorkerLog(leg=leg, attempt=number, rank=int(match[2]) if match[1] == "rank" else None, path=attempt.path / match[0])
+        for match in found
+    ]
 
 
 def read_log(log: WorkerLog) -> str:
@@ -81,10 +96,6 @@ def _listing(numbers: list[int]) -> str:
 class LogLine:
     log: WorkerLog
     text: str
-
-    @property
-    def origin(self) -> str:
-        return f"{self.log.leg}/{self.log.attempt}/{self.log.rank}"
 
 
 class LogFollower:
@@ -129,11 +140,9 @@ class LogFollower:
             for attempt in self._run.leg(leg).attempts():
                 if (leg, attempt) in self._past or self._attempt not in (None, attempt):
                     continue
-                layout = self._run.leg(leg).attempt(attempt)
-                for rank in ranks_of(layout):
-                    path = layout.log(rank)
-                    if self._rank in (None, rank) and path not in self._logs:
-                        self._logs[path] = _Growing(WorkerLog(leg=leg, attempt=attempt, rank=rank, path=path))
+                for log in _logs_of(self._run.leg(leg).attempt(attempt), leg, attempt):
+                    if self._rank in (None, log.rank) and log.path not in self._logs:
+                        self._logs[log.path] = _Growing(log)
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ class TraceLine(msgspec.Struct):
     loss: tuple[str, ...] = ()
     items: int | str | None = None
     """Of a step how many there were; of a probe, what they are."""
+    position: dict[str, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,6 +270,7 @@ class LegPicture:
         lane = self.lanes.get(rank) if attempt == self.attempt else None
         if lane and not lane.ended and line.kind in ("start", "step"):
             lane.state = "training"
+            lane.step = max(lane.step, line.position.get("step", 0))
         if line.kind == "checkpoint":
             self.checkpoints[line.step] = True
         if line.kind != "step":

@@ -39,9 +39,10 @@ _NOTICES = {
     "run.created": "created in {path}",
     "control.failed": "{message}: the run cannot be cancelled or struck from elsewhere",
     "reference.cached": "taken from the cache: this job has been run undisturbed before",
-    "plan.made": "no faults were named: the default plan has {faults}",
+    "plan.made": "no faults were named: the default plan has {plan}",
     "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
     "reference.uncached": "not kept in the cache for other drills: {message}",
+    "attempt.placed": "attempt {attempt} goes on from {place}",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }
 """What a supervisor tells beside its journals."""
@@ -110,6 +111,8 @@ def _placed(event: PlacementAcquired) -> str:
 
 def _starting(event: AttemptStarting) -> str:
     how = ", with TORCH_DISTRIBUTED_DEBUG=DETAIL" if event.distributed_debug else ""
+    if event.by == "script" and event.attempt > 1:
+        return f"attempt {event.attempt} starts: the script looks for a checkpoint of its own{how}"
     return f"attempt {event.attempt} starts from {event.resume or 'the beginning'}{how}"
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.faults.strace import expect_strace
 from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
@@ -37,9 +38,10 @@ from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
 from chaosrun.supervise.workers import order_template
-from chaosrun.supervise.working_folder import expect_resumable, lay_out
+from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
+from chaosrun.wording import count
 
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
@@ -123,6 +125,7 @@ class LegRunner:
         self.ask_permission(plan, spec)
         if template.by == "script":
             lay_out(leg, Path(template.directory), spec.outputs)
+            check_paths_above((*template.args, *template.command, *template.resume_args), Path(template.directory), leg.work)
         supervisor = Supervisor(
             name=name,
             leg=leg,
@@ -214,9 +217,14 @@ class Drill:
             for save in trace.saves:
                 savers[save.step] |= {trace.rank}
         epochs = {step.step: step.epoch for step in traces[0].steps}
-        plan = default_plan(spec, epochs, savers, strikes_saves=shutil.which("strace") is not None)
+        missing = ""
+        try:
+            expect_strace()
+        except ResourcesError as error:
+            missing = f", none inside a save: {error.message.partition('needs ')[2]} ({error.hint})"
+        plan = default_plan(spec, epochs, savers, strikes_saves=not missing)
         write_durably(self.run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
-        self._tell("plan.made", faults=str(len(plan.faults)))
+        self._tell("plan.made", plan=f"{count(len(plan.faults), 'kill')}{missing}")
         return plan
 
     def _cache(self, key: str, leg: LegLayout, step: int) -> None:

@@ -1,13 +1,18 @@
 """The working folder of a leg whose script saves by itself: its entries lead to those of the job's folder, but for the outputs,
-so that what each leg writes by relative paths stays its own, and what it reads is found."""
+so that what each leg writes by relative paths stays its own, and what it reads is found. So are the two folders above it."""
 
+import itertools
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
 from chaosrun.wording import count
+
+MOST_BESIDE = 4000
+"""Entries of a folder above the job's that are shown."""
 
 
 def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
@@ -20,10 +25,36 @@ def lay_out(leg: LegLayout, directory: Path, outputs: Sequence[str]) -> None:
         # Runs are no inputs; nor could the folder lead to itself.
         parts = path.relative_to(directory).parts
         left_out.append(parts[: max(1, parts.index("runs"))] if "runs" in parts else parts)
+    here, seen = leg.work, directory.resolve()
+    for folder in (here.parent, here.parent.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        _link_above(seen, folder, here)
+        here, seen = folder, seen.parent
     incoming = leg.path / "work.incoming"
-    incoming.mkdir(parents=True, exist_ok=True)
+    incoming.mkdir(exist_ok=True)
     _link(directory, incoming, left_out)
     os.rename(incoming, leg.work)
+
+
+def check_paths_above(words: Sequence[str], directory: Path, work: Path) -> None:
+    """Of a leg that is laid out. Raises UsageError for an argument that names a file which is out of reach of its working
+    folder."""
+    for word in words:
+        path = word.rpartition("=")[2]
+        if os.pardir in PurePath(path).parts and (directory / path).exists() and not (work / path).exists():
+            raise UsageError(
+                f"{path} lies more than {len(work.relative_to(work.parents[1]).parts)} folders above {directory}",
+                hint=f"each leg runs in a working folder of its own: write {os.path.realpath(directory / path)}",
+            )
+
+
+def _link_above(directory: Path, target: Path, own: Path) -> None:
+    """Show at `target` what lies beside `directory`, which is `own` there."""
+    if directory.name:
+        beside = itertools.islice(os.scandir(directory.parent), MOST_BESIDE) if os.access(directory.parent, os.R_OK) else ()
+        for entry in beside:
+            with suppress(FileExistsError):
+                os.symlink(own.name if entry.name == directory.name else entry.path, target / entry.name)
 
 
 def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> None:

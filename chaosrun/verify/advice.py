@@ -7,6 +7,7 @@ and what to do. Pure.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
+from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.check import Drill
@@ -182,6 +183,18 @@ def primed_buckets(drill: Drill) -> Iterator[str]:
         )
 
 
+def saves_not_struck(drill: Drill) -> Iterator[str]:
+    """Of the default plan, what it has to leave out where strace is not to be had."""
+    faults = drill.plan.faults
+    traces = (trace for attempt in drill.reference.attempts for trace in attempt.traces.values())
+    saved = any(save.step for trace in traces for save in trace.saves)
+    if saved and faults and all(fault.source == BY_DEFAULT and fault.phase != "save" for fault in faults):
+        yield (
+            "no kill struck inside a save: the default plan has one where strace can trace the script (install it, and submit "
+            "again)"
+        )
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -190,6 +203,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     saves_that_change_state,
     state_outside,
     primed_buckets,
+    saves_not_struck,
 )
 
 

@@ -343,7 +343,7 @@ def _apart(moment: Moment) -> str:
 
 
 def _layout_suspect(moment: Moment) -> bool:
-    if moment.attempt.by == "script" and not moment.drill.spec.prime_buckets:
+    if moment.attempt.by == "script" and moment.drill.raw_buckets:
         return moment.first_after_restore
     for rank, record in moment.records.items():
         expected = moment.drill.reference_lineage.at(rank, moment.step)

@@ -103,6 +103,14 @@ class Drill:
         return self.spec.by == "script"
 
     @property
+    def raw_buckets(self) -> str | None:
+        """Why DDP's buckets are as torch makes them; None: they were to be primed."""
+        if not self.spec.prime_buckets:
+            return "the job file asks for prime_buckets: false"
+        records = (record for attempt in self.chaos.attempts for trace in attempt.traces.values() for record in trace.buckets)
+        return next((f"not primed, as {record.left}" for record in records if record.left), None)
+
+    @property
     def exact_weights(self) -> bool:
         """Bits of weights can be compared."""
         return exact_weights(self.spec.verify)

@@ -193,10 +193,8 @@ def bucket_layout(drill: Drill) -> Check:
     """Gradients were reduced in the same bucket layout in every attempt of both legs (hazard C1)."""
     if drill.spec.workers == 1:
         return skipped("bucket_layout", "one worker reduces nothing")
-    if not drill.spec.prime_buckets:
-        return skipped(
-            "bucket_layout", "the job file asks for prime_buckets: false, and the steps' gradients show what comes of it"
-        )
+    if why := drill.raw_buckets:
+        return skipped("bucket_layout", f"{why}: the steps' gradients show what comes of it")
     compared = 0
     under_ddp = False
     unprimed: list[int] = []

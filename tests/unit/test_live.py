@@ -79,6 +79,8 @@ def run(tmp_path: Path) -> RunLayout:
     [
         (CHAOS[1], "3 ranks placed on 1 node; oversubscribed: more workers than cores"),
         (CHAOS[2], "attempt 1 starts from the beginning"),
+        ({**CHAOS[2], "by": "script"}, "attempt 1 starts from the beginning"),
+        ({**CHAOS[2], "by": "script", "attempt": 2}, "attempt 2 starts: the script looks for a checkpoint of its own"),
         (CHAOS[4], "F1 fired: rank 1, step 17"),
         ({**CHAOS[4], "phase": "reduce"}, "F1 fired: rank 1, step 17, reduce"),
         (CHAOS[5], "attempt 1: rank 1 died of SIGKILL"),

@@ -20,11 +20,13 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.escapes import harmless
+from chaosrun.report.follow import RunFollower
 from chaosrun.report.logs import LogFollower, last_written
 from chaosrun.supervise.drill import lock_run
 from tests.terminal import Terminal
 from tests.unit.events import event
 from tests.unit.run_files import write_info
+from tests.unit.test_live import write_steps
 
 COMMAND = Path(sys.executable).with_name("chaosrun")
 
@@ -61,12 +63,28 @@ def tell_at_once(run: RunLayout, leg: str, *records: dict[str, Any]) -> None:
     shutil.rmtree(elsewhere.path)
 
 
+def test_what_a_launcher_printed_comes_first(run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run, "chaos", 1, 0, b"a rank\n")
+    run.leg("chaos").attempt(1).launcher_log(0).write_bytes(b"no module named x\n")
+    where = ["--root", str(run.path.parents[1]), "--quiet"]
+    assert cli.main(["logs", "latest", *where]) == 0
+    heads = ["==> chaos, attempt 1, launcher of node 0 <==", "==> chaos, attempt 1, rank 0 <=="]
+    assert capsys.readouterr().out.splitlines() == [heads[0], "no module named x", heads[1], "a rank"]
+    assert cli.main(["logs", "latest", "--rank", "0", *where]) == 0
+    assert capsys.readouterr().out == "a rank\n"
+    run.leg("chaos").attempt(1).log(0).unlink()
+    assert cli.main(["logs", "latest", "-f", *where]) == 0
+    assert capsys.readouterr().out == "chaos/1/launcher-0 | no module named x\n"
+    assert cli.main(["logs", "latest", "--rank", "0", *where]) == 2
+    assert "see what the command printed" in capsys.readouterr().err
+
+
 class TestFollower:
     def follow(self, run: RunLayout, **asked: Any) -> LogFollower:
         return LogFollower(run, **{"leg": None, "attempt": None, "rank": None, **asked})
 
     def lines(self, follower: LogFollower) -> list[str]:
-        return [f"{line.origin} {line.text}" for line in follower.poll()]
+        return [f"{line.log.origin} {line.text}" for line in follower.poll()]
 
     def test_from_the_last_attempt_on(self, run: RunLayout) -> None:
         write(run, "reference", 1, 0, b"old\n")
@@ -361,6 +379,16 @@ class TestCommands:
                 tell(run, "chaos", TestEvents.RECORDS[2])
             assert followed.end() == (0, "")
         assert followed.out.splitlines()[2].endswith("[0:42] chaos: F1 fired: rank 1, step 7")
+
+    def test_where_a_script_goes_on_from_is_told_when_it_is_known(self, run: RunLayout) -> None:
+        starting = {"event": "attempt.starting", "resume": None, "resume_step": 0, "armed": [], "by": "script"}
+        tell(run, "chaos", TestEvents.RECORDS[0], {**starting, "attempt": 1}, {**starting, "attempt": 2}, time_s=1050.0)
+        follower = RunFollower(run)
+        told = [told.sentence for told in follower.poll_events()]
+        assert told[-1] == "attempt 2 starts: the script looks for a checkpoint of its own"
+        write_steps(run, "chaos", 2, 0, range(21, 23))
+        assert [told.sentence for told in follower.poll_events()] == ["attempt 2 goes on from step 20"]
+        assert follower.poll_events() == []
 
     def test_ctrl_c_only_leaves(self, run: RunLayout) -> None:
         write(run, "chaos", 1, 0, b"hello\n")

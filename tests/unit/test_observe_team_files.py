@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from chaosrun.errors import MisuseError
+from chaosrun.errors import MisuseError, UsageError
 from chaosrun.observe.team_files import TeamFiles
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.working_folder import lay_out
+from chaosrun.supervise.working_folder import check_paths_above, lay_out
 
 STEP = "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=1.0); p.sum().backward(); o.step()"
 
@@ -144,6 +144,36 @@ def test_outputs_begin_empty(job: Path) -> None:
     )
     assert set(found.values()) == {"done", None}, found
     assert tree(job) == before
+
+
+def test_what_lies_above_is_read_and_never_written(job: Path) -> None:
+    for name in ("beside/x", "other.txt"):
+        (job.parent / name).parent.mkdir(exist_ok=True)
+        (job.parent / name).write_text("the team's")
+    leg = leg_of(job)
+    found = tried(
+        job,
+        leg,
+        (),
+        (
+            "read",
+            f"assert Path('../beside/x').read_text() == Path('../../' + {job.parent.name!r} + '/other.txt').read_text()",
+        ),
+        ("itself", "assert Path('../job/train.py').read_text() and os.path.samefile('../job', '.')"),
+        ("there", "os.makedirs('../beside', exist_ok=True)"),
+        ("new", "open('../beside/new', 'w')"),
+        ("over", "torch.save({}, '../other.txt')"),
+        ("a folder", "os.mkdir('../out')"),
+    )
+    assert [found.pop(name) for name in ("read", "itself", "there")] == ["done"] * 3
+    assert found.pop("kept").startswith("the script would write ../beside/new, outside of what is this leg's own")
+    assert all("{output}" in said for said in found.values()), found
+    assert os.listdir(job.parent / "beside") == ["x"] and not (job.parent / "out").exists()
+    check_paths_above(["--data=../beside/x", "../job/train.py", "../none"], job, leg.work)
+    deep = os.path.relpath("/etc/hosts", job)
+    with pytest.raises(UsageError, match="folders above") as refused:
+        check_paths_above([f"--data={deep}"], job, leg.work)
+    assert refused.value.hint and refused.value.hint.endswith("write /etc/hosts")
 
 
 def test_paths_in_arguments(job: Path, tmp_path: Path) -> None:
