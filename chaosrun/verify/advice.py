@@ -12,6 +12,7 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
+from chaosrun.verify.evidence import standing
 from chaosrun.wording import listed
 
 TELLING = 8
@@ -195,6 +196,19 @@ def saves_not_struck(drill: Drill) -> Iterator[str]:
         )
 
 
+def streams_not_restored(drill: Drill) -> Iterator[str]:
+    """Random streams that a script does not bring back, where nothing has drawn from them."""
+    for attempt in [] if drill.streams_count else drill.chaos.attempts:
+        found = standing(attempt)
+        if found and "rng" in found.wrong:
+            yield (
+                f"the random streams were not restored (attempt {found.attempt} began with {found.words}), and nothing that "
+                "was trained depends on them: dropout, augmentation or a shuffle that draws from them would not come back "
+                "(save the random states of every rank, and restore them)"
+            )
+            return
+
+
 WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     overlapping_shares,
     repeated_order,
@@ -204,6 +218,7 @@ WARNINGS: tuple[Callable[[Drill], Iterator[str]], ...] = (
     state_outside,
     primed_buckets,
     saves_not_struck,
+    streams_not_restored,
 )
 
 

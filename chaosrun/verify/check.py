@@ -4,7 +4,7 @@ Pure values. A check is a function `(Drill) -> Check`; the list of them is in `c
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
@@ -13,7 +13,7 @@ from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import ENVELOPES, Field, compared_fields, exact_weights
+from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, compare, compared_fields, exact_weights
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
@@ -73,6 +73,8 @@ class Drill:
     plan: FaultPlan
     opened_to_confirm: tuple[OpenedFile, ...] = ()
     """Files of other legs that the confirming leg read, where there is one."""
+    streams_count: bool = True
+    """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
 
     @classmethod
     def of(
@@ -83,7 +85,7 @@ class Drill:
         plan: FaultPlan,
         opened_to_confirm: tuple[OpenedFile, ...] = (),
     ) -> "Drill":
-        return cls(
+        drill = cls(
             reference=reference,
             chaos=chaos,
             reference_lineage=lineage(reference),
@@ -92,6 +94,18 @@ class Drill:
             plan=plan,
             opened_to_confirm=opened_to_confirm,
         )
+        return replace(drill, streams_count=not (drill.by_script and (drill._streams_rest() or drill._numbers_agree())))
+
+    def _streams_rest(self) -> bool:
+        """Nobody draws from them, undisturbed."""
+        return all(len({record.rng for record in steps.values()}) == 1 for steps in self.reference_lineage.steps.values())
+
+    def _numbers_agree(self) -> bool:
+        """Each step of each attempt is the reference's bit for bit, whatever is asked for, in all but its random streams."""
+        numbers = [field for field in FIELDS if field not in ("position", "rng")]
+        records = (step for attempt in self.chaos.attempts for trace in attempt.traces.values() for step in trace.steps)
+        pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
+        return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
 
     @property
     def ranks(self) -> range:
@@ -117,8 +131,8 @@ class Drill:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Of a step, those that can be compared."""
-        return compared_fields(self.spec)
+        """Of a step, those that can be compared and count."""
+        return tuple(field for field in compared_fields(self.spec) if field != "rng" or self.streams_count)
 
     def losses_of(self, record: StepRecord) -> Tolerance:
         """How far this step's losses may be apart from those expected."""
@@ -132,3 +146,10 @@ class Drill:
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
         """Files of other legs that each leg read."""
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
+
+
+def streams_apart(check: Check, drill: Drill) -> Check:
+    """A check of random streams that differ, as far as they count."""
+    if check.status != "fail" or drill.streams_count:
+        return check
+    return passed(check.name, f"{check.summary}; nothing that was trained depends on them", **check.evidence)

@@ -4,7 +4,7 @@ First in time: attempts in order; in each, what it restored, then its steps, cut
 step, the order of diagnosis: an earlier kind that differs explains the later ones.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -158,11 +158,13 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
     found = standing(attempt)
     if found is None or not found.wrong:
         return None
+    if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
+        return None  # that shows in the first number that was drawn from them
     quantity = found.wrong[0]
     if quantity == "data":
         # The batches of its first steps tell more.
         first = next((moment for moment in _moments(drill, attempt)), None)
-        seen = None if first is None else _at_step(first)
+        seen = None if first is None else _in_step(first)
         drawn = "rng" in found.wrong and seen is not None and seen.reason.code == "data_order_not_restored"
         if seen is not None and seen.kind in ("data order", "batch") and not drawn:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
@@ -197,8 +199,31 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
 
 
 def _at_step(moment: Moment) -> Divergence | None:
+    found = _in_step(moment)
+    return found and (_of_streams(moment, found) or found)
+
+
+def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
+    """What a script's random streams explain of a difference: they were not the reference's, and were drawn from then."""
+    drill, attempt = moment.drill, moment.attempt
+    around = (drill.reference_lineage.at(found.rank, moment.step + offset) for offset in (-1, 0, 1))
+    drawn = len({record.rng for record in around if record}) > 1 or moment.step == drill.reference_lineage.final_step
+    if attempt.by == "chaosrun" or not drawn:
+        return None
+    began = standing(attempt)
+    if began and began.wrong == ("rng",):
+        ranks, reason = began.ranks["rng"], cause_of(drill, attempt, began, "rng")
+        stood = {"expected": f"all of step {began.step}", "seen": began.words}
+        return replace(found, rank=ranks[0], ranks=ranks, kind="rng", reason=reason, tensor=None, micro_batch=None, **stood)
+    earlier = (each for each in _moments(drill, attempt) if each.step <= moment.step)
+    return next(filter(None, (_in_step(each, ("rng",)) for each in earlier)), None)
+
+
+def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
+    """The first of these fields that differs; none named: of all but a script's random streams."""
     drill = moment.drill
-    for field in drill.fields:
+    all_but_streams = [each for each in drill.fields if each != "rng" or moment.attempt.by == "chaosrun"]
+    for field in fields or all_but_streams:
         if field == "loss" and (found := _weights(moment)):
             return found
         mismatches = [

@@ -220,7 +220,7 @@ def resume_evidence(drill: Drill) -> Check:
     told: list[str] = []
     for attempt in drill.chaos.attempts:
         began = {rank: trace.start.position.step for rank, trace in attempt.traces.items() if trace.start}
-        if problem := _apart(began) or _not_of_one_step(attempt) or (_not_the_newest(drill, attempt) if began else None):
+        if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
             code, about = problem
             return failed(name, code, attempt=attempt.number, **about)
         if began and attempt.number > 1:
@@ -242,9 +242,10 @@ def _apart(began: Mapping[int, int]) -> _Problem | None:
     return "ranks_resume_apart", {"rank": low, "step": began[low], "other": high, "there": began[high]}
 
 
-def _not_of_one_step(attempt: Attempt) -> _Problem | None:
+def _not_of_one_step(drill: Drill, attempt: Attempt) -> _Problem | None:
     found = standing(attempt)
-    return ("resumed_state_differs", {"stood": found.words, "wrong": list(found.wrong)}) if found and found.wrong else None
+    wrong = [quantity for quantity in found.wrong if quantity != "rng" or drill.streams_count] if found else []
+    return ("resumed_state_differs", {"stood": found.words, "wrong": wrong}) if found and wrong else None
 
 
 def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:

@@ -13,7 +13,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.history import LegHistory
 from chaosrun.records.manifest import Manifest
 from chaosrun.spec.model import Tolerance
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
 from chaosrun.verify.compare import differing_keys
 from chaosrun.wording import listed
 
@@ -44,7 +44,7 @@ def final_scheduler(drill: Drill) -> Check:
 
 
 def final_rng(drill: Drill) -> Check:
-    check = _digests(drill, "final_rng", ("rng",), "random streams")
+    check = streams_apart(_digests(drill, "final_rng", ("rng",), "random streams"), drill)
     return _required(check, "random stream")
 
 

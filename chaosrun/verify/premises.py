@@ -231,7 +231,8 @@ def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[str, str, str]]:
         origin = drill.reference_lineage.at(rank, 1)
         expected = drill.reference.trace(origin.attempt, rank) if origin else None
         if trace.start and expected and expected.start:
-            yield f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
+            if drill.streams_count:
+                yield f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
             if drill.exact_weights:
                 yield f"the initial weights of rank {rank}", expected.start.param, trace.start.param
 

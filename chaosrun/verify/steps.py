@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from chaosrun.records.traces import StepRecord
-from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import Field, Mismatch, compare, first_difference, unlike_orders
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped, streams_apart
+from chaosrun.verify.compare import Field, Mismatch, compare, compared_fields, first_difference, unlike_orders
 
 TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
@@ -31,7 +31,7 @@ def data_order(drill: Drill) -> Check:
 
 def rng(drill: Drill) -> Check:
     """The random streams stood the same before each step's first micro-batch."""
-    return _compare(drill, "rng", ("rng",), "RNG states")
+    return streams_apart(_compare(drill, "rng", ("rng",), "RNG states"), drill)
 
 
 def losses(drill: Drill) -> Check:
@@ -75,7 +75,7 @@ def parameters(drill: Drill) -> Check:
 
 
 def _compare(drill: Drill, name: str, wanted: tuple[Field, ...], what: str) -> Check:
-    fields: list[Field] = [field for field in wanted if field in drill.fields]
+    fields: list[Field] = [field for field in wanted if field in compared_fields(drill.spec)]
     first: Mismatch | None = None
     compared = 0
     differing = 0

@@ -266,3 +266,63 @@ def test_envelopes_for_jobs_that_cannot_be_exact(tmp_path: Path, profile: str, b
 def test_state_before_the_first_update_is_exact_in_every_profile(tmp_path: Path, bugs: Bugs) -> None:
     verdict = judge(write_script_run(tmp_path, bugs=bugs, spec={"verify": {"profile": "relaxed"}}))
     assert verdict.status == "FAIL" and "began with" in verdict.cause
+
+
+def forget_streams(run: RunLayout, *, rest: bool = False) -> None:
+    """Restarts begin with random streams of no step, and nothing else differs; `rest`: neither leg draws from them."""
+    elsewhere = put(rng="1" * 16)
+    for rank in range(3):
+        for attempt in (2, 3):
+            began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+            edit_trace(run, "chaos", attempt, rank, began)
+            edit_trace(run, "chaos", attempt, rank, lambda line: only("start", elsewhere)(only("step", elsewhere)(line)))
+        edit_trace(
+            run, "chaos", 3, rank, only("end", lambda line: {**line, "digests": {**line["digests"], "rng": {"torch": "1"}}})
+        )
+        for leg in ("reference", "chaos") if rest else ():
+            edit_trace(run, leg, 1, rank, only("step", put(rng="2" * 16)))
+
+
+def test_random_streams_that_nothing_depends_on_are_a_warning(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    forget_streams(run)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("PASS", "exact"), verdict.cause
+    warned = [
+        each for each in verdict.warnings if each.startswith("the random streams were not restored (attempt 2 began with")
+    ]
+    assert len(warned) == 1 and "RNG of no step" in warned[0]
+    assert not any(each.startswith("the random streams") for each in judge(write_script_run(tmp_path / "right")).warnings)
+
+
+@pytest.mark.parametrize("late", [9, 12])
+def test_random_streams_that_are_drawn_from_late_are_the_cause_where_numbers_differ(tmp_path: Path, late: int) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+    for rank in range(3):
+        began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+        edit_trace(run, "chaos", 2, rank, began)
+        edit_trace(run, "chaos", 2, rank, only("step", put(rng="1" * 16)))
+    edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=late))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored"), verdict.cause
+    assert verdict.divergence is not None
+    assert (verdict.divergence.kind, verdict.divergence.step, verdict.divergence.ranks) == ("rng", late, (0, 1, 2))
+    assert f"step {late}, rank 0, attempt 2, which began with weights of step 4" in verdict.cause
+
+
+def test_random_streams_at_rest_are_not_blamed_for_what_differs_for_another_reason(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    forget_streams(run, rest=True)
+    edit_trace(run, "chaos", 3, 1, only("step", put(loss=["0x1p-3"]), step=11))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "forward_pass"), verdict.cause
+    assert verdict.divergence is not None and (verdict.divergence.step, verdict.divergence.rank) == (11, 1)
+
+
+def test_within_an_envelope_random_streams_that_are_drawn_from_count(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, spec={"verify": {"profile": "standard"}})
+    forget_streams(run)
+    assert judge(run).status == "PASS", "bit for bit all the same"
+    nudge_losses(run, 1e-4)
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("FAIL", "rng_not_restored") and "began with" in verdict.cause
