@@ -222,7 +222,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
 def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
     """The first of these fields that differs; none named: of all but a script's random streams."""
     drill = moment.drill
-    all_but_streams = [each for each in drill.fields if each != "rng" or moment.attempt.by == "chaosrun"]
+    all_but_streams: list[Field] = [each for each in drill.fields if each != "rng" or moment.attempt.by == "chaosrun"]
     for field in fields or all_but_streams:
         if field == "loss" and (found := _weights(moment)):
             return found

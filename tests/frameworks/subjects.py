@@ -127,10 +127,9 @@ FRAMEWORKS: tuple[Framework, ...] = (
         subjects=(
             Subject(name="fsdp", what="fully_shard, dcp.save", script="fsdp.py"),
             Subject(name="fsdp-4", what="the same on 4 ranks", script="fsdp.py", workers=4, kills=((3, 8), (0, 14))),
-            Subject(name="fsdp-async", drilled=False, what="dcp.async_save", script="fsdp.py", args=("--async-save",)),
+            Subject(name="fsdp-async", what="dcp.async_save", script="fsdp.py", args=("--async-save",)),
             Subject(
                 name="fsdp-optimizer-forgotten",
-                drilled=False,
                 what="the weights alone are loaded",
                 script="fsdp.py",
                 args=("--forget-optimizer",),
@@ -194,7 +193,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
             ),
             Subject(
                 name="trainer-jit",
-                drilled=False,
                 what="enable_jit_checkpoint: it saves once more when SIGTERM comes",
                 change=("save_total_limit=2,", "save_total_limit=2,\n        enable_jit_checkpoint=True,"),
                 kills=((1, 8),),
@@ -203,7 +201,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
             ),
             Subject(
                 name="trainer-from-model",
-                drilled=False,
                 what="the model of the last checkpoint, without resume_from_checkpoint",
                 change=(
                     "trainer.train(resume_from_checkpoint=last)",
@@ -223,20 +220,17 @@ FRAMEWORKS: tuple[Framework, ...] = (
         subjects=(
             Subject(
                 name="lightning",
-                drilled=False,
                 what='ckpt_path="last", a StatefulDataLoader, dropout that follows from the step',
                 **LIGHTNING,
             ),
             Subject(
                 name="lightning-launching",
-                drilled=False,
                 what="the same, Lightning starting its processes",
                 launch=("python",),
                 **LIGHTNING,
             ),
             Subject(
                 name="lightning-plain-loader",
-                drilled=False,
                 what="torch's DataLoader, as most have it",
                 change=("        return StatefulDataLoader(", "        return torch.utils.data.DataLoader("),
                 kills=((1, 8),),
@@ -246,7 +240,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
             ),
             Subject(
                 name="lightning-dropout",
-                drilled=False,
                 what="dropout from the global random stream, which Lightning does not save",
                 change=("        torch.manual_seed(SEED + 1000 * self.global_step + self.global_rank)\n", ""),
                 kills=((1, 8),),
@@ -268,7 +261,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
             ),
             Subject(
                 name="stream-buffer",
-                drilled=False,
                 what="the same, shuffled through a buffer",
                 script="stream.py",
                 args=("--buffer", "16"),

@@ -92,6 +92,19 @@ def test_to_begin_again_although_a_checkpoint_was_there_is_a_cause_of_its_own(tm
     assert verdict.divergence is None, "its numbers are right: it trained all over again"
 
 
+@pytest.mark.parametrize("also", [{}, {"rng": [], "step": None}], ids=["all", "other streams"])
+def test_to_begin_again_before_the_first_save_is_right_with_learning_rates_of_many_steps(
+    tmp_path: Path, also: dict[str, Any]
+) -> None:
+    kill = replace(SCRIPT_KILLS[0], at_step=3)
+    run = write_script_run(tmp_path, kills=(kill,))
+    for rank in range(3):
+        constant = only("start", lambda line: {**line, "found": {**line["found"], "rates": [0, 1, 2, 3, 4, 5, 6, 7], **also}})
+        edit_trace(run, "chaos", 2, rank, constant)
+    verdict = judge(run)
+    assert verdict.status == "PASS", verdict.cause
+
+
 def test_an_older_checkpoint_is_not_the_newest(tmp_path: Path) -> None:
     verdict = judge(write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True)))
     assert (verdict.status, verdict.code) == ("FAIL", "checkpoint_passed_over"), verdict.cause
