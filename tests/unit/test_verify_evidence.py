@@ -281,17 +281,21 @@ def test_state_before_the_first_update_is_exact_in_every_profile(tmp_path: Path,
     assert verdict.status == "FAIL" and "began with" in verdict.cause
 
 
+def without_streams(line: dict[str, Any]) -> dict[str, Any]:
+    return {**line, "found": {**line["found"], "step": None, "rng": []}}
+
+
 def forget_streams(run: RunLayout, *, rest: bool = False) -> None:
     """Restarts begin with random streams of no step, and nothing else differs; `rest`: neither leg draws from them."""
     elsewhere = put(rng="1" * 16)
     for rank in range(3):
         for attempt in (2, 3):
-            began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+            began = only("start", without_streams)
             edit_trace(run, "chaos", attempt, rank, began)
-            edit_trace(run, "chaos", attempt, rank, lambda line: only("start", elsewhere)(only("step", elsewhere)(line)))
-        edit_trace(
-            run, "chaos", 3, rank, only("end", lambda line: {**line, "digests": {**line["digests"], "rng": {"torch": "1"}}})
-        )
+            edit_trace(run, "chaos", attempt, rank, only("start", elsewhere))
+            edit_trace(run, "chaos", attempt, rank, only("step", elsewhere))
+        ended = only("end", lambda line: {**line, "digests": {**line["digests"], "rng": {"torch": "1"}}})
+        edit_trace(run, "chaos", 3, rank, ended)
         for leg in ("reference", "chaos") if rest else ():
             edit_trace(run, leg, 1, rank, only("step", put(rng="2" * 16)))
 
@@ -312,7 +316,7 @@ def test_random_streams_that_nothing_depends_on_are_a_warning(tmp_path: Path) ->
 def test_random_streams_that_are_drawn_from_late_are_the_cause_where_numbers_differ(tmp_path: Path, late: int) -> None:
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
     for rank in range(3):
-        began = only("start", lambda line: {**line, "found": {**line["found"], "step": None, "rng": []}})
+        began = only("start", without_streams)
         edit_trace(run, "chaos", 2, rank, began)
         edit_trace(run, "chaos", 2, rank, only("step", put(rng="1" * 16)))
     edit_trace(run, "chaos", 2, 1, only("step", put(loss=["0x1p-3"]), step=late))
