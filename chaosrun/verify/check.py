@@ -102,7 +102,7 @@ class Drill:
 
     def _numbers_agree(self) -> bool:
         """Each step of each attempt is the reference's bit for bit, whatever is asked for, in all but its random streams."""
-        numbers = [field for field in FIELDS if field not in ("position", "rng")]
+        numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
         records = (step for attempt in self.chaos.attempts for trace in attempt.traces.values() for step in trace.steps)
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
