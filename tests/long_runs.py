@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.events import event_of
+from chaosrun.records.codec import convert
+from chaosrun.records.events import JournalEvent
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from tests.unit.run_files import write_info
@@ -54,7 +55,7 @@ def _leg(
     journal = Journal(leg.journal, clock=lambda: now_s)
 
     def told(event: str, **fields: Any) -> None:
-        journal.append(event_of({"event": event, **fields}), durable=False)
+        journal.append(convert({"event": event, **fields}, JournalEvent), durable=False)
 
     leg.environment.write_text(json.dumps({"torch": "2.13.0", "threads": 1}))
     told("leg.started", leg=leg.path.name, workers=workers, supervisor_pid=1)

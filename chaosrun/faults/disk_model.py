@@ -134,14 +134,6 @@ def after_power_cut(model: Model, names: Fate, data: Fate | str | None = None) -
     return state
 
 
-def build(state: State, into: Path) -> None:
-    for path, content in state.items():
-        if content is None:
-            (into / path).mkdir()
-        else:
-            (into / path).write_bytes(_bytes(content))
-
-
 def _content(file: File, fate: Fate | str) -> Content:
     if fate is True or file.is_synced or file.now == file.durable:
         return file.now

@@ -13,13 +13,13 @@ import numpy
 import torch
 import xxhash
 
-from chaosrun.observe.position import Position
 from chaosrun.observe.rng import capture_rng
 from chaosrun.observe.state import ObservedState
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.inspection import Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 INT64 = range(-(2**63), 2**63)

@@ -5,25 +5,15 @@ Tells of each change below the outputs before it is made, and of each file that 
 not seen here, but at the system calls (`faults.tracer`), which are looked at from the first change that this tells of.
 """
 
-import functools
-import importlib
-import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
+from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.traces import SaveRecord
 
-WRITERS = (
-    ("torch", "save", 1, "torch.save"),
-    ("safetensors.torch", "save_file", 1, "safetensors"),
-    ("safetensors.torch", "save_model", 1, "safetensors"),
-    ("safetensors.numpy", "save_file", 1, "safetensors"),
-)
-"""Module, function, place of the path among its arguments, and what it is called in a record."""
 _BY_ENDING = {".distcp": "dcp", ".metadata": "dcp", ".metadata.tmp": "dcp", ".safetensors": "safetensors"}
 _TWO_NAMES = ("os.rename", "os.link", "os.symlink")
 _CHANGES = frozenset(
@@ -51,34 +41,22 @@ class SaveWatch:
         """Calls of a writer that are running, one inside the other."""
 
     def install(self) -> None:
-        for module, name, place, how in WRITERS:
-            self._wrap(module, name, place, how)
+        wrap_writers(self._write)
         sys.addaudithook(self._hear)
 
-    def _wrap(self, module: str, name: str, place: int, how: str) -> None:
-        with suppress(ImportError):
-            if module not in sys.modules and importlib.util.find_spec(module.partition(".")[0]) is None:
-                return
-            owner = importlib.import_module(module)
-            writer = getattr(owner, name)
-
-            @functools.wraps(writer)
-            def watched(*arguments: Any, **options: Any) -> Any:
-                target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
-                path = self._below(target)
-                step = self._begin(path)
-                if path is None or step is None or self._inside:
-                    return writer(*arguments, **options)
-                self._inside += 1
-                try:
-                    self._tell(step, path, how, done=False)
-                    result = writer(*arguments, **options)
-                    self._tell(step, path, how, done=True)
-                    return result
-                finally:
-                    self._inside -= 1
-
-            setattr(owner, name, watched)
+    def _write(self, target: Any, how: str, write: Callable[[], Any]) -> Any:
+        path = self._below(target)
+        step = self._begin(path)
+        if path is None or step is None or self._inside:
+            return write()
+        self._inside += 1
+        try:
+            self._tell(step, path, how, done=False)
+            result = write()
+            self._tell(step, path, how, done=True)
+            return result
+        finally:
+            self._inside -= 1
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -8,26 +8,22 @@ seen: programs that the script starts.
 """
 
 import fcntl
-import functools
-import importlib
-import importlib.util
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
-WRITERS = (("torch", "save", 1), ("safetensors.torch", "save_file", 1), ("safetensors.numpy", "save_file", 1))
-"""Module, function, place of the path among its arguments."""
 SHARED = "outside of what is this leg's own: both legs would share it"
 OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -62,27 +58,15 @@ class TeamFiles:
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._begin)
-        for module, name, place in WRITERS:
-            with suppress(ImportError):
-                if module in sys.modules or importlib.util.find_spec(module.partition(".")[0]) is not None:
-                    self._wrap(importlib.import_module(module), name, place)
+        wrap_writers(self._write)
         sys.addaudithook(self._hear)
 
     def _begin(self, *_: Any) -> None:
         self._has_begun = True
 
-    def _wrap(self, module: Any, name: str, place: int) -> None:
-        writer = getattr(module, name)
-
-        @functools.wraps(writer)
-        def watched(*arguments: Any, **options: Any) -> Any:
-            target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
-            if isinstance(target, str | bytes | os.PathLike):
-                self._change(target, follows=True)
-            return writer(*arguments, **options)
-
-        cast(Any, watched).__wrapped__ = writer
-        setattr(module, name, watched)
+    def _write(self, target: Any, _how: str, write: Callable[[], Any]) -> Any:
+        self._change(target, follows=True)
+        return write()
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -16,12 +16,12 @@ from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, tensor_digests
-from chaosrun.observe.position import Position
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.codec import RECORDS_VERSION
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
 from chaosrun.records.traces import (
     BucketsRecord,
     CheckpointRecord,
@@ -34,7 +34,6 @@ from chaosrun.records.traces import (
     StepRecord,
     TraceWriter,
 )
-from chaosrun.records.traces import Position as RecordedPosition
 
 if TYPE_CHECKING:
     from chaosrun.observe.outside import Outside
@@ -124,7 +123,7 @@ class Observer:
                 pid=os.getpid(),
                 entered_s=entered_s,
                 time_s=time.time(),
-                position=_recorded(position),
+                position=position,
                 restored=self._order.resume,
                 rng=at_start.rng,
                 canary=canary(self._device),
@@ -255,7 +254,7 @@ class Observer:
         self._trace.write(
             EndRecord(
                 step=position.step,
-                position=_recorded(position),
+                position=position,
                 time_s=time.time(),
                 digests=self._state.digests(),
                 checkpoint=checkpoint,
@@ -274,10 +273,6 @@ class Observer:
 
     def _rng(self) -> str:
         return xxhash.xxh3_64_hexdigest("".join(digest_rng(self._device).values()).encode())
-
-
-def _recorded(position: Position) -> RecordedPosition:
-    return RecordedPosition(epoch=position.epoch, batches=position.batches, step=position.step)
 
 
 def _as_hex(losses: Sequence[torch.Tensor]) -> tuple[str, ...]:

@@ -29,14 +29,15 @@ from chaosrun.errors import (
 )
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
-from chaosrun.observe.position import Position
 from chaosrun.protocol.state import TrainingState
+from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.manifest import Position as StoredPosition
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
 from chaosrun.wording import listed
 
 
@@ -103,7 +104,7 @@ class Checkpointer:
             rest = sorted(name for name in list_members(staging) if name not in files)
             manifest = Manifest(
                 step=step,
-                position=StoredPosition(**position.to_json()),
+                position=StoredPosition(**to_plain(position)),
                 world_size=self._order.world_size,
                 attempt=self._order.attempt,
                 time_s=time.time(),

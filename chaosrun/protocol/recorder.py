@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from chaosrun.observe.position import Position
 from chaosrun.observe.trace import Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer
@@ -15,6 +14,7 @@ from chaosrun.protocol.context import WorkerContext
 from chaosrun.protocol.loader_workers import LoaderWorkers, newest_workers
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
+from chaosrun.records.position import Position
 
 
 class Recorder:

@@ -26,12 +26,12 @@ from chaosrun.observe.alignment import Place, Standing, find
 from chaosrun.observe.contents import content_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
-from chaosrun.observe.position import Position
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.position import Position
 from chaosrun.records.traces import Moment, SaveRecord, read_moments
 
 

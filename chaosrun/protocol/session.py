@@ -15,7 +15,6 @@ from accelerate.utils import DistributedType
 
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
-from chaosrun.observe.position import Position
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext, current
 from chaosrun.protocol.resume import batches_of, total_batch_size
@@ -24,6 +23,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
 from chaosrun.protocol.windows import Window, WindowCutter
 from chaosrun.records.order import DataResume
+from chaosrun.records.position import Position
 
 if TYPE_CHECKING:
     from chaosrun.protocol.recorder import Recorder

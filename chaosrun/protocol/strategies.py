@@ -16,11 +16,11 @@ from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
-from chaosrun.observe.position import Position
 from chaosrun.protocol import resume
 from chaosrun.protocol.randomness import enter_epoch
 from chaosrun.protocol.sources import check_sources, unseedable_sampler
 from chaosrun.records.order import DataResume
+from chaosrun.records.position import Position
 
 STATEFUL = frozenset({"stateful", "stateful_skip"})
 SKIPPING = frozenset({"skip", "stateful_skip"})

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from chaosrun.records.codec import RECORDS_VERSION, Count, Record, convert
+from chaosrun.records.codec import RECORDS_VERSION, Count, Record
 
 Outcome = Literal[
     "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
@@ -297,8 +297,3 @@ OF_ATTEMPTS = (
 )
 """Events that belong to an attempt."""
 EVENTS = msgspec.json.Decoder(JournalEvent)
-
-
-def event_of(value: object) -> JournalEvent:
-    """An event from JSON values. Raises ValueError."""
-    return convert(value, JournalEvent)

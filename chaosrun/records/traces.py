@@ -28,6 +28,7 @@ from chaosrun.records.codec import (
     read_records,
 )
 from chaosrun.records.layout import checkpoint_step
+from chaosrun.records.position import Position
 from chaosrun.records.tail import Tail
 
 WORD_BYTES = 4
@@ -38,12 +39,6 @@ Digests = Mapping[str, Mapping[str, Text]]
 HexFloat = Annotated[str, Meta(pattern=r"^-?(0x[01](\.[0-9a-f]+)?p[+-][0-9]+|inf|nan)$")]
 _L = TypeVar("_L")
 AtLeastOne = Annotated[int, Meta(ge=1)]
-
-
-class Position(Record, frozen=True, kw_only=True):
-    epoch: Count
-    batches: Count
-    step: Count
 
 
 class Found(Record, frozen=True, kw_only=True):

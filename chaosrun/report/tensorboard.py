@@ -1,4 +1,4 @@
-"""A drill as TensorBoard event files: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did
+"""A drill as scalars of TensorBoard: the runs `reference` and `chaos`, and `chaos/replayed-attempt-N` for what attempt N did
 in vain.
 
 Every step is once in `chaos`: as the attempt recorded it that leads to the final weights. Steps that a restart rolled back are
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaosrun.errors import UsageError
-from chaosrun.records.events import AttemptStarting, FaultObserved
+from chaosrun.records.events import AttemptStarting
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run, recorded_leg
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from chaosrun.records.traces import StepRecord
     from chaosrun.verify.verdict import Verdict
 
-Put = Callable[[str, int, float, Any], None]
-"""`put(tag, step, time_s, value)`: a number as a scalar, text as text."""
+Put = Callable[[str, int, float, float], None]
+"""`put(tag, step, time_s, value)`."""
 
 
 def write_tensorboard(run: RunLayout, verdict: "Verdict", directory: Path, *, replace: bool = False) -> None:
@@ -65,7 +65,7 @@ def _write(run: RunLayout, verdict: "Verdict", directory: Path) -> None:
         _put_steps(put, seen)
         _put_differences(put, expected, seen)
         _put_checkpoints(put, chaos)
-        _put_marks(put, chaos, verdict)
+        _put_recoveries(put, chaos, verdict)
     for attempt in sorted({record.attempt for record in chain.tails}):
         tail = _by_step(record for record in chain.tails if record.attempt == attempt)
         with _run(directory / "chaos" / f"replayed-attempt-{attempt}") as put:
@@ -91,22 +91,12 @@ def _module(name: str) -> Any:
 @contextmanager
 def _run(directory: Path) -> Iterator[Put]:
     """One run of TensorBoard's: a directory with one event file."""
-    events, summaries, tensors, types = (
-        _module(f"compat.proto.{name}_pb2") for name in ("event", "summary", "tensor", "types")
-    )
+    events, summaries = (_module(f"compat.proto.{name}_pb2") for name in ("event", "summary"))
     writer = _module("summary.writer.event_file_writer").EventFileWriter(str(directory))
 
-    def put(tag: str, step: int, time_s: float, value: Any) -> None:
-        if isinstance(value, str):
-            plugin = summaries.SummaryMetadata.PluginData(plugin_name="text")
-            entry = summaries.Summary.Value(
-                tag=f"{tag}/text_summary",
-                metadata=summaries.SummaryMetadata(plugin_data=plugin),
-                tensor=tensors.TensorProto(dtype=types.DT_STRING, string_val=[value.encode(errors="replace")]),
-            )
-        else:
-            entry = summaries.Summary.Value(tag=tag, simple_value=value)
-        writer.add_event(events.Event(wall_time=time_s, step=step, summary=summaries.Summary(value=[entry])))
+    def put(tag: str, step: int, time_s: float, value: float) -> None:
+        summary = summaries.Summary(value=[summaries.Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(events.Event(wall_time=time_s, step=step, summary=summary))
 
     try:
         yield put
@@ -166,16 +156,8 @@ def _put_checkpoints(put: Put, leg: "LegHistory") -> None:
         put("checkpoint_s", step, time_s, duration_s)
 
 
-def _put_marks(put: Put, leg: "LegHistory", verdict: "Verdict") -> None:
-    times = {record.fault: record.time_s for record in leg.events(FaultObserved)}
-    faults = [(fault.step or 0, fault) for fault in verdict.faults if fault.landed]
-    for step, fault in sorted(faults, key=lambda entry: (entry[0], entry[1].id)):
-        put("faults", step, times.get(fault.id, 0.0), f"{fault.id}: {fault.description} ({fault.evidence or 'landed'})")
+def _put_recoveries(put: Put, leg: "LegHistory", verdict: "Verdict") -> None:
     starts = {record.attempt: record.time_s for record in leg.events(AttemptStarting)}
     for attempt in verdict.attempts:
-        came_from = attempt.resumed_from or "the beginning"
-        put("attempts", attempt.resumed_step, starts.get(attempt.attempt, 0.0), f"attempt {attempt.attempt} from {came_from}")
         if attempt.recovery_s is not None:
             put("recovery_s", attempt.resumed_step, starts.get(attempt.attempt, 0.0), attempt.recovery_s)
-    end_s = leg.journal[-1].time_s if leg.journal else 0.0
-    put("verdict", verdict.steps, end_s, f"{verdict.status}: {verdict.cause}")

@@ -12,7 +12,8 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultRequested
 from chaosrun.records.history import Attempt
 from chaosrun.records.opened import OpenedFile, of_a_training
-from chaosrun.records.traces import Position, StepRecord
+from chaosrun.records.position import Position
+from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Mismatch, compare, differing_keys, starts_of, unlike_orders
@@ -84,7 +85,7 @@ def _not_from_the_beginning(attempt: Attempt, drill: Drill) -> str | None:
     for rank, trace in sorted(attempt.traces.items()):
         if trace.start and trace.start.world_size != drill.spec.workers:
             return f"rank {rank} saw a world of {trace.start.world_size}, the job has {drill.spec.workers} workers"
-        if trace.start and trace.start.position != Position(epoch=0, batches=0, step=0):
+        if trace.start and trace.start.position != Position():
             return f"rank {rank} began at {trace.start.position}"
     return None
 

@@ -8,7 +8,8 @@ from chaosrun.errors import UserScriptError
 from chaosrun.records.events import CheckpointQuarantined, DeathUnplanned, FaultObserved
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.layout import checkpoint_step
-from chaosrun.records.traces import BucketsRecord, Position, RankTrace, StepRecord
+from chaosrun.records.position import Position
+from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare
 from chaosrun.wording import count

@@ -6,7 +6,6 @@ numbers", 2012). So -0.0 and 0.0 are 0 apart, and neighbours 1, across powers of
 and from a number to infinity no count of steps means anything: such pairs are counted apart.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -21,7 +20,6 @@ FLOAT_BITS = {
     "float16": (16, 0x7C00),
     "bfloat16": (16, 0x7F80),
 }
-LARGEST_SINGLE = float(numpy.finfo(numpy.float32).max)
 COMPLEX = {"complex128": "float64", "complex64": "float32"}
 INTEGERS = frozenset({f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)})
 
@@ -81,12 +79,8 @@ def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int
 def float_distance(expected: float, seen: float) -> int | None:
     """ULP between two recorded numbers: of float32 where both are float32 numbers, else of float64. None where one is NaN or
     infinite and the other is not the same."""
-    if math.isnan(expected) and math.isnan(seen):
-        return 0
-    dtype = "float32" if all(_is_single(value) for value in (expected, seen)) else "float64"
-    raw = [numpy.array(value, dtype=dtype).tobytes() for value in (expected, seen)]
-    found = tensor_difference(raw[0], raw[1], dtype, ())
-    return 0 if found is None else found.ulp
+    (found,), _ = float_distances([expected], [seen])
+    return found
 
 
 def float_distances(expected: Sequence[float], seen: Sequence[float]) -> tuple[list[int | None], str]:
@@ -107,10 +101,6 @@ def float_distances(expected: Sequence[float], seen: Sequence[float]) -> tuple[l
         0 if equal else int(distance) if finite else None for distance, finite, equal in zip(told, whole, alike, strict=True)
     ]
     return found, dtype
-
-
-def _is_single(value: float) -> bool:
-    return not math.isfinite(value) or (abs(value) <= LARGEST_SINGLE and float(numpy.float32(value)) == value)
 
 
 def _ulp_of(rows: list[Any], dtype: str) -> tuple[int | None, int | None, int]:

@@ -16,13 +16,13 @@ from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from torch import Tensor
 
-from chaosrun.observe.position import Position
 from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.protocol import context, resume
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.checkpointing import Checkpointer, rank_file
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
+from chaosrun.records.position import Position
 
 __all__ = ["MUTANTS", "Mutant"]
 

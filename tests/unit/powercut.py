@@ -7,10 +7,18 @@ what was done so far (`chaosrun.faults.disk_model`).
 from collections.abc import Callable
 from pathlib import Path
 
-from chaosrun.faults.disk_model import Model, after_power_cut, build
+from chaosrun.faults.disk_model import Model, State, after_power_cut
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 
 __all__ = ["RecordingDisk", "after_power_cut", "build"]
+
+
+def build(state: State, into: Path) -> None:
+    for path, content in state.items():
+        if content is None:
+            (into / path).mkdir()
+        else:
+            (into / path).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
 
 
 class RecordingDisk(Filesystem):

@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.observe.inspection import Inspector
-from chaosrun.observe.position import Position
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.inspection import QUANTITIES
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
 from chaosrun.verify.inspection import compare_inspections
 
 CPU = torch.device("cpu")

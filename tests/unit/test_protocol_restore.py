@@ -11,11 +11,11 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from chaosrun.errors import HookedStateError, ParameterOrderError, RestoreMismatchError
 from chaosrun.faults.points import FaultPoints
-from chaosrun.observe.position import Position
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.state import TrainingState
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.position import Position
 
 POSITION = Position(epoch=0, batches=3, step=3)
 

@@ -16,8 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 import chaosrun
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
-from chaosrun.observe.position import Position
 from chaosrun.protocol.resume import open_epoch
+from chaosrun.records.position import Position
 
 
 @pytest.fixture(autouse=True)

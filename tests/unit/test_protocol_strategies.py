@@ -19,13 +19,13 @@ import chaosrun
 from chaosrun.errors import MisuseError
 from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.ledger import SampleLedger, _next_index, listen
-from chaosrun.observe.position import Position
 from chaosrun.protocol import context
 from chaosrun.protocol.checkpointing import Checkpointer
 from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_position
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import DataResume, WorkerOrder
+from chaosrun.records.position import Position
 from tests.conftest import REPOSITORY
 
 SEEDABLE: dict[str, Any] = {"use_seedable_sampler": True, "data_seed": 4}

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import chaosrun
 from chaosrun.errors import MisuseError
-from chaosrun.observe.position import Position
 from chaosrun.protocol.windows import Window
+from chaosrun.records.position import Position
 
 SAMPLES = 10
 

@@ -29,11 +29,6 @@ def scalars(reader: EventMultiplexer, run: str, tag: str) -> list[tuple[int, flo
     return [(event.step, event.value) for event in reader.Scalars(run, tag)]
 
 
-def texts(reader: EventMultiplexer, run: str, tag: str) -> list[tuple[int, str]]:
-    events: list[Any] = reader.Tensors(run, f"{tag}/text_summary")
-    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events]
-
-
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     return write_run(tmp_path_factory.mktemp("exact"))
@@ -66,15 +61,7 @@ def test_what_was_done_in_vain_is_told_apart(reader: EventMultiplexer) -> None:
     assert [step for step, _ in scalars(reader, "chaos/replayed-attempt-3", "loss")] == [9, 10, 11, 12]
 
 
-def test_marks(reader: EventMultiplexer) -> None:
-    assert texts(reader, "chaos", "faults") == [
-        (6, "F1: SIGKILL rank 1 after step 6 (pid 101: SIGKILL)"),
-        (10, "F2: SIGKILL rank 2 inside the gradient all-reduce of step 10 (pid 202: SIGKILL)"),
-        (12, "F3: SIGKILL rank 0 between write and commit of the checkpoint of step 12 (pid 300: SIGKILL)"),
-    ]
-    assert [step for step, _ in texts(reader, "chaos", "attempts")] == [0, 4, 8, 8]
-    ((step, verdict),) = texts(reader, "chaos", "verdict")
-    assert (step, verdict.partition(":")[0]) == (12, "PASS")
+def test_saves_and_recoveries(reader: EventMultiplexer) -> None:
     assert [step for step, _ in scalars(reader, "chaos", "checkpoint_s")] == [4, 8, 12]
     assert len(scalars(reader, "chaos", "recovery_s")) == 3
 

@@ -11,7 +11,8 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.errors import ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.events import event_of
+from chaosrun.records.codec import convert
+from chaosrun.records.events import JournalEvent
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
@@ -513,7 +514,14 @@ def test_a_whole_checkpoint_that_the_script_does_not_take_back(run: RunLayout, e
     name = "step-00000006"
     death = {"event": "death.unplanned", "attempt": 1, "rank": 1, "reason": "no"}
     tries = [
-        replace(second, number=0, resume=name, resume_step=6, traces={}, unplanned=(event_of({**death, "error": error}),))
+        replace(
+            second,
+            number=0,
+            resume=name,
+            resume_step=6,
+            traces={},
+            unplanned=(convert({**death, "error": error}, JournalEvent),),
+        )
         for error in errors
     ]
     attempts = (first, *tries, replace(second, quarantined=(name,)), *rest)

@@ -1,0 +1,38 @@
+"""Functions that write files in native code, past Python's audit hooks: wrapped, so that who watches hears of each call."""
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+WRITERS = (
+    ("torch", "save", 1, "torch.save"),
+    ("safetensors.torch", "save_file", 1, "safetensors"),
+    ("safetensors.torch", "save_model", 1, "safetensors"),
+    ("safetensors.numpy", "save_file", 1, "safetensors"),
+)
+"""Module, function, place of the path among its arguments, and what it is called in a record."""
+
+Around = Callable[[Any, str, Callable[[], Any]], Any]
+"""Makes a call: (path or file, what the writer is called, the call) → what it returned."""
+
+
+def wrap_writers(around: Around) -> None:
+    for module, name, place, how in WRITERS:
+        with suppress(ImportError):
+            if module in sys.modules or importlib.util.find_spec(module.partition(".")[0]) is not None:
+                _wrap(importlib.import_module(module), name, place, how, around)
+
+
+def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
+    writer = getattr(module, name)
+
+    @functools.wraps(writer)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
+        return around(target, how, lambda: writer(*arguments, **options))
+
+    setattr(module, name, watched)
