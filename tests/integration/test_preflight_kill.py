@@ -23,7 +23,6 @@ def test_a_worker_is_killed_with_everything_below_it() -> None:
     assert {name: finding.status for name, finding in found.items()} == {
         "time until gone": Status.PASS,
         "port": Status.PASS,
-        "shared memory": Status.PASS,
         "device memory": Status.SKIP,
     }
 
@@ -34,7 +33,6 @@ def test_where_a_kill_is_lost_every_survivor_is_named() -> None:
     assert {name: finding.status for name, finding in found.items()} == {
         "time until gone": Status.FAIL,
         "port": Status.FAIL,
-        "shared memory": Status.FAIL,
         "device memory": Status.SKIP,
     }
     gone = found["time until gone"]

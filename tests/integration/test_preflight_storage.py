@@ -36,7 +36,7 @@ PATIENT = {"patience_s": PATIENT_S, "limit_s": PATIENT_S}
 """However busy this machine is, a sound storage has the time that it needs."""
 MEET = {"meet_s": 60.0, "wait_s": 60.0}
 """The same for nodes that meet; when all of them have, nobody waits."""
-LAYERS = ("loses_renamed", "fsync_does_nothing", "copies", "not_exclusive", "no_locks", "full")
+LAYERS = ("loses_renamed", "fsync_does_nothing", "copies", "not_exclusive", "full")
 
 
 def layer(name: str, **env: str) -> dict[str, str]:
@@ -128,7 +128,6 @@ def has_cachestat() -> bool:
         ("loses_renamed", "saves", "torn"),
         ("copies", "saves", "torn"),
         ("not_exclusive", "exclusive create", "20 names created twice"),
-        ("no_locks", "lock", "taken by two"),
         ("full", "saves", "No space left on device"),
         ("preloaded", "fsync", "libeatmydata.so is loaded"),
         pytest.param(

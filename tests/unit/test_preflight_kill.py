@@ -11,7 +11,7 @@ from tests.preflight_answers import SETTING, judged, node_of
 
 GOOD: Mapping[str, Any] = {
     **{"alive": [], "killed_s": 0.006, "port": 4711, "unreached": "", "port_s": 0.0, "port_error": "", "held_by": ""},
-    **{"shared_memory": "/dev/shm/torch_x", "shared_memory_left": False, "devices": {}, "device_error": ""},
+    **{"devices": {}, "device_error": ""},
 }
 STUCK = {"alive": [{"what": "child", "pid": 7, "state": "D"}]}
 
@@ -31,7 +31,6 @@ def judge(found: Mapping[str, Any], gpus: int = 0) -> dict[str, Finding]:
         (STUCK, "time until gone", Status.FAIL, "child (process 7, state D): alive 5 s"),
         ({"port_error": "Address already in use"}, "port", Status.FAIL, "Address already in use, 5 s after"),
         ({"unreached": "Connection refused"}, "port", Status.FAIL, "Connection refused, while a worker listened there"),
-        ({"shared_memory_left": True}, "shared memory", Status.FAIL, "left, and some process"),
         (memory(290, None), "device memory", Status.FAIL, "290 MiB in use 5 s after the kill, 10 MiB before"),
         (memory(12, 0.4), "device memory", Status.PASS, "288 MiB free again after 0.4 s"),
         ({"device_error": "no CUDA"}, "device memory", Status.SKIP, ""),

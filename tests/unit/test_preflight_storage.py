@@ -23,7 +23,6 @@ READ = {"read_bytes": 64 * MIB, "read_s": 0.1, "changed": 0}
 GOOD: Mapping[str, Any] = {
     "mount": MOUNT,
     "saves": {"kills": 8, "saves": 30, "wrong": []},
-    "lock": {"refused": True, "free_s": 0.002},
     "speed": {**WRITTEN, **READ},
 }
 LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB)
@@ -74,9 +73,6 @@ def test_good_facts_pass() -> None:
         ("saves", Status.FAIL, "latest: torn (and 2 more)", {"saves": {"wrong": ["latest: torn", "b", "c"]}}),
         ("saves", Status.FAIL, "/data: it failed", {"failed": "saves"}),
         ("exclusive create", Status.FAIL, "2 names created twice", {"twice": 2}),
-        ("lock", Status.FAIL, "two processes at once", {"lock": {"refused": False}}),
-        ("lock", Status.FAIL, "still held", {"lock": {"free_s": None}}),
-        ("lock", Status.FAIL, "it failed", {"failed": "lock"}),
         ("fsync", Status.FAIL, "8 of 16384 pages", {"speed": {"dirty_after": 8}}),
         ("fsync", Status.SKIP, "keeps its word", {"speed": {"dirty_after": 8}, "mount": {"options": "rw,data=journal"}}),
         ("fsync", Status.FAIL, "libeatmydata.so", {"mount": {"preload": ["/usr/lib/libeatmydata.so"]}}),
@@ -94,14 +90,8 @@ def test_a_fact_and_its_finding(row: str, status: Status, words: str, changes: d
     assert finding.status is status and words in f"{finding.measured} {finding.reason}", finding
 
 
-def test_locks_matter_less_where_no_run_keeps_its_own() -> None:
-    elsewhere = setting_of(storage="/data", root="/home/me/.chaosrun")
-    for facts in (facts_of(lock={"refused": False}), facts_of(failed="lock")):
-        assert rows_of(facts, elsewhere)["lock"].status is Status.WARN
-
-
 def test_what_was_not_tried_is_never_a_pass() -> None:
-    after = ("twice", "lock", "speed")
+    after = ("twice", "speed")
     hung = rows_of(facts_of(stopped="hung", without=("saves", *after)))
     assert hung["saves"].status is Status.FAIL and "no answer within 8 s" in hung["saves"].measured
     full = rows_of(facts_of(failed="saves", without=after))
@@ -180,7 +170,7 @@ def test_a_storage_that_hangs_after_all_is_no_pass() -> None:
 
 
 def test_who_is_slow_is_not_dead() -> None:
-    rows = rows_of(facts_of(stopped="slow", without=("twice", "lock", "speed")))
+    rows = rows_of(facts_of(stopped="slow", without=("twice", "speed")))
     assert rows["exclusive create"].status is Status.WARN and "though it goes on" in rows["exclusive create"].measured
     assert rows["write speed"].status is Status.SKIP and "too slow" in rows["write speed"].reason
 

@@ -29,7 +29,6 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> 
         if (facts := told.answered.get(node.name)) is not None:
             row = ROWS.of(node=node.name)
             findings += [_processes(row.of(name="time until gone"), facts), _port(row.of(name="port"), facts)]
-            findings += [_shared_memory(row.of(name="shared memory"), facts)]
             findings += _devices(row.of(name="device memory"), node.gpus, may_take_gpus(setting), facts)
     return findings
 
@@ -56,14 +55,6 @@ def _port(row: Rows, facts: KillFacts) -> Finding:
         remedy = "end what holds the port; a restarted worker could not listen there"
         return row.fail(measured, f"free after at most {LIMIT_S:g} s", remedy)
     return row.passed(f"free after {facts.port_s * 1000:.0f} ms", device=None)
-
-
-def _shared_memory(row: Rows, facts: KillFacts) -> Finding:
-    if not facts.shared_memory_left:
-        return row.passed("removed")
-    remedy = "end what maps it (grep its name in /proc/*/maps), or /dev/shm fills with every kill"
-    measured = "left, and some process still maps it"
-    return row.fail(measured, "removed once its processes are gone", remedy, device=facts.shared_memory)
 
 
 def _devices(row: Rows, gpus: int, wanted: bool, facts: KillFacts) -> Iterator[Finding]:

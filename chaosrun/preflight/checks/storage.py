@@ -10,7 +10,7 @@ from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.earlier_run import EarlierRun
 from chaosrun.preflight.model import PROBES, Answers, Check, Finding, Level, Measure, Rows, Setting, Status
 from chaosrun.preflight.probes.forked import Failed, Watched
-from chaosrun.preflight.probes.storage import Lock, Speed, StorageFacts
+from chaosrun.preflight.probes.storage import Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
 from chaosrun.preflight.probes.storage_place import Mount
 from chaosrun.spec.model import JobSpec
@@ -89,13 +89,11 @@ def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) 
     """`elsewhere`: on which nodes the storage is, where it is missing on this one."""
     stopped = facts.stopped
     why = {"hung": "the storage does not answer", "slow": "the storage is too slow"}.get(stopped, "what comes before it failed")
-    default = setting.storage.is_relative_to(setting.root)
     base = facts.mount.base if facts.mount else str(setting.storage)
     steps: dict[str, tuple[tuple[str, ...], Callable[[Any], Iterator[Finding]]]] = {
         "mount": (("file system",), lambda mount: _mount(row.of(name="file system"), mount, elsewhere)),
         "saves": (("saves",), lambda saves: _saves(row.of(name="saves"), saves)),
         "twice": (("exclusive create",), lambda twice: _names(row.of(name="exclusive create"), twice)),
-        "lock": (("lock",), lambda lock: _lock(row.of(name="lock"), lock, default)),
         "speed": (
             ("write speed", "read speed", "fsync"),
             lambda speed: _speed(row, facts.mount or Mount(base=base), speed, setting.level),
@@ -104,11 +102,10 @@ def _promises(row: Rows, setting: Setting, facts: StorageFacts, elsewhere: str) 
     for step, (names, judged) in steps.items():
         here = row.of(name=names[0])
         if (failed := facts.failed.get(step)) is not None:
-            status = Status.WARN if step == "lock" and not default else Status.FAIL
             remedy = hint_of(failed.errno) or "see what the node's kernel log says of it (dmesg), or put checkpoints elsewhere"
             if failed.errno == errno.ENOENT:
                 remedy = "give this node the storage, or leave the node out"
-            yield here.row(status, failure(failed, base), "no error", remedy=remedy)
+            yield here.fail(failure(failed, base), "no error", remedy)
         elif (value := getattr(facts, step)) is not None:
             yield from judged(value)
         elif stopped:
@@ -167,19 +164,6 @@ def _names(row: Rows, twice: int) -> Iterator[Finding]:
     remedy = "two runs could take one folder: use storage that honours O_EXCL"
     status = Status.FAIL if twice else Status.PASS
     yield row.judged(status, f"{twice} names created twice", "each created once", remedy)
-
-
-def _lock(row: Rows, lock: Lock, default: bool) -> Iterator[Finding]:
-    if lock.refused and lock.free_s is not None:
-        yield row.passed(f"held, and free {duration(lock.free_s)} after its holder was killed")
-        return
-    yield row.row(
-        Status.FAIL if default else Status.WARN,
-        "still held after its holder was killed" if lock.refused else "taken by two processes at once",
-        "held by one, and free when that one is dead",
-        reason="" if default else "the locks of runs lie below the root, not here",
-        remedy="keep runs (--root) on a file system with flock(2)",
-    )
 
 
 def _speed(row: Rows, mount: Mount, speed: Speed, level: Level) -> Iterator[Finding]:

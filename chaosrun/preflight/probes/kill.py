@@ -1,12 +1,11 @@
 """Whether a worker can be killed here, with all that is below it, and leaves nothing behind. Ends every process it starts.
 
 The worker does what makes real ones hard to end: it has a child, which has a child that left its process group, all of them
-ignore SIGTERM, hold the worker's listening socket open and map its shared memory; where there are GPUs it holds memory on each.
+ignore SIGTERM and hold the worker's listening socket open; where there are GPUs it holds memory on each.
 It is killed the way the fork server kills: its process group, then whatever falls to this subreaper, by pid and start time.
 """
 
 import json
-import mmap
 import os
 import signal
 import socket
@@ -22,19 +21,15 @@ from chaosrun.preflight.probes.devices import ask_driver, visible_gpus
 from chaosrun.preflight.probes.forked import Say, forked
 from chaosrun.preflight.probes.nvidia import matched
 from chaosrun.processes import (
-    SHARED_MEMORY,
     ProcessIdentity,
     become_subreaper,
     children,
     identify,
     kill_all,
-    remove_shared_memory_leftovers,
-    shared_memory_entries,
     state_of,
 )
 from chaosrun.records.codec import convert
 
-SHARED_BYTES = 1 << 20
 DEVICE_MIB = 256
 BACK_MIB = 64
 """Memory counts as free again when so much or less is missing: others may use the device too."""
@@ -66,7 +61,6 @@ class Started(Struct, frozen=True, kw_only=True):
     family: dict[str, int]
     """Pids of worker, child and grandchild."""
     port: int
-    shared_memory: str
     device_error: str
 
 
@@ -81,9 +75,6 @@ class KillFacts(Struct, frozen=True, kw_only=True):
     port_error: str
     """Why it was not, within the limit."""
     held_by: str
-    shared_memory: str
-    """A path."""
-    shared_memory_left: bool
     devices: dict[str, DeviceMemory]
     device_error: str
 
@@ -93,7 +84,7 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     become_subreaper()
     memory_before = _device_memory(gpus)
     worker, about = _start(gpus)
-    port, shared_memory = about.port, SHARED_MEMORY / about.shared_memory
+    port = about.port
     family = {name: identity for name, pid in about.family.items() if (identity := identify(pid)) is not None}
     # In TIME_WAIT the connections of a killed process keep its port taken, unless it is bound to as the fork server does.
     with ExitStack() as stack:
@@ -107,10 +98,6 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
         alive = _kill(worker, family, within_s)
         killed_s = time.monotonic() - began
     port_s, port_error = _free_again(port, within_s)
-    # Everything else there is somebody else's.
-    remove_shared_memory_leftovers(shared_memory_entries() - {shared_memory.name})
-    left = shared_memory.exists()
-    shared_memory.unlink(missing_ok=True)
     device_error = about.device_error
     if gpus and not device_error and (memory_before is None or held is None):
         device_error = "nvidia-smi does not say how much memory is used"
@@ -122,8 +109,6 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
         port_s=port_s,
         port_error=port_error,
         held_by=_holder(port) if port_error else "",
-        shared_memory=str(shared_memory),
-        shared_memory_left=left,
         devices={} if device_error else _freed(memory_before or {}, held or {}, gpus, within_s),
         device_error=device_error,
     )
@@ -146,11 +131,6 @@ def _work(say: Say, gpus: int) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("0.0.0.0", 0))
     listener.listen()
-    name = f"torch_preflight_{os.getpid()}"
-    descriptor = os.open(SHARED_MEMORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.ftruncate(descriptor, SHARED_BYTES)
-    shared = mmap.mmap(descriptor, SHARED_BYTES)
-    shared.write(bytes(SHARED_BYTES))
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -167,7 +147,7 @@ def _work(say: Say, gpus: int) -> None:
         said += os.read(ours, 64)
     family = {"worker": os.getpid(), "child": child, "grandchild": max(map(int, said.split()))}
     error, _held = _take_device_memory(gpus)
-    say(Started(family=family, port=listener.getsockname()[1], shared_memory=name, device_error=error))
+    say(Started(family=family, port=listener.getsockname()[1], device_error=error))
     _wait_for_the_end()
 
 

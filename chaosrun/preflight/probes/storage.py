@@ -2,10 +2,8 @@
 
 import ctypes
 import errno
-import json
 import mmap
 import os
-import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -15,13 +13,10 @@ from random import Random
 from msgspec import Struct
 
 from chaosrun.cluster.guard import new_name
-from chaosrun.preflight.probes.forked import Failed, Report, Say, Watched, forked, watched
+from chaosrun.preflight.probes.forked import Report, Watched, watched
 from chaosrun.preflight.probes.storage_kills import Saves, kill_writers
 from chaosrun.preflight.probes.storage_place import Mount, mount_of, nearest_folder, own_folder, remove_stale
-from chaosrun.records.codec import convert
-from chaosrun.records.locks import is_locked, locked
 
-FREE_AFTER_S = 1.0
 BLOCK = 1 << 20
 GROWTH = 4
 ROUNDS = 3
@@ -29,15 +24,6 @@ ROUNDS = 3
 SHARE_OF_FREE = 0.05
 _CACHESTAT = 451
 """The system call's number, on every architecture; Linux 6.5."""
-
-
-class Lock(Struct, frozen=True, kw_only=True):
-    """A process held it as a run's supervisor does, and was killed."""
-
-    refused: bool
-    """Whether another one saw it held."""
-    free_s: float | None
-    """Until it was free; None: not within FREE_AFTER_S."""
 
 
 class Speed(Struct, frozen=True, kw_only=True):
@@ -61,7 +47,6 @@ class StorageFacts(Watched, frozen=True, kw_only=True):
     saves: Saves | None = None
     twice: int | None = None
     """How many names could be made exclusively though they were there."""
-    lock: Lock | None = None
     speed: Speed | None = None
 
 
@@ -84,7 +69,6 @@ def probe(
 
             if report("saves", save) is not None:
                 report("twice", lambda: create_twice(folder, names, report.goes_on))
-                report("lock", lambda: try_lock(folder / "lock"))
                 report("speed", lambda: measure_speed(folder / "speed.bin", speed_s, speed_bytes, report.goes_on))
 
     return watched(steps, StorageFacts, patience_s=patience_s, limit_s=limit_s)
@@ -107,31 +91,6 @@ def created(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def try_lock(path: Path) -> Lock:
-    def hold(say: Say) -> None:
-        try:
-            with locked(path, "taken"):
-                say(None)
-                signal.pause()
-        except OSError as error:
-            say(Failed(error=f"flock: {error.strerror}", errno=error.errno or 0, path=str(path)))
-
-    child, reading = forked(hold)
-    with open(reading, "rb") as file:
-        said = convert(json.loads(file.readline()), Failed | None)
-        refused = said is None and is_locked(path)
-        os.kill(child, signal.SIGKILL)
-        killed_s = time.monotonic()
-        os.waitpid(child, 0)
-    if said is not None:
-        raise said.again()
-    while is_locked(path):
-        if time.monotonic() - killed_s > FREE_AFTER_S:
-            return Lock(refused=refused, free_s=None)
-        time.sleep(0.001)
-    return Lock(refused=refused, free_s=time.monotonic() - killed_s)
 
 
 # Speed
