@@ -19,6 +19,7 @@ from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
+from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run
@@ -232,13 +233,24 @@ def reduce_faults(
         return _told(case, trials, smallest=False, seen=seen, verified=None)
     used_up = False
     try:
-        ddmin(case.schedule, trials.fails)
+        _simplify(ddmin(case.schedule, trials.fails), trials.fails)
     except _UsedUpError:
         used_up = True
     run, seen = verify(case.changed(trials.smallest))
     shrunk = _told(case, trials, smallest=not used_up, seen=seen, verified=run)
     shrunk.path.write_text(shrunk.fragment)
     return shrunk
+
+
+def _simplify(schedule: tuple[Entry, ...], fails: Callable[[tuple[Entry, ...]], bool]) -> None:
+    """Put simpler faults in the place of those that are left, for as long as it fails."""
+    place = 0
+    while place < len(schedule):
+        changed = ((*schedule[:place], entry, *schedule[place + 1 :]) for entry in simpler(schedule[place]))
+        if (found := next((candidate for candidate in changed if fails(candidate)), None)) is None:
+            place += 1
+        else:
+            schedule = found
 
 
 def _told(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:

@@ -1,4 +1,4 @@
-"""Shrinking a plan: delta debugging, faults as a job file says them, and what counts as the same failure."""
+"""Shrinking a plan: delta debugging, simpler faults, faults as a job file says them, and what counts as the same failure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
+from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
@@ -58,6 +59,37 @@ class TestDdmin:
         assert ddmin(range(8), fails) == (5,)
         assert len(set(asked)) <= 6
         assert all(part and len(part) < 8 for part in asked)
+
+
+class TestSimpler:
+    def test_candidates(self) -> None:
+        entry = {"kind": "preempt", "rank": 1, "phase": "fetch", "at_step": 9, "grace": 5}
+        assert list(simpler(entry)) == [
+            {"rank": 1, "at_step": 9},
+            {"rank": 1, "phase": "fetch", "at_step": 9},
+            {"kind": "preempt", "rank": 1, "at_step": 9, "grace": 5},
+            {"kind": "preempt", "rank": 1, "phase": "fetch", "at_step": 9},
+            {**entry, "at_step": 4},
+        ]
+        assert list(simpler({"rank": 1, "at_step": 1})) == []
+        assert {"rank": 0, "at_step": 2} in list(simpler({"rank": "all", "at_step": 2}))
+
+    @given(st.data())
+    def test_the_search_ends(self, data: st.DataObject) -> None:
+        optional = {
+            "kind": st.sampled_from(sorted(KINDS)),
+            "phase": st.sampled_from(["fetch", "reduce"]),
+            "at_step": st.integers(1, 10**6),
+            "attempt": st.integers(1, 9),
+            "grace": st.integers(1, 9),
+        }
+        entry: Entry = data.draw(st.fixed_dictionaries({"rank": st.sampled_from([0, 1, "all"])}, optional=optional))
+        for _ in range(40):
+            if not (found := list(simpler(entry))):
+                return
+            assert entry not in found
+            entry = data.draw(st.sampled_from(found))
+        pytest.fail(f"still not simple: {entry}")
 
 
 @pytest.fixture
@@ -236,16 +268,16 @@ class TestShrink:
     def test_to_the_one_that_matters(self, job: Path) -> None:
         drills = Drills(job, lambda faults: "FAIL: rng" if any(f.at_step == 18 and f.rank == 1 for f in faults) else None)
         shrunk = drills.shrink(SCHEDULE)
-        assert shrunk.schedule == (SCHEDULE[6],)
+        assert shrunk.schedule == ({"rank": 1, "at_step": 18},)
         assert (shrunk.symptom, shrunk.seen, shrunk.smallest, shrunk.exit_code) == ("FAIL: rng", "FAIL: rng", True, 0)
         # None twice, but for the last, which verifies.
         seen = list(map(str, drills.seen))
         assert len(set(seen)) == len(seen) - 1 == shrunk.drills == len(drills.records)
         assert shrunk.path.read_text() == shrunk.fragment
-        assert shrunk.fragment.splitlines()[1:] == ["faults:", "  schedule:", f"    - {flow(SCHEDULE[6])}"]
+        assert shrunk.fragment.splitlines()[1:] == ["faults:", "  schedule:", "    - {rank: 1, at_step: 18}"]
         text = rendered(render_shrunk(shrunk), width=100, colour=False)
         assert "8 faults to 1 in" in text and "verified  run verified: FAIL: rng" in text
-        assert text.splitlines()[-1].endswith(f"[{flow(SCHEDULE[6])}]' --root {job.parent / 'here'}")
+        assert text.splitlines()[-1].endswith(f"[{{rank: 1, at_step: 18}}]' --root {job.parent / 'here'}")
 
     def test_another_failure_is_not_the_same(self, job: Path) -> None:
         drills = Drills(job, lambda faults: "FAIL: rng" if len(faults) > 2 else "FAIL: data order")
