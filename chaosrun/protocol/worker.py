@@ -31,7 +31,6 @@ from chaosrun.observe.opened import watch
 from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.context import WorkerContext, enter
 from chaosrun.protocol.determinism import pin, refused_operation
-from chaosrun.protocol.distributed_debug import speak_in_detail
 from chaosrun.protocol.randomness import own_epoch
 from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
@@ -69,7 +68,7 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
         store = _host_store(order, listen_fd)
         _announce(order)
         if order.distributed_debug:
-            speak_in_detail()
+            _speak_in_detail()
         _feel_the_rendezvous(context)
         if order.by == "script":
             context.script = ScriptTraining(context)
@@ -206,6 +205,18 @@ def _announce(order: WorkerOrder) -> None:
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["ACCELERATE_USE_CPU"] = "true"
+
+
+def _speak_in_detail() -> None:
+    """Have DDP name parameters in its errors, before the process group is made; torch has read its environment long ago.
+
+    DETAIL would also have every collective checked by a wrapper around the process group. That is left out: it would make this
+    attempt's communication another one than its neighbours', and DDP over gloo crashes with it (torch 2.13, SIGSEGV in the
+    constructor). What DDP says and does is the same without.
+    """
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    torch.distributed.set_debug_level_from_env()
+    torch.distributed.distributed_c10d._create_process_group_wrapper = lambda wrapped_pg, *_, **__: wrapped_pg
 
 
 def _host_store(order: WorkerOrder, listen_fd: int | None) -> object:

@@ -19,9 +19,7 @@ from chaosrun.records.events import (
     SupervisorResumed,
     WorkerExited,
 )
-from chaosrun.records.history import Attempt, LegHistory, read_leg
-from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_run, recorded_leg
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.verify.lineage import Lineage
 
 PHASES = ("detect", "stop", "start", "restore", "first_step")
@@ -73,11 +71,6 @@ class Work:
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "goodput": self.goodput}
-
-
-def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
-    """Of each restart of the run's chaos leg. Raises UsageError when it is no run."""
-    return recoveries_of(read_leg(recorded_leg(run, read_run(run), "chaos")))
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:

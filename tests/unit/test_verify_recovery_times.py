@@ -6,10 +6,15 @@ import pytest
 
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.verify.lineage import lineage
-from chaosrun.verify.recovery_times import RecoveryTimes, recoveries_of, recovery_times, work_of
+from chaosrun.verify.recovery_times import RecoveryTimes, recoveries_of, work_of
 from chaosrun.verify.verdict import judge
 from tests.unit.legs import copy_run, drop, edit_journal, edit_trace, only, put, write_run
+
+
+def recovery_times(run: RunLayout) -> tuple[RecoveryTimes, ...]:
+    return recoveries_of(read_leg(recorded_leg(run, read_run(run), "chaos")))
 
 
 @pytest.fixture(scope="module")
