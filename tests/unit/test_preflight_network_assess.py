@@ -91,13 +91,7 @@ def interface(changes: Mapping[str, Any], backend: str = "gloo", count: int = 3)
             Status.PASS,
             "GLOO_SOCKET_IFNAME=eth0",
         ),
-        ({"environment": {"GLOO_SOCKET_IFNAME": "ib0"}}, "gloo", Status.FAIL, "GLOO_SOCKET_IFNAME=ib0 names no interface"),
-        ({"environment": {"NCCL_SOCKET_IFNAME": "ib"}}, "gloo", Status.WARN, "NCCL_SOCKET_IFNAME=ib names no interface"),
-        ({"environment": {"NCCL_SOCKET_IFNAME": "ib,=x"}}, "nccl", Status.FAIL, "names no interface"),
         ({"environment": {"NCCL_SOCKET_IFNAME": "eth"}}, "nccl", Status.PASS, "NCCL_SOCKET_IFNAME=eth"),
-        ({"environment": {"NCCL_SOCKET_IFNAME": "=eth"}}, "nccl", Status.FAIL, "names no interface"),
-        ({"environment": {"NCCL_SOCKET_IFNAME": "^lo,docker"}}, "nccl", Status.PASS, "^lo,docker"),
-        ({"environment": {"NCCL_SOCKET_IFNAME": "^lo,eth"}}, "nccl", Status.FAIL, "names no interface"),
         ({"no_route": "no route to 10.0.0.1: Network is unreachable"}, "nccl", Status.FAIL, "Network is unreachable"),
     ],
 )

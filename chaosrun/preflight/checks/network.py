@@ -250,16 +250,6 @@ def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], used:
 def _interface(rows: Rows, node: Node, found: InterfaceFacts, backends: Sequence[str], *, alone: bool) -> Finding:
     """Where ranks of this node will be reached: Ray, torch and chaosrun go by addresses, gloo by what a node's own hostname
     resolves to, unless GLOO_SOCKET_IFNAME names an interface. `alone`: all nodes are on its machine."""
-    for backend in ("nccl", "gloo"):
-        variable = f"{backend.upper()}_SOCKET_IFNAME"
-        chosen = found.environment.get(variable)
-        if chosen is not None and not _matching(backend, chosen, found):
-            return rows.row(
-                Status.FAIL if backend in backends else Status.WARN,
-                f"{variable}={chosen} names no interface with an address",
-                f"one of {', '.join(sorted(name for name, interface in found.interfaces.items() if interface.addresses))}",
-                remedy=f"set {variable} on this node to the interface that the other nodes reach, or unset it everywhere",
-            )
     if found.no_route:
         return rows.fail(
             found.no_route, "a route to every node", "check this node's network interface and its routes (ip route)"
@@ -287,17 +277,6 @@ def _gloo(rows: Rows, found: InterfaceFacts) -> Finding:
         "an address that the other nodes can reach, like the one that Ray knows",
         "set GLOO_SOCKET_IFNAME to the interface of that address, or give the hostname that address in /etc/hosts",
     )
-
-
-def _matching(backend: str, chosen: str, found: InterfaceFacts) -> list[str]:
-    """Interfaces that a *_SOCKET_IFNAME means: gloo knows a list of names; NCCL's are beginnings of names, whole names after a
-    "=", and after a "^" those that are not to be used (docs.nvidia.com, NCCL, environment variables)."""
-    usable = [name for name, interface in found.interfaces.items() if interface.addresses and interface.up]
-    if backend == "gloo":
-        return [name for name in chosen.split(",") if name in usable]
-    excluded, exact = chosen.startswith("^"), chosen.lstrip("^").startswith("=")
-    wanted = [part for part in chosen.lstrip("^").lstrip("=").split(",") if part]
-    return [name for name in usable if any(name == part if exact else name.startswith(part) for part in wanted) != excluded]
 
 
 def _interface_of(address: str, found: InterfaceFacts) -> str | None:
