@@ -28,6 +28,8 @@ from chaosrun.records.markers import Note, write_note
 from chaosrun.records.operations import FileOperation
 
 ATTACH_LIMIT_S = 10.0
+DEAD_WITHIN_S = 5.0
+"""After its SIGKILL strace has nothing more to say of a rank; seen once: it waited for a thread that was killed as it began."""
 Act = Literal["watch", "kill", "cut", "fail", "slow"]
 
 
@@ -182,7 +184,11 @@ class Tracer:
         buffered = ""
         with pipe:
             while True:
-                ready, _, _ = select.select([pipe, sys.stdin] if wanted else [pipe], [], [])
+                patience_s = DEAD_WITHIN_S if self._note.final else None
+                ready, _, _ = select.select([pipe, sys.stdin] if wanted else [pipe], [], [], patience_s)
+                if not ready:
+                    strace.kill()
+                    break
                 if wanted and sys.stdin in ready:
                     wanted = False
                     if self._order.act == "cut":
