@@ -36,7 +36,7 @@ GOOD: dict[str, Any] = {
     "cpus": 8,
     "script": {
         "files": {"train.py": "1"},
-        "imports": {"datasets": {"found": True, "optional": False}},
+        "imports": {"datasets": {"found": True, "optional": False, "version": "4.0"}},
         "own_path": False,
     },
     "clock": {"began_s": 0.0, "now_s": 0.0},
@@ -105,7 +105,8 @@ class TestVersions:
             ("script/files", {"train.py": "2"}, "script", Status.FAIL),
             ("script/files", {"train.py": "1", "more.py": "1"}, "script", Status.FAIL),
             ("script/imports/datasets/found", False, "script's imports", Status.FAIL),
-            ("script/imports/datasets", {"found": False, "optional": True}, "script's imports", Status.WARN),
+            ("script/imports/datasets", {"found": False, "optional": True, "version": None}, "script's imports", Status.WARN),
+            ("script/imports/datasets/version", "3.0", "datasets version", Status.WARN),
         ],
     )
     def test_the_odd_node_is_named(self, tmp_path: Path, place: str, value: Any, name: str, status: Status) -> None:
@@ -134,6 +135,7 @@ class TestVersions:
             ("code", "xyz", "chaosrun version", Status.WARN),
             ("variables/NCCL_ALGO", "Tree", "variable NCCL_ALGO", Status.WARN),
             ("script/files", {"train.py": "2"}, "script", Status.FAIL),
+            ("script/imports/datasets/version", "3.0", "datasets version", Status.WARN),
         ],
     )
     def test_between_two_nothing_says_which_is_right(
@@ -269,7 +271,7 @@ class TestResources:
 
 class TestScript:
     def test_optional_imports_that_no_node_has(self, tmp_path: Path) -> None:
-        missing = {"script/imports/datasets": {"found": False, "optional": True}}
+        missing = {"script/imports/datasets": {"found": False, "optional": True, "version": None}}
         assert bad(judge(dict.fromkeys("abcd", missing), with_job=job(tmp_path))) == set()
 
     def test_a_script_that_changes_its_own_path(self, tmp_path: Path) -> None:

@@ -202,3 +202,8 @@ def _imports(rows: Rows, readable: Mapping[str, ScriptFacts]) -> Iterator[Findin
             reason=doubt or other,
             remedy=f"install {listed(names)} there, for the Python that Ray runs, or set PYTHONPATH in the job's env",
         )
+    for name in sorted(somewhere - {*COMPARED}):
+        has = {node: about.version for node, facts in readable.items() if (about := facts.imports.get(name))}
+        there = {node: version for node, version in has.items() if version is not None}
+        why = "the script imports it, and may compute something else there"
+        yield from differing(ROWS.of(name=f"{name} version"), there, Status.WARN, why, f"install the same {name} there")

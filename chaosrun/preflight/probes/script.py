@@ -9,9 +9,12 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from msgspec import Struct
+
+from chaosrun.housekeeping.environment import installed_version
 
 MOST_FILES = 500
 
@@ -21,6 +24,7 @@ class Package(Struct, frozen=True, kw_only=True):
 
     found: bool
     optional: bool
+    version: str | None = None
 
 
 class ScriptFacts(Struct, frozen=True, kw_only=True):
@@ -63,9 +67,13 @@ def script_facts(script: str, path: Sequence[str]) -> ScriptFacts:
             name = found.names[0].partition(".")[0]
             if not beside and name not in sys.stdlib_module_names:
                 optional[name] = found.optional and optional.get(name, True)
+    distributions = packages_distributions()
+    versions = {name: installed_version(distributions[name][0]) if name in distributions else None for name in optional}
     return ScriptFacts(
         files={str(file.relative_to(top.parent)): digest for file, digest in sorted(files.items())},
-        imports={name: Package(found=_is_there(name), optional=optional[name]) for name in sorted(optional)},
+        imports={
+            name: Package(found=_is_there(name), optional=optional[name], version=versions[name]) for name in sorted(optional)
+        },
         own_path=any(_changes_path(tree) for tree in trees),
     )
 
