@@ -15,7 +15,7 @@ from chaosrun.cluster.command import Command, Ended
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, ServerEvent
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
 from chaosrun.records.layout import AttemptLayout
-from chaosrun.records.markers import read_end
+from chaosrun.records.markers import WorkerEnd, read_end
 
 Send = Callable[[ServerEvent], None]
 
@@ -48,7 +48,7 @@ class RunningAttempt:
         self.live.difference_update(seen.pid for seen in ended)
         for seen in ended:
             end = read_end(self.layout, seen.rank)
-            if end is not None and end.completed and self._left_well(seen):
+            if end is not None and end.completed and self._left_well(seen, end):
                 completed.add(seen.rank)
             # On notice all ranks leave after the same step: the others are on their way.
             elif seen.exit_code != PREEMPTED_EXIT_CODE or end is None or end.status != LEFT_ON_NOTICE:
@@ -63,7 +63,7 @@ class RunningAttempt:
             send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
 
-    def _left_well(self, seen: Ended) -> bool:
+    def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
         """Of a rank that says that it has completed the training."""
         return seen.exit_code == 0
 
@@ -90,7 +90,7 @@ class CommandAttempt(RunningAttempt):
         """As that of other attempts; and see who announces himself, and that the command has ended."""
         news = list(self.command.look())
         ranks = [seen for seen in news if isinstance(seen, Ended)]
-        self.unsure |= any(seen.is_unknown for seen in ranks)
+        self.unsure |= any(seen.is_unknown or seen.exit_code for seen in ranks)
         self.command.completed |= self._tell(ranks, send)
         for event in news:
             if isinstance(event, Announced):
@@ -107,9 +107,9 @@ class CommandAttempt(RunningAttempt):
             if not self.command.has_completed or (self.unsure and ended.exit_code != 0):
                 self._fail(self.command.failed("launcher_ended", ended=ended), send)
 
-    def _left_well(self, seen: Ended) -> bool:
+    def _left_well(self, seen: Ended, end: WorkerEnd) -> bool:
         # By a signal, too: torch's threads may crash an interpreter that ends. Ranks that we fork leave by os._exit.
-        return seen.exit_code in (0, None)
+        return seen.exit_code in (0, None, end.exit_code)
 
     def _fail(self, failed: LauncherFailed, send: Send) -> None:
         if not self.ending:

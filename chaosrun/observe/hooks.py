@@ -54,7 +54,13 @@ class _Seen:
         """Of an outermost module's call."""
         self.optimizers: list[weakref.ref[Optimizer]] = []
         self.met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.kept: list[Any] | None = []
+        """Optimizers, and modules that were loaded, before the first step."""
         self.installed = False
+
+    def keep(self, thing: Any) -> None:
+        if self.kept is not None and self.listens():
+            self.kept.append(thing)
 
     def hears(self) -> Listener | None:
         """The listener, in its process, and where no backward pass runs: what that calls (reentrant checkpoints) is inside."""
@@ -77,6 +83,12 @@ def install(listener: Listener) -> None:
     _see_backward_passes()
     _see_optimizers()
     _see_wrappers()
+    _see_loads()
+
+
+def let_go() -> None:
+    """Of what was kept until the first step: a script that has none left to make lets go of it before it ends."""
+    _seen.kept = None
 
 
 def optimizers() -> list[Optimizer]:
@@ -166,6 +178,7 @@ def _see_optimizers() -> None:
 def _meet(optimizer: Optimizer) -> None:
     if optimizer not in _seen.met:
         _seen.met.add(optimizer)
+        _seen.keep(optimizer)
         _seen.optimizers = [known for known in _seen.optimizers if known() is not None] + [weakref.ref(optimizer)]
 
 
@@ -195,3 +208,14 @@ def _see_wrappers() -> None:
             listener.meet_wrapper(self)
 
     DistributedDataParallel.__init__ = __init__
+
+
+def _see_loads() -> None:
+    load = torch.nn.Module.load_state_dict
+
+    @functools.wraps(load)
+    def load_state_dict(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _seen.keep(self)
+        return load(self, *args, **kwargs)
+
+    torch.nn.Module.load_state_dict = load_state_dict

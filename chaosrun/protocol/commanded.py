@@ -12,6 +12,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 60.0
 REFUSED_EXIT_CODE = 71
+RAY_WORKER = "default_worker.py"
+"""The program of Ray's workers, which Ray ends by force when it has what they were to do."""
+FORCED_EXIT_CODE = 1
+"""Theirs."""
 GROUP_MODULES = ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
 """Where torch keeps `init_process_group` under a name of its own."""
 _WORLD_SIZE, _RANK = 3, 4
@@ -138,6 +144,8 @@ def become_rank(order: WorkerOrder) -> None:
     context.heart.beat("started", 0)
     # It is called after what the script itself leaves to be done at its end.
     atexit.register(_end, context, os.getpid())
+    if Path(sys.argv[0]).name == RAY_WORKER:
+        _end_with_its_thread(context)
     pin_algorithms(order.deterministic)
     worker.begin(context)
     context.heart.beat("script", 0)
@@ -151,3 +159,18 @@ def _end(context: "WorkerContext", pid: int) -> None:
         # Set by Python for an error that nobody caught; sys.exit is none.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         worker.end(context, error)
+
+
+def _end_with_its_thread(context: "WorkerContext") -> None:
+    """A worker of Ray Train trains in a thread, and is ended by force after it: that thread's end is the script's. An error
+    that it ended by, its launcher tells."""
+    from chaosrun.protocol import worker
+
+    forget = threading.Thread._delete  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forgetting(thread: threading.Thread) -> None:
+        if context.script is not None and context.script.thread is thread and worker.all_are_here():
+            worker.end(context, None, exit_code=FORCED_EXIT_CODE)
+        forget(thread)
+
+    threading.Thread._delete = forgetting  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,6 +10,7 @@ it does in between, a save for instance, belongs to the step.
 """
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,8 @@ class ScriptTraining:
         self._ledger = BatchLedger()
         self._state: FoundState | None = None
         self._observer: Observer | None = None
+        self.thread: threading.Thread | None = None
+        """That trains."""
         self._started_s = time.time()
         self.position = Position()
         self._batches = 0
@@ -189,7 +192,9 @@ class ScriptTraining:
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
         observer.begin(self.position, began, entered_s=self._started_s, restored=None, found=found)
-        self._observer = observer
+        self._observer, self.thread = observer, threading.current_thread()
+        if not at_end:
+            hooks.let_go()
         self._heart.beat("restored", self.position.step)
         if self._context.files:
             self._context.files.wrap_native_readers()

@@ -110,9 +110,10 @@ def begin(context: WorkerContext) -> None:
     context.script = ScriptTraining(context)
 
 
-def end(context: WorkerContext, error: BaseException | None) -> None:
-    """Of such a rank: write down how it ended, and leave the process group in order."""
-    end = WorkerEnd(status="returned", exit_code=0)
+def end(context: WorkerContext, error: BaseException | None, exit_code: int = 0) -> None:
+    """Of such a rank: write down how it ended, and with which exit code it is going to leave; leave the process group in
+    order."""
+    end = WorkerEnd(status="returned", exit_code=exit_code)
     try:
         if error is None:
             _finish(context)
@@ -348,6 +349,16 @@ def _leave_process_group() -> None:
         with contextlib.suppress(RuntimeError):
             torch.distributed.barrier()
             torch.distributed.destroy_process_group()
+
+
+def all_are_here() -> bool:
+    """All ranks have come this far."""
+    try:
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _imported_files(script: Path) -> dict[str, str]:

@@ -225,3 +225,11 @@ def test_loops_of_many_kinds_are_counted_and_come_back(ranks: Ranks, kind: str) 
         assert again.start.found.step == steps * 2 // 3, again.start.found
         assert again.end and again.end.digests["optimizer"]
         assert ranks.first_difference(rank=rank) is None and ranks.ends_equal(rank=rank)
+
+
+def test_a_restart_without_a_step_left_ends_with_what_it_has_loaded(ranks: Ranks) -> None:
+    # Its model and optimizers are a function's own: gone when the script has ended.
+    ranks.drill("loops.py", "two_optimizers", kill={"at_step": 6})
+    again = ranks.trace(ranks.chaos, attempt=2)
+    assert again.start and again.start.found and again.start.found.step == 6 and not again.steps
+    assert ranks.ends_equal()

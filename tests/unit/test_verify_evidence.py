@@ -241,6 +241,16 @@ def test_buckets_that_were_not_primed_as_asked_are_torchs(tmp_path: Path) -> Non
     assert "ULP from the undisturbed run, at three and more ranks" in f"{verdict.hint}"
 
 
+def test_a_model_under_ddp_that_has_not_had_its_turn_is_no_difference(tmp_path: Path) -> None:
+    """A GAN's generator comes to its first backward pass in the second step of an attempt."""
+    run = write_script_run(tmp_path)
+    for rank in range(3):
+        edit_trace(run, "chaos", 2, rank, only("buckets", put(primed=False, layout=[[0, 1, 2]])))
+    assert judge(run).code == "exact"
+    verdict = judge(write_script_run(tmp_path / "differs", bugs=Bugs(primed=False)))
+    assert (verdict.status, check_of(verdict, "bucket_layout").status) == ("FAIL", "fail")
+
+
 def test_two_ranks_do_not_show_it(tmp_path: Path) -> None:
     kills = tuple(replace(fault, rank=1) for fault in SCRIPT_KILLS)
     run = write_script_run(tmp_path, bugs=Bugs(primed=False), spec={"prime_buckets": False}, kills=kills, workers=2)
