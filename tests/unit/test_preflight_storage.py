@@ -12,7 +12,7 @@ from chaosrun.preflight.earlier_run import Costs, EarlierRun
 from chaosrun.preflight.model import Finding, Level, Setting, Status
 from chaosrun.preflight.peers import against_peers
 from chaosrun.preflight.probes.forked import Watched, watched
-from chaosrun.preflight.probes.storage_kills import number_in, payload
+from chaosrun.preflight.probes.shared_storage import number_in, payload
 from chaosrun.spec.source import Job
 from tests.preflight_answers import job_of, judged, nodes_of
 

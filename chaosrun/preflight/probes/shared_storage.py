@@ -7,18 +7,19 @@ seen is half of there and back.
 """
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from msgspec import Struct
 
 from chaosrun.cluster.guard import PREFIX
 from chaosrun.preflight.probes.forked import Report, Watched, watched
-from chaosrun.preflight.probes.storage_kills import number_in, payload
 from chaosrun.preflight.probes.storage_place import Mount, mount_of, nearest_folder, own_folder
 from chaosrun.records.filesystem import Filesystem
 
@@ -29,6 +30,7 @@ NODE_POLL_S = 0.001
 RING_POLL_S, RING_SHARE = (0.0005, 0.05), 0.1
 """A file that has not come is looked for again after a share of the time that it has taken."""
 TOLD = 5
+_HEAD = 16
 GONE = frozenset({errno.ENOENT, errno.ESTALE})
 
 
@@ -243,3 +245,16 @@ def _there(path: Path) -> bool:
             raise
         return False
     return True
+
+
+def payload(number: int, size: int) -> bytes:
+    """Bytes that say which they are and whether they are whole."""
+    body = number.to_bytes(8, "little") + size.to_bytes(8, "little") + Random(number).randbytes(size)
+    return body + hashlib.sha256(body).digest()
+
+
+def number_in(data: bytes) -> int | None:
+    """The number of a whole payload."""
+    size = int.from_bytes(data[8:_HEAD], "little")
+    whole = len(data) == _HEAD + size + 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
+    return int.from_bytes(data[:8], "little") if whole else None

@@ -1,16 +1,16 @@
-"""A writer that saves as chaosrun does and is killed at random, again and again, while a reader looks.
+"""A writer that keeps checkpoints in chaosrun's own store and is killed at random, again and again, while a reader looks.
 
-What the reader may see: of a file that is replaced, always one whole version, never an older one than before; of checkpoints,
-whole ones. What must be there after a kill: all that the writer had been told was done. A SIGKILL leaves the kernel's cache as
-it is: this shows the order in which processes see changes, not what a power cut would leave.
+The reader may see whole checkpoints alone. What must be there after a kill: all that the writer had been told was done. A
+SIGKILL leaves the kernel's cache as it is: this shows the order in which processes see changes, not what a power cut would
+leave.
 """
 
-import hashlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,10 +18,14 @@ from random import Random
 
 from msgspec import Struct
 
+from chaosrun.checkpoint.audit import audit_directory
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.preflight.probes.forked import Failed, Say, forked
 from chaosrun.records.codec import convert
 from chaosrun.records.filesystem import Filesystem
-from chaosrun.records.layout import checkpoint_name, checkpoint_step
+from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
+from chaosrun.records.manifest import Manifest, Position
 
 KEPT = 2
 SIZES = (5_000, 60_000, 250_000)
@@ -35,8 +39,7 @@ LOOK_S = 0.0002
 """Between two looks: a reader that never rests would take the writer's processor."""
 LONGEST_RUN = "J" + "o-b_." * 12 + "nam" + "-20991231-235959-99"
 """As long a name as a run has, of all the characters that there can be in one."""
-MANIFEST, MEMBER = "MANIFEST.json", "pytorch_model_fsdp_0/__0_0.distcp"
-_HEAD = 16
+MEMBER = "pytorch_model_fsdp_0/__0_0.distcp"
 
 
 class Saves(Struct, frozen=True, kw_only=True):
@@ -46,86 +49,63 @@ class Saves(Struct, frozen=True, kw_only=True):
     """What was seen that must not be."""
 
 
-def payload(number: int, size: int) -> bytes:
-    """Bytes that say which they are and whether they are whole."""
-    body = number.to_bytes(8, "little") + size.to_bytes(8, "little") + Random(number).randbytes(size)
-    return body + hashlib.sha256(body).digest()
-
-
-def number_in(data: bytes) -> int | None:
-    """The number of a whole payload."""
-    size = int.from_bytes(data[8:_HEAD], "little")
-    whole = len(data) == _HEAD + size + 32 and hashlib.sha256(data[:-32]).digest() == data[-32:]
-    return int.from_bytes(data[:8], "little") if whole else None
-
-
 @dataclass(slots=True)
 class _Reader:
-    leg: Path
+    leg: LegLayout
     promised: int = 0
     """The newest save that the writer told of."""
-    seen: int = 0
-    """The newest version that was read."""
     wrong: list[str] = field(default_factory=list)
 
     def look(self) -> None:
-        """One look at both; nothing is torn and nothing goes back."""
-        latest = self.leg / "latest"
-        try:
-            number = number_in(data := latest.read_bytes())
-            if number is None:
-                self._tell(latest, f"torn: {len(data)} bytes that are no whole version")
-            elif number < self.seen:
-                self._tell(latest, f"version {number} after version {self.seen}")
-            self.seen = max(self.seen, number or 0)
-        except FileNotFoundError:
-            if self.seen:
-                self._tell(latest, "is not there while it is replaced")
+        """At the newest."""
         for step in self.steps()[-1:]:
             self._look_at(step)
 
     def expect_promised(self) -> None:
         """All that the writer was told is done is there, and whole."""
-        self.look()
-        if self.seen < self.promised:
-            self._tell(self.leg / "latest", f"version {self.promised} had been written, {self.seen or 'none'} is there")
-        if max(self.steps(), default=0) < self.promised:
-            self._tell(self.leg / "checkpoints", f"{checkpoint_name(self.promised)} had been committed and is not there")
-        for step in self.steps():
+        steps = self.steps()
+        if max(steps, default=0) < self.promised:
+            self.wrong.append(f"checkpoints: {checkpoint_name(self.promised)} had been committed and is not there")
+        for step in steps:
             self._look_at(step)
 
     def steps(self) -> list[int]:
-        names = os.listdir(self.leg / "checkpoints")
+        names = os.listdir(self.leg.checkpoints)
         return sorted(step for name in names if (step := checkpoint_step(name)) is not None)
 
     def _look_at(self, step: int) -> None:
-        path = self.leg / "checkpoints" / checkpoint_name(step)
+        path = self.leg.checkpoints / checkpoint_name(step)
         why = _why_torn(path, step)
         # One that retention took meanwhile is no wonder.
         if why and path.exists() and (why := _why_torn(path, step)) and path.exists():
-            self._tell(path, why)
-
-    def _tell(self, path: Path, what: str) -> None:
-        self.wrong.append(f"{path.relative_to(self.leg)}: {what}")
+            self.wrong.append(f"torn: {why}")
 
 
 def _why_torn(path: Path, step: int) -> str:
-    for name in (MANIFEST, MEMBER):
+    with _told_plainly():
         try:
-            data = (path / name).read_bytes()
-        except FileNotFoundError:
-            return f"torn: {name} is missing"
-        if number_in(data) != step:
-            return f"torn: {name} has {len(data)} bytes that are not what was written"
+            audit_directory(path, step)
+        except (InvalidCheckpointError, FileNotFoundError) as error:
+            return str(error)
     return ""
+
+
+@contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Raises the error of the operating system that the store makes a sentence of."""
+    try:
+        yield
+    except ResourcesError as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
 
 
 def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, goes_on: Callable[[], None]) -> Saves:
     """The writer tells when the storage answers. Raises the OSError that it ends with."""
-    reader = _Reader(folder / LONGEST_RUN / "reference")
+    reader = _Reader(LegLayout(folder / LONGEST_RUN / "reference"))
     disk = Filesystem()
-    for name in ("staging", "checkpoints"):
-        disk.make_directories_durably(reader.leg / name, above=2)
+    for path in (reader.leg.staging, reader.leg.checkpoints):
+        disk.make_directories_durably(path, above=2)
     end_s = time.monotonic() + budget_s
     first, saves, save_s, done = 1, 0, 0.0, 0
     while done < kills and (done < FEWEST_KILLS or time.monotonic() < end_s) and not reader.wrong:
@@ -151,7 +131,7 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, g
         done += 1
         saves += max(0, reader.promised - first + 1)
         # A name of which the writer had not been told yet may be there already.
-        first = max(reader.promised, reader.seen, *reader.steps()) + 1
+        first = max(reader.promised, *reader.steps()) + 1
     if not reader.wrong:
         time.sleep(LATER_S)
         reader.expect_promised()
@@ -175,40 +155,39 @@ def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
     return last
 
 
-def _save_for_ever(leg: Path, first: int, say: Say, goes_on: Callable[[], None]) -> None:
+def _save_for_ever(leg: LegLayout, first: int, say: Say, goes_on: Callable[[], None]) -> None:
     disk = Filesystem()
     disk.listeners.append(lambda _operation, moment: goes_on() if moment == "after" else None)
+    store = CheckpointStore(leg, KEPT, disk)
     try:
-        for name in os.listdir(leg / "staging"):
-            disk.remove(leg / "staging" / name)
-        for number in count(first):
-            _save(leg, disk, number)
-            say(number)
+        with _told_plainly():
+            store.clear_staging()
+            for number in count(first):
+                _save(store, disk, number)
+                say(number)
     except OSError as error:
         say(Failed.of(error))
 
 
-def _save(leg: Path, disk: Filesystem, number: int) -> None:
-    """As a checkpoint is made (`checkpoint.store`), and as a file is replaced."""
-    data = payload(number, SIZES[number % len(SIZES)])
-    staging, checkpoints = leg / "staging", leg / "checkpoints"
-    staged = staging / f"{checkpoint_name(number)}.attempt-1"
+def _save(store: CheckpointStore, disk: Filesystem, number: int) -> None:
+    staged = store.stage(number, attempt=1)
     member = staged / MEMBER
     disk.make_directories(member.parent)
     descriptor = disk.open(member)
     try:
-        disk.write(member, descriptor, data)
-        disk.sync(member, descriptor)
+        disk.write(member, descriptor, Random(number).randbytes(SIZES[number % len(SIZES)]))
     finally:
         os.close(descriptor)
-    for folder in (member.parent, staged):
-        disk.sync_directory(folder)
-    disk.write_durably(staged / MANIFEST, payload(number, 100))
-    disk.rename(staged, checkpoints / checkpoint_name(number))
-    disk.sync_directory(checkpoints)
-    disk.sync_directory(staging)
-    disk.write_durably(leg / "latest", data)
-    for name in sorted(os.listdir(checkpoints))[:-KEPT]:
-        disk.rename(checkpoints / name, staging / name)
-        disk.sync_directory(checkpoints)
-        disk.remove(staging / name)
+    whole = Manifest(
+        step=number,
+        position=Position(epoch=0, batches=0, step=number),
+        world_size=1,
+        attempt=1,
+        time_s=0.0,
+        job_fingerprint="",
+        files=store.seal(staged, [MEMBER]),
+        digests={},
+    )
+    store.write_manifest(staged, whole)
+    store.commit(staged, number)
+    store.retain()
