@@ -48,8 +48,8 @@ class FoundState:
         return hooks.optimizers()
 
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Every parameter once: those the optimizers step, in their order, then the others of the modules that hold them. They
-        stay those of the first call."""
+        """Every parameter of the modules that hold those that optimizers step, once: in the optimizers' order if they step all.
+        They stay those of the first call."""
         if self._named is None:
             stepped = [p for optimizer in self.optimizers() for group in optimizer.param_groups for p in group["params"]]
             known = {id(p) for root in self._roots for p in root.parameters()}
@@ -57,7 +57,9 @@ class FoundState:
                 self._roots = _holders(stepped) or self._roots
             names = {id(p): name for name, p in self._of_roots("named_parameters")}
             rest = [p for root in self._roots for p in root.parameters()]
-            unique = {id(p): p for p in [*stepped, *rest]}
+            # Where some are frozen, the optimizers of the next stage may step them in another place.
+            some = len({id(p) for p in stepped}) < len({id(p) for p in rest})
+            unique = {id(p): p for p in ([*rest, *stepped] if some else [*stepped, *rest])}
             self._named = [(names.get(key, f"unnamed-{n}"), p) for n, (key, p) in enumerate(unique.items())]
         return self._named
 

@@ -35,7 +35,7 @@ class Listener(Protocol):
         """A gradient scaler found an overflow and did not call the optimizer."""
         ...
 
-    def gradients_dropped(self) -> None:
+    def gradients_dropped(self, optimizer: Optimizer) -> None:
         """Optimizer.zero_grad."""
         ...
 
@@ -148,7 +148,7 @@ def _see_optimizers() -> None:
     @functools.wraps(dropped)
     def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         if listener := _seen.hears():
-            listener.gradients_dropped()
+            listener.gradients_dropped(self)
         dropped(self, *args, **kwargs)
 
     @functools.wraps(scaled)

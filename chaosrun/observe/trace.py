@@ -173,8 +173,10 @@ class Observer:
             self._inspector.batch(batch, ids)
 
     def drop_window(self) -> None:
-        """What has been seen since the last step leads to none."""
+        """What has been seen since the last step leads to none; but it is where that began."""
+        kept = self._rng_before, self._began
         self._clear_window()
+        self._rng_before, self._began = kept
 
     def losses(self, losses: Sequence[torch.Tensor]) -> None:
         """Of the micro-batches that are done since the last call, one scalar each."""

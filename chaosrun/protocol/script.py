@@ -57,6 +57,8 @@ class ScriptTraining:
         """What is seen is our own doing."""
         self._backwards = 0
         """Since the last step."""
+        self._dropped: set[int] = set()
+        """Optimizers whose gradients were dropped since the last backward pass."""
         self._calls = 0
         """Of an optimizer that are running, one inside the other."""
         self._stepped: list[int] = []
@@ -115,6 +117,7 @@ class ScriptTraining:
                 self._heart.beat("backward", step)
                 self._faults.fire_inside_reduce(observer.parameters, step)
         self._backwards += 1
+        self._dropped.clear()
         if not self._primer.is_due:
             return run()
         with self._undisturbed():
@@ -151,8 +154,11 @@ class ScriptTraining:
                 self._finish_step([])
                 self._record()
 
-    def gradients_dropped(self) -> None:
-        if self._backwards and self._observer and not self._calls:
+    def gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
+        self._dropped.add(id(optimizer))
+        # Of one optimizer of several: what the others hold is still to come.
+        everywhere = all(id(each) in self._dropped for each in hooks.optimizers())
+        if everywhere and self._backwards and self._observer and not self._calls:
             self._backwards = 0
             self._observer.drop_window()
 
@@ -181,6 +187,8 @@ class ScriptTraining:
 
     def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Observer:
         """Find out where this attempt stands, and write the `start` line."""
+        if not at_end:
+            hooks.let_go()
         self._state = state = FoundState(outermost)
         self._faults.training = state
         observer = Observer(state, self._order, self._context.leg, state.device)
@@ -193,8 +201,6 @@ class ScriptTraining:
         self.position = Position(step=place.step if place else 0)
         observer.begin(self.position, began, entered_s=self._started_s, restored=None, found=found)
         self._observer, self.thread = observer, threading.current_thread()
-        if not at_end:
-            hooks.let_go()
         self._heart.beat("restored", self.position.step)
         if self._context.files:
             self._context.files.wrap_native_readers()

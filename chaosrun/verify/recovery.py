@@ -211,8 +211,8 @@ def bucket_layout(drill: Drill) -> Check:
                     return inconclusive("bucket_layout", "bucket_layout_unrecorded", leg=leg, step=record.step, rank=rank)
                 compared += 1
                 under_ddp = under_ddp or seen.layout is not None
-                if drill.by_script and not seen.primed and record.grad == expected_at.grad and seen.layout is not None:
-                    continue  # of its models under DDP, one has yet to come to its first backward pass
+                if drill.by_script and record.grad == expected_at.grad:
+                    continue  # it may have more models under DDP than those that made this step, or had them before
                 if seen.layout is not None and not (seen.primed and expected.primed):
                     unprimed.append(attempt.number)
                 if seen.layout != expected.layout:

@@ -179,6 +179,8 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
     # Workers, steps, micro-batches of a step, losses of a step.
     "gan": (1, 12, 0, 0),
     "two_optimizers": (1, 6, 1, 1),
+    "together": (1, 6, 2, 2),
+    "stages": (1, 6, 1, 1),
     "scaler": (1, 6, 1, 1),
     "closures": (1, 6, 0, 0),
     "accumulation": (1, 6, 3, 3),
@@ -199,6 +201,8 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
 
 
 SLOW = (
+    "together",
+    "stages",
     "no_sync",
     "in_evaluation_mode",
     "accelerated",

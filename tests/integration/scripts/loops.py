@@ -81,6 +81,50 @@ def two_optimizers() -> None:
             optimizer.zero_grad()
 
 
+def together() -> None:
+    """A GAN whose two optimizers step at the end; one drops its gradients in between, the other's are still to come."""
+    generator, judge = net(), net(nn.Linear(8, 1))
+    first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(judge.parameters())
+    for number in Saved(generator=generator, judge=judge, first=first, second=second).rounds():
+        second.zero_grad()
+        judge(data(number)).mean().backward()
+        first.zero_grad()
+        generator(data(number, 1)).square().mean().backward()
+        second.step()
+        first.step()
+
+
+class Stages:
+    """The head alone, then everything, by another optimizer."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        self._model = model
+        self.begin(False)
+
+    def begin(self, whole: bool) -> None:
+        self.whole = whole
+        self._model[0].requires_grad_(whole)
+        self.optimizer = torch.optim.Adam([p for p in self._model.parameters() if p.requires_grad])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"whole": self.whole, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin(state["whole"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def stages() -> None:
+    model = net()
+    stage = Stages(model)
+    for number in Saved(model=model, stage=stage).rounds():
+        if number == 3:
+            stage.begin(True)
+        model(data(number)).square().mean().backward()
+        stage.optimizer.step()
+        stage.optimizer.zero_grad()
+
+
 def scaler() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
@@ -308,6 +352,7 @@ KINDS: dict[str, Callable[[], None]] = {
 KINDS |= {
     kind.__name__: kind for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled)
 }
+KINDS |= {kind.__name__: kind for kind in (together, stages)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
