@@ -1,5 +1,6 @@
 """The digest of a batch: all its bytes, whatever it is made of; and the tensors in it."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,12 @@ import torch
 import xxhash
 
 from chaosrun.observe.fingerprint import tensor_digest
+
+MOST_ENTRIES = 512
+DEEPEST = 9
+SHORT = 24
+STATE_BYTES = (16, 5056)
+"""Of torch's generators, on a GPU and on the CPU."""
 
 
 def content_digest(content: Any) -> str:
@@ -61,6 +68,54 @@ def content_digest(content: Any) -> str:
 
     visit(content)
     return hasher.hexdigest()
+
+
+def contents(saved: Any) -> dict[str, str]:
+    """What is in a state that is saved, by path: a plain value as its text, all else as a digest. As deep as MOST_ENTRIES go;
+    what lies deeper is told by one digest together. Paths of files are left out: they lie elsewhere in each run; and states of
+    random generators: what comes of those is looked at where it is drawn."""
+    leaves = list(_leaves(saved, ()))
+    for depth in (DEEPEST, 3, 2, 1):
+        found: dict[str, list[str]] = {}
+        for path, text in leaves:
+            found.setdefault("/".join(map(str, path[:depth])), []).append(text)
+        if len(found) <= MOST_ENTRIES:
+            break
+    return {name: texts[0] if len(texts) == 1 else content_digest(texts) for name, texts in found.items()}
+
+
+def _is_stream(value: Any) -> bool:
+    """The state of a generator, as torch, numpy and Python give it."""
+    match value:
+        case torch.Tensor():
+            return value.dtype == torch.uint8 and value.numel() in STATE_BYTES
+        case ["MT19937", *_] | [3, [*_], _] | {"bit_generator": _}:
+            return True
+        case _:
+            return False
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
+    match value:
+        case _ if _is_stream(value):
+            pass
+        case Mapping() if len(path) < DEEPEST:
+            for key in value:
+                yield from _leaves(value[key], (*path, key))
+        case list() | tuple() if len(path) < DEEPEST and not all(isinstance(each, int | float) for each in value):
+            for number, each in enumerate(value):
+                yield from _leaves(each, (*path, number))
+        case str() if os.sep in value:
+            pass
+        case torch.Tensor() if value.ndim == 0 and value.device.type == "cpu":
+            yield from _leaves(value.item(), path)
+        case float() if value.is_integer() and abs(value) < 1 << 53:
+            # Loading makes tensors of counters, and numbers of tensors.
+            yield path, str(int(value))
+        case None | bool() | int() | float() | str() if len(str(value)) <= SHORT:
+            yield path, str(value)
+        case _:
+            yield path, content_digest(value)
 
 
 def _attributes(value: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import xxhash
 from chaosrun.observe import hooks
 from chaosrun.observe.fingerprint import digests, fingerprint
 from chaosrun.observe.rng import digest_rng
+from chaosrun.records.traces import ALIVE
 
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameters' names that a wrapper puts in: the same parameter is called the same with and without it."""
@@ -104,6 +105,19 @@ class FoundState:
             "rng": digest_rng(self.device),
         }
 
+    def beside(self) -> dict[str, str]:
+        """Other modules alive that hold parameters, by class where there is one: an average of the weights, a teacher."""
+        own = {id(parameter) for _, parameter in self.parameters()}
+        modules = _alive()
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        found: dict[str, list[torch.nn.Module]] = {}
+        for module in modules:
+            held = list(map(id, module.parameters())) if id(module) not in inner else []
+            if held and own.isdisjoint(held):
+                found.setdefault(f"{ALIVE}{type(module).__qualname__}", []).append(module)
+        alone = {name: each[0] for name, each in found.items() if len(each) == 1}
+        return {name: fingerprint([*each.parameters(), *each.buffers()]).value for name, each in alone.items()}
+
     def hooks(self) -> list[str]:
         return []
 
@@ -132,12 +146,16 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
 def _holders(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Module]:
     """The topmost modules alive that hold any of these, in the order of the first that each holds."""
     order = {id(parameter): number for number, parameter in reversed(list(enumerate(parameters)))}
-    modules = [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
+    modules = _alive()
     inner = {id(child) for module in modules for child in module._modules.values()}
     first = {id(m): min((order[id(p)] for p in m.parameters() if id(p) in order), default=None) for m in modules}
     top = [module for module in modules if id(module) not in inner and first[id(module)] is not None]
     bare = {id(_bare(module)): _bare(module) for module in sorted(top, key=lambda module: first[id(module)] or 0)}
     return list(bare.values())
+
+
+def _alive() -> list[torch.nn.Module]:
+    return [value for value in gc.get_objects() if issubclass(type(value), torch.nn.Module) and "_modules" in vars(value)]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

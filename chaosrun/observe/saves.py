@@ -7,10 +7,13 @@ not seen here, but at the system calls (`faults.tracer`), which are looked at fr
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+from chaosrun.observe.contents import contents
 from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.traces import SaveRecord
 
@@ -44,14 +47,14 @@ class SaveWatch:
         wrap_writers(self._write)
         sys.addaudithook(self._hear)
 
-    def _write(self, target: Any, how: str, write: Callable[[], Any]) -> Any:
+    def _write(self, target: Any, how: str, given: Any, write: Callable[[], Any]) -> Any:
         path = self._below(target)
         step = self._begin(path)
         if path is None or step is None or self._inside:
             return write()
         self._inside += 1
         try:
-            self._tell(step, path, how, done=False)
+            self._tell(step, path, how, done=False, held=self._contents(given))
             result = write()
             self._tell(step, path, how, done=True)
             return result
@@ -68,10 +71,16 @@ class SaveWatch:
                 how = next((how for ending, how in _BY_ENDING.items() if path.endswith(ending)), "open")
                 self._tell_once(step, path, how, done=False)
         elif event in _CHANGES:
+            if event in ("os.remove", "shutil.rmtree"):
+                self._removed(self._below(arguments[0]))
             paths = [self._below(each) for each in arguments[: 2 if event in _TWO_NAMES else 1]]
             step = self._begin(next(filter(None, paths), None))
             if event == "os.rename" and step is not None and (path := paths[-1]) is not None and not self._inside:
                 self._tell_once(step, path, "rename", done=True)
+
+    def _removed(self, path: str | None) -> None:
+        if path is not None and os.getpid() == self._pid and (step := self._step()) is not None and not self._inside:
+            self._tell(step, path, "remove", done=True)
 
     def _begin(self, path: str | None) -> int | None:
         """The step that a change belongs to, where it is one."""
@@ -95,6 +104,14 @@ class SaveWatch:
             self._told.add((step, path))
             self._tell(step, path, how, done=done)
 
-    def _tell(self, step: int, path: str, how: str, *, done: bool) -> None:
+    def _contents(self, given: Any) -> dict[str, str]:
+        """Of a save in the background it cannot be told which step it is of."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        with suppress(Exception):  # whatever an object of the script raises when it is looked at, its save must not hear of it
+            return contents(given)
+        return {}
+
+    def _tell(self, step: int, path: str, how: str, *, done: bool, held: dict[str, str] | None = None) -> None:
         relative = next((os.path.relpath(path, output) for output in self._outputs if path.startswith(output)), path)
-        self._found(SaveRecord(step=step, path=relative, how=how, time_s=time.time(), done=done))
+        self._found(SaveRecord(step=step, path=relative, how=how, time_s=time.time(), done=done, held=held or {}))

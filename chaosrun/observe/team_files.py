@@ -64,7 +64,7 @@ class TeamFiles:
     def _begin(self, *_: Any) -> None:
         self._has_begun = True
 
-    def _write(self, target: Any, _how: str, write: Callable[[], Any]) -> Any:
+    def _write(self, target: Any, _how: str, _given: Any, write: Callable[[], Any]) -> Any:
         self._change(target, follows=True)
         return write()
 

@@ -16,8 +16,8 @@ WRITERS = (
 )
 """Module, function, place of the path among its arguments, and what it is called in a record."""
 
-Around = Callable[[Any, str, Callable[[], Any]], Any]
-"""Makes a call: (path or file, what the writer is called, the call) → what it returned."""
+Around = Callable[[Any, str, Any, Callable[[], Any]], Any]
+"""Makes a call: (path or file, what the writer is called, what it is given to write, the call) → what it returned."""
 
 
 def wrap_writers(around: Around) -> None:
@@ -33,6 +33,7 @@ def _wrap(module: Any, name: str, place: int, how: str, around: Around) -> None:
     @functools.wraps(writer)
     def watched(*arguments: Any, **options: Any) -> Any:
         target = options.get("f", options.get("filename", arguments[place] if len(arguments) > place else None))
-        return around(target, how, lambda: writer(*arguments, **options))
+        given = next(iter(arguments), options.get("obj", options.get("tensors")))
+        return around(target, how, given, lambda: writer(*arguments, **options))
 
     setattr(module, name, watched)

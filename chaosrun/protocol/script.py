@@ -31,6 +31,7 @@ from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Beginning, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
 from chaosrun.records.traces import Moment, SaveRecord, read_moments
@@ -65,6 +66,8 @@ class ScriptTraining:
         """Optimizers of the step that is being made, by id."""
         self._together: dict[int, int] = {}
         """How many optimizers make a step that begins with this one, where a whole step has been seen."""
+        self._looked_beside = -1
+        """The step at whose save it was last looked which modules there are."""
         self._recorded = True
         self._unsettled = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
@@ -279,7 +282,11 @@ class ScriptTraining:
         return self.position.step if self._observer and not self._busy else None
 
     def _see_save(self, save: SaveRecord) -> None:
-        assert self._observer is not None
+        assert self._observer is not None and self._state is not None
+        if save.held and save.step != self._looked_beside:
+            self._looked_beside = save.step
+            with contextlib.suppress(TypeError):  # a tensor without memory of its own
+                save = changed(save, held={**save.held, **self._state.beside()})
         self._observer.save(save)
 
     def _settle(self) -> None:

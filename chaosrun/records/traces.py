@@ -32,6 +32,8 @@ from chaosrun.records.position import Position
 from chaosrun.records.tail import Tail
 
 WORD_BYTES = 4
+ALIVE = "the script's "
+"""With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
 ENDS_BYTES = 1 << 16
 
 Digests = Mapping[str, Mapping[str, Text]]
@@ -198,6 +200,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     """What saved it: "torch.save", "safetensors", "dcp", "open", …"""
     time_s: float
     done: bool
+    held: Mapping[str, Text] = msgspec.field(default_factory=dict)
+    """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):

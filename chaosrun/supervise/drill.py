@@ -215,7 +215,7 @@ class Drill:
         savers: dict[int, frozenset[int]] = defaultdict(frozenset)
         for trace in traces:
             for save in trace.saves:
-                savers[save.step] |= {trace.rank}
+                savers[save.step] |= frozenset() if save.how == "remove" else {trace.rank}
         epochs = {step.step: step.epoch for step in traces[0].steps}
         missing = ""
         try:

@@ -30,6 +30,19 @@ _RESUME: Mapping[str, Row] = {
         "order checkpoints by their step as a number, not by name or time, and take the newest that is complete",
         "S6",
     ),
+    "newest_removed": Row(
+        "the newest checkpoint had been removed: attempt {attempt} went on from step {step}; that of step {newer} ({path}) was "
+        "complete, and the script removed it itself",
+        script("it removes checkpoints that are newer than those it keeps"),
+        "order checkpoints by their step as a number when old ones are removed, and keep the newest, whichever is the best",
+        "S6",
+    ),
+    "kept_state_not_restored": Row(
+        "what is saved beside the weights was not restored: {name}",
+        script("its own resume does not bring back all that it saves", likely=True),
+        "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss)",
+        "O8",
+    ),
     "never_came_back": Row(
         "never came back after {fault}: {message}",
         script("it cannot go on from what a kill leaves behind, and falls back to nothing older", likely=True),
@@ -85,6 +98,12 @@ _STATES: Mapping[str, Row] = {
     "optimizer_state_of_another_step.own": Row(
         "", _OWN, "the optimizer's state of step {step}, the weights of step {base}: files of two checkpoints were mixed{scope}"
     ),
+    "buffers_not_restored.own": Row(
+        "",
+        script("its own resume does not bring back the model's buffers", likely=True),
+        "{name} is not as undisturbed: BatchNorm statistics and other buffers belong into the checkpoint, of each rank; the "
+        "loss of training never shows them (hazard C7)",
+    ),
     "lr_scheduler_not_restored.of_the_beginning": Row(
         "", hint="the learning rate is that of the beginning: the scheduler was not restored{scope}"
     ),
@@ -110,7 +129,8 @@ _STATES: Mapping[str, Row] = {
         "",
         script("what ends it, or how it counts, is not the same after a restart"),
         "a restart counts steps, epochs or batches otherwise than the first start did: other arguments, another batch size, "
-        "an epoch left out or done again (a best loss, patience and clocks belong into the checkpoint, too)",
+        "an epoch left out or done again, samples of a stream's buffer lost (a best loss, patience and clocks belong into the "
+        "checkpoint, too)",
     ),
     "bucket_layout.own": Row(
         "",

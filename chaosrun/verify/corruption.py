@@ -36,6 +36,7 @@ _KINDS: Mapping[str, tuple[Field | None, str, str]] = {
     "weights": (None, "weights", "checkpointed_state"),
     "buffers": (None, "buffers", "checkpointed_state"),
     "registered": (None, "registered state", "checkpointed_state"),
+    "saved state": (None, "what the script saves", "resume_evidence"),
 }
 """By kind of a divergence: the field of a step that differs (None: no step's, of the state after it), its name, its check."""
 

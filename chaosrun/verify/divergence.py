@@ -17,6 +17,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Field, compare, first_difference, starts_of, unlike_orders
 from chaosrun.verify.evidence import Standing, cause_of, standing
+from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
 
@@ -32,6 +33,7 @@ Kind = Literal[
     "gradient",
     "learning rate",
     "optimizer",
+    "saved state",
 ]
 
 _KINDS: Mapping[Field, Kind] = {
@@ -121,8 +123,11 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
         yield found, "start" if found and found.kind == "weights" else "step"
     moments = list(_moments(drill, attempt))
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
+    kept = comparable(drill) if attempt.by == "script" else frozenset()
     for moment in moments:
         yield _at_step(moment), "step"
+        if kept:
+            yield _at_own_save(moment, kept), "step"
         if moment.step in saved:
             yield _at_checkpoint(moment), "checkpoint"
     if not moments:
@@ -196,6 +201,21 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
     if difference is None:
         return None
     return _of_state(moment, difference, causes.of_saved_state(moment, difference))
+
+
+def _at_own_save(moment: Moment, among: frozenset[tuple[str, str]]) -> Divergence | None:
+    found = kept_difference(moment.drill, moment.attempt, moment.step, among)
+    return found and Divergence(
+        step=moment.step,
+        rank=found.rank,
+        ranks=(found.rank,),
+        attempt=moment.attempt.number,
+        kind="saved state",
+        reason=found.cause,
+        tensor=found.name,
+        expected=found.expected,
+        seen=found.seen,
+    )
 
 
 def _at_step(moment: Moment) -> Divergence | None:

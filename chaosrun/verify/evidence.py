@@ -5,6 +5,7 @@ optimizer state, learning rates, data and random streams are those that an attem
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from chaosrun.records.history import Attempt, LegHistory
@@ -148,6 +149,9 @@ def schedule_shift(drill: Drill, attempt: Attempt, rank: int, first: int) -> int
 WRITERS = frozenset({"torch.save", "safetensors", "dcp"})
 """Of tensors, see `SaveRecord.how`: what is written without them is no checkpoint, as far as can be told."""
 
+REMOVED = "remove"
+"""How of what is no save."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
@@ -164,7 +168,8 @@ def saves(leg: LegHistory) -> Iterator[Saved]:
     """The checkpoints that the attempts of this leg completed, in the order of time."""
     for attempt in leg.attempts:
         for step in sorted({saved.step for trace in attempt.traces.values() for saved in trace.saves}):
-            own = [(rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves if saved.step == step]
+            told = ((rank, saved) for rank, trace in attempt.traces.items() for saved in trace.saves if saved.step == step)
+            own = [(rank, saved) for rank, saved in told if saved.how != REMOVED]
             if _is_complete(own) and _went_on(attempt, own):
                 kinds = frozenset("".join(each for each in saved.path if not each.isdigit()) for _, saved in own)
                 path = next(saved.path for _, saved in own if saved.how in WRITERS)
@@ -252,5 +257,7 @@ def _not_the_newest(drill: Drill, attempt: Attempt) -> _Problem | None:
     newer = passed_over(drill, attempt)
     if newer is None:
         return None
-    code = "checkpoint_passed_over" if attempt.went_on else "began_again"
+    removed = (saved for rank in drill.chaos.attempts[newer.attempt - 1].traces.values() for saved in rank.saves)
+    gone = any(saved.how == REMOVED and PurePath(newer.path).is_relative_to(saved.path) for saved in removed)
+    code = "newest_removed" if gone else "checkpoint_passed_over" if attempt.went_on else "began_again"
     return code, {"step": attempt.resume_step, "newer": newer.step, "path": newer.path}

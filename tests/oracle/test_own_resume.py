@@ -1,7 +1,7 @@
 """Scripts with checkpoints and a resume of their own: each way in which that can be wrong is caught, with its cause.
 
-Real drills of `own_resume.py`, on one warm placement. What a restart does wrong it is told by `resume.args`, so that all are
-compared with one reference; the right one passes bit for bit, at three ranks and with two kills.
+Real drills of `own_resume.py`, and of `own_state.py`, which keeps more, on warm placements. What a restart does wrong it is
+told by `resume.args`, so that all are compared with one reference; the right one passes bit for bit, and with two kills.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from tests.oracle.score import Score
 pytestmark = pytest.mark.ray
 
 SCRIPT = Path(__file__).parent / "own_resume.py"
+KEEPER = SCRIPT.with_name("own_state.py")
 STEPS, SAVED, KILLED = 15, 6, 8
 """Three epochs of five steps, a checkpoint every three; killed in the middle of the second epoch."""
 
@@ -25,7 +26,7 @@ JOB = """\
 name: own
 script: {script}
 args: [{args}]
-workers: 3
+workers: {workers}
 seed: 1
 {more}
 resume: {{by: script, args: [{restart}]}}
@@ -34,6 +35,7 @@ verify: {{confirm: false}}
 timeout: 300s
 """
 SECOND = ", {rank: 2, at_step: 14}"
+SECOND_OF_TWO = ", {rank: 0, at_step: 14}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,13 @@ class Expected:
     """What is wrong is wrong in every attempt, and in the reference, too: how it saves."""
     args: str = ""
     """Of a restart, besides."""
+    script: Path = SCRIPT
+    stream: bool = False
+    killed: int = KILLED
+
+
+def of_keeper(code: str, says: str, *, always: bool = False, stream: bool = False, killed: int = KILLED) -> Expected:
+    return Expected(code=code, says=says, always=always, stream=stream, killed=killed, script=KEEPER)
 
 
 EXPECTED: dict[str, Expected] = {
@@ -69,7 +78,40 @@ EXPECTED: dict[str, Expected] = {
     ),
     "late": Expected(code="weights_of_another_step", says="weights of step 7, the optimizer of step 6", always=True),
 }
-NIGHTLY = EXPECTED.keys() - {"optimizer", "again", "raises"}
+KEPT: dict[str, Expected] = {
+    "buffers": of_keeper("buffers_not_restored", "step 9, rank 0, attempt 2, model/1.running_mean"),
+    "renamed": of_keeper("weights_not_restored", "weights of no step, the optimizer of step 6"),
+    "rounded": of_keeper("weights_not_restored", "RNG of step 6, 0.weight"),
+    "moments-rounded": of_keeper("optimizer_state_not_restored", "weights of step 6, the optimizer of no step"),
+    "second": of_keeper("optimizer_state_not_restored", "weights of step 6, the optimizer of no step"),
+    "order": of_keeper("parameter_order", "parameter 3 is 5.bias"),
+    "order-alike": of_keeper("parameter_order", "parameter 4 is 1.bias"),
+    "settings": of_keeper("optimizer_settings_not_restored", "step 7, rank 0, attempt 2, 0.weight"),
+    "betas": of_keeper("optimizer_settings_not_restored", "step 7, rank 0, attempt 2, 0.weight"),
+    "scheduler-twice": of_keeper("lr_scheduler_of_another_step", "step 8, rank 0"),
+    "scaler": of_keeper("grad_scaler_not_restored", "step 7, rank 0"),
+    "scaler-count": of_keeper("grad_scaler_not_restored", "step 9, rank 0"),
+    "average": of_keeper("kept_state_not_restored", "average/n_averaged"),
+    "average-of-none": of_keeper("kept_state_not_restored", "average/n_averaged"),
+    "average-unsaved": of_keeper("kept_state_not_restored", "the script's AveragedModel", always=True),
+    "peak": of_keeper("kept_state_not_restored", "peak"),
+    "step-off": of_keeper("kept_state_not_restored", "its count of steps (first difference: step 8"),
+    "torch-rng": of_keeper("rng_not_restored", "RNG of no step"),
+    "numpy": of_keeper("rng_not_restored", "the data of no step"),
+    "python": of_keeper("rng_not_restored", "the data of no step"),
+    "streams-of-rank-0": of_keeper("rng_of_another_rank", "RNG of no step on rank 1"),
+    "rng-of-rank-0": of_keeper("data_of_another_rank", "the data of no step on rank 1"),
+    "generator": of_keeper("data_order_not_restored", "the data of no step"),
+    "reseeded": of_keeper("data_order_not_restored", "the data of no step"),
+    "one-rank": of_keeper("ranks_resume_apart", "rank 0 from step 6, rank 1 from step 3"),
+    "text": of_keeper("checkpoint_passed_over", "from step 9 and passed over the complete checkpoint of step 12", killed=13),
+    "keeps-by-text": of_keeper("newest_removed", "from step 9; that of step 12", always=True, killed=14),
+    "window": of_keeper("accumulation_window", "step 6, rank 0, attempt 2", always=True),
+    "buffer": of_keeper("ended_at_another_step", "first difference: batch at step 7", stream=True),
+    "stream-draws": of_keeper("data_order_not_restored", "the data of no step", stream=True),
+}
+"""What a checkpoint has to hold beside weights, an optimizer and a schedule, and how it is chosen."""
+NIGHTLY = {*EXPECTED, *KEPT} - {"optimizer", "again", "raises", "average"}
 
 
 class Drills:
@@ -78,28 +120,41 @@ class Drills:
     def __init__(self, folder: Path, warm: WarmDrills) -> None:
         self._folder = folder
         self._warm = warm
-        self._reference: str | None = None
+        self._references: dict[tuple[Path, bool], str] = {}
 
-    def right(self) -> api.RunResult:
-        return self._submit(second=SECOND)
+    def right(self, script: Path = SCRIPT, *, stream: bool = False) -> api.RunResult:
+        result = self._submit(script, args="--stream" if stream else "", second=SECOND if script == SCRIPT else SECOND_OF_TWO)
+        self._references.setdefault((script, stream), str(result.run.path))
+        return result
 
     def unprimed(self) -> Verdict:
         return self._submit(more="prime_buckets: false").verdict
 
     def __call__(self, name: str, expected: Expected) -> Verdict:
         wrong = f"--wrong, {name}"
+        script, killed = expected.script, expected.killed
         if expected.always:
-            return self._submit(args=wrong).verdict
-        if self._reference is None:
-            self._reference = str(self.right().run.path)
-        restart = ", ".join(filter(None, (wrong, expected.args)))
-        return self._submit(restart=restart, reference=self._reference).verdict
+            return self._submit(script, args=wrong, killed=killed).verdict
+        if (script, expected.stream) not in self._references:
+            self.right(script, stream=expected.stream)
+        reference = self._references[script, expected.stream]
+        args, restart = "--stream" if expected.stream else "", ", ".join(filter(None, (wrong, expected.args)))
+        return self._submit(script, args=args, restart=restart, killed=killed, reference=reference).verdict
 
     def _submit(
-        self, *, args: str = "", restart: str = "", second: str = "", more: str = "", reference: str = "auto"
+        self,
+        script: Path = SCRIPT,
+        *,
+        args: str = "",
+        restart: str = "",
+        killed: int = KILLED,
+        second: str = "",
+        more: str = "",
+        reference: str = "auto",
     ) -> api.RunResult:
         job = self._folder / "job.yaml"
-        job.write_text(JOB.format(script=SCRIPT, args=args, restart=restart, killed=KILLED, second=second, more=more))
+        told = {"args": args, "restart": restart, "killed": killed, "second": second, "more": more}
+        job.write_text(JOB.format(script=script, workers=3 if script == SCRIPT else 2, **told))
         return self._warm(job, root=self._folder, reference=reference)
 
 
@@ -116,11 +171,18 @@ def test_the_right_one_passes_bit_for_bit(drills: Drills) -> None:
     assert any("prime_buckets: false" in warning for warning in verdict.warnings)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_right_one_that_keeps_more_passes(drills: Drills, *, stream: bool) -> None:
+    verdict = drills.right(KEEPER, stream=stream).verdict
+    assert (verdict.status, verdict.code, verdict.steps) == ("PASS", "exact", STEPS), verdict.cause
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in EXPECTED]
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in (*EXPECTED, *KEPT)]
 )
 def test_what_is_wrong_with_its_resume_is_caught(drills: Drills, score: Score, name: str) -> None:
-    expected = EXPECTED[name]
+    expected = EXPECTED.get(name) or KEPT[name]
     with score.of(f"own resume: {name}", "by evidence") as outcome:
         verdict = drills(name, expected)
         seen = (verdict.status, verdict.code, verdict.blame.whose)

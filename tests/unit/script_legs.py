@@ -178,6 +178,8 @@ class _ScriptTrace:
                     for file in ("model.pt", "optimizer.pt"):
                         path = f"ckpt-{fields['step']}/{file}"
                         about = {"path": path, "how": "torch.save", "time_s": leg.clock(), "done": done}
+                        held = {"average": digest(leg.state.average), "1.mean": digest(leg.state.buffers)}
+                        about["held"] = {} if done else {**held, "elapsed": str(leg.clock())}
                         self._writer.put("save", step=fields["step"] + leg.offset, **about)
                 return
             case "buckets":

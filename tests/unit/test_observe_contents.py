@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from chaosrun.observe.contents import content_digest
+from chaosrun.observe.contents import MOST_ENTRIES, content_digest, contents
 
 
 class Slotted:
@@ -52,3 +52,20 @@ def test_a_batch_that_refers_to_itself() -> None:
     assert content_digest(one) != content_digest(other)
     # The same object twice is no cycle.
     assert content_digest([one.image, one.image]) == content_digest([torch.zeros(2), torch.zeros(2)])
+
+
+def test_what_a_saved_state_holds_is_told_by_path() -> None:
+    state = {"step": 3, "best": torch.tensor(0.5), "path": "a/b", "model": {"w": torch.zeros(2)}, "on": True, "seen": [1, 2]}
+    held = contents(state)
+    assert held == {"step": "3", "best": "0.5", "model/w": content_digest(torch.zeros(2)), "on": "True", "seen": held["seen"]}
+    assert held["step"] == contents({"step": torch.tensor(3.0)})["step"]
+    changed = contents({**state, "seen": [1, 3], "model": {"w": torch.ones(2)}})
+    assert {name for name in held if held[name] != changed[name]} == {"model/w", "seen"}
+
+
+def test_a_large_state_is_told_in_fewer_words() -> None:
+    state = {"model": {f"layer {n}": {"w": torch.full((1,), n), "b": n} for n in range(MOST_ENTRIES - 9)}, "step": 3}
+    held = contents(state)
+    assert len(held) < MOST_ENTRIES and held["step"] == "3"
+    state["model"]["layer 7"]["b"] = -1
+    assert {name for name, value in contents(state).items() if value != held[name]} == {"model/layer 7"}

@@ -1,6 +1,7 @@
 """A script that saves and resumes by itself: evidence shows where its restarts went on, and each broken resume has its "
 "cause."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,36 @@ def test_data_of_no_step_have_a_cause_and_a_hint(tmp_path: Path) -> None:
     verdict = judge(run)
     assert (verdict.status, verdict.code) == ("FAIL", "data_order_not_restored")
     assert "no step of the reference began with this batch" in f"{verdict.hint}"
+
+
+def test_what_no_step_reads_is_held_against_what_was_saved_undisturbed(tmp_path: Path) -> None:
+    """A clock that is saved with it tells nothing: it already differed before the fault."""
+    verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_registered=False), kills=SCRIPT_KILLS[:1]))
+    assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "kept_state_not_restored", "yours"), verdict.cause
+    assert "average (first difference: step 8, rank 0, attempt 2, average)" in verdict.cause
+    assert "ckpt-8/model.pt is saved after step 8" in f"{verdict.hint}"
+
+
+def test_a_count_of_steps_that_is_off_shows_where_it_saves(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
+
+    def earlier(line: dict[str, Any]) -> dict[str, Any]:
+        return {**line, "step": line["step"] - 1, "held": {**line["held"], "average": "0" * 16} if line["held"] else {}}
+
+    edit_trace(run, "chaos", 2, 0, only("save", earlier))
+    verdict = judge(run)
+    assert verdict.code == "kept_state_not_restored", verdict.cause
+    assert "ckpt-8/model.pt is saved after step 7, undisturbed after step 8" in f"{verdict.hint}"
+
+
+def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True), kills=LATER)
+    assert judge(run).code == "checkpoint_passed_over"
+    trace = run.leg("chaos").attempt(1).trace(0)
+    saved = next(line for line in reversed(trace.read_text().splitlines()) if '"kind":"save"' in line)
+    gone = {**json.loads(saved), "path": "ckpt-8", "how": "remove"}
+    trace.write_text(trace.read_text().replace(saved, f"{saved}\n{json.dumps(gone, separators=(',', ':'))}"))
+    assert judge(run).code == "newest_removed"
 
 
 def test_before_the_first_checkpoint_a_restart_begins_at_the_beginning(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The zoo's catalogue: real resume bugs of released libraries, the releases that have them, and what a drill must say.
 
-Each has a job of its own in `jobs/`, over a script as users of the library write it. Each was first shown without chaosrun, by
-a kill -9 and a comparison with an undisturbed run.
+Each has a job of its own in `jobs/`, over a script as users of the library write it. What a row expects is what its thread
+describes; releases without the bug are its control.
 """
 
 from dataclasses import dataclass

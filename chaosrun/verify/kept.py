@@ -1,0 +1,97 @@
+"""What a script's own checkpoints hold after a restart, against those that the reference saved at the same steps: an average of
+the weights, a counter or a best loss that was not brought back shows here, where no step of the training reads it. Pure.
+
+Only what the first attempt saved as the reference did is held against a later one: clocks and paths tell nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from chaosrun.records.history import Attempt
+from chaosrun.records.traces import ALIVE, RankTrace, SaveRecord
+from chaosrun.verify.check import Drill
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.compare import differing_keys
+
+_BY_NAME: Mapping[str, str] = {
+    "scale": "grad_scaler",
+    "_growth_tracker": "grad_scaler",
+    "last_epoch": "lr_scheduler",
+}
+"""Whose state it is, by the names that torch's state dicts give it."""
+_OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
+"""A scheduler's, for its warnings: one that is made anew at the right step computes the same."""
+_UNKNOWN = "kept_state_not_restored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptDifference:
+    rank: int
+    name: str
+    expected: str
+    seen: str
+    cause: Cause
+
+
+def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
+    """Of which files, by their paths without digits, which entries can be compared."""
+    alike: set[tuple[str, str]] = set()
+    apart: set[tuple[str, str]] = set()
+    for rank in drill.ranks if drill.chaos.attempts and drill.exact_weights else ():
+        for expected, seen in _pairs(drill, drill.chaos.attempts[0], rank):
+            differing = set(differing_keys(expected.held, seen.held))
+            apart |= {(_kind(seen), name) for name in differing}
+            alike |= {(_kind(seen), name) for name in seen.held.keys() - differing if name.split("/")[-1] not in _OF_NO_EFFECT}
+    return frozenset(alike - apart)
+
+
+def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
+    """The first of these entries that this attempt saved otherwise after `step`; one whose part is known, before others."""
+    differences: list[KeptDifference] = []
+    for rank in sorted(attempt.traces):
+        for expected, seen in _pairs(drill, attempt, rank):
+            names = [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among]
+            if seen.step == step and names:
+                differences.append(_difference(drill, rank, names, expected, seen))
+    return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
+
+
+def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord, seen: SaveRecord) -> KeptDifference:
+    buffers = drill.reference.ends[rank].digests.get("buffers", {}) if rank in drill.reference.ends else {}
+    parts = {each: "buffers" if each.split("/")[-1] in buffers else _BY_NAME.get(each.split("/")[-1]) for each in names}
+    name = next((each for each in names if parts[each]), names[0])
+    code = f"{parts[name]}_not_restored" if parts[name] else _UNKNOWN
+    values = [each.held.get(name, "not there") for each in (expected, seen)]
+    where = f"{name} is {values[1]} when {seen.path} is saved after step {seen.step}, undisturbed it is {values[0]}"
+    if expected.step != seen.step:
+        name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
+        where = f"{seen.path} is saved after {values[1]}, undisturbed after {values[0]}"
+    about = {"name": name, "path": seen.path, "step": seen.step, "rank": rank, "where": where, "differing": names}
+    cause = Cause(code, about)
+    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=cause)
+
+
+def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveRecord, SaveRecord]]:
+    """Saves of this attempt, after the reference's of the same step and path, else of the only such file at that step, else of
+    the only one of that name."""
+    reference = [trace for each in drill.reference.attempts if (trace := each.traces.get(rank))]
+    if rank not in attempt.traces or not reference:
+        return
+    known = _by_place(reference[0])
+    for (step, path), saved in _by_place(attempt.traces[rank]).items():
+        alike = [others for (at, _), others in known.items() if at == step and _kind(others[0]) == _kind(saved[0])]
+        named = [others for (_, name), others in known.items() if name == path != _kind(saved[0])]
+        expected = known.get((step, path)) or next((each[0] for each in (alike, named) if len(each) == 1), [])
+        yield from zip(expected, saved, strict=False)
+
+
+def _by_place(trace: RankTrace) -> Mapping[tuple[int, str], list[SaveRecord]]:
+    found: dict[tuple[int, str], list[SaveRecord]] = {}
+    for saved in trace.saves:
+        if saved.held:
+            found.setdefault((saved.step, saved.path), []).append(saved)
+    return found
+
+
+def _kind(saved: SaveRecord) -> str:
+    return "".join(each for each in saved.path if not each.isdigit())
