@@ -13,6 +13,23 @@ from chaosrun.observe.fingerprint import tensor_digest
 MOST_ENTRIES = 512
 DEEPEST = 9
 SHORT = 24
+PLAIN_DEPTH = 2
+"""Deeper than this, a value that is no tensor of numbers is a library's own."""
+PLACES = (
+    "data",
+    "loader",
+    "sampler",
+    "itera",
+    "shard",
+    "stream",
+    "shuffle",
+    "generator",
+    "loops",
+    "progress",
+    "time",
+    "elapsed",
+)
+"""In names of what is left out."""
 STATE_BYTES = (16, 5056)
 """Of torch's generators, on a GPU and on the CPU."""
 
@@ -72,8 +89,8 @@ def content_digest(content: Any) -> str:
 
 def contents(saved: Any) -> dict[str, str]:
     """What is in a state that is saved, by path: a plain value as its text, all else as a digest. As deep as MOST_ENTRIES go;
-    what lies deeper is told by one digest together. Paths of files are left out: they lie elsewhere in each run; and states of
-    random generators: what comes of those is looked at where it is drawn."""
+    what lies deeper is told by one digest together. Left out is what one state may be told by in several ways: files' paths,
+    clocks, random generators, and where a loader or a stream stands. What comes of those is seen where it is used."""
     leaves = list(_leaves(saved, ()))
     for depth in (DEEPEST, 3, 2, 1):
         found: dict[str, list[str]] = {}
@@ -97,7 +114,9 @@ def _is_stream(value: Any) -> bool:
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], str]]:
     match value:
-        case _ if _is_stream(value):
+        case torch.Tensor() if value.is_floating_point() and value.ndim:
+            yield path, content_digest(value)
+        case _ if _is_stream(value) or any(word in str(path[-1:]).lower() for word in PLACES):
             pass
         case Mapping() if len(path) < DEEPEST:
             for key in value:
@@ -106,6 +125,8 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
             for number, each in enumerate(value):
                 yield from _leaves(each, (*path, number))
         case str() if os.sep in value:
+            pass
+        case _ if len(path) > PLAIN_DEPTH:
             pass
         case torch.Tensor() if value.ndim == 0 and value.device.type == "cpu":
             yield from _leaves(value.item(), path)

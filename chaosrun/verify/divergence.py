@@ -111,7 +111,10 @@ def first_divergence(drill: Drill) -> Divergence | None:
             if found is not None:
                 saved = causes.of_save(drill, attempt.number, found.step, at)
                 return found if saved is None else replace(found, reason=saved)
-    return None
+    # What only its checkpoints show.
+    kept = comparable(drill) if drill.by_script else frozenset()
+    moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
+    return next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None)
 
 
 def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:
@@ -123,11 +126,8 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
         yield found, "start" if found and found.kind == "weights" else "step"
     moments = list(_moments(drill, attempt))
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
-    kept = comparable(drill) if attempt.by == "script" else frozenset()
     for moment in moments:
         yield _at_step(moment), "step"
-        if kept:
-            yield _at_own_save(moment, kept), "step"
         if moment.step in saved:
             yield _at_checkpoint(moment), "checkpoint"
     if not moments:

@@ -209,12 +209,12 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
 
 
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
-    """The batches that were done again, or left out, are the steps by which the end is off."""
+    """The batches that were done again, or left out, are the steps by which the end is off, or more than those."""
     direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
     assert ended.cause is not None
     steps, rank = ended.cause.params["step"] - ended.cause.params["expected"], ended.cause.params["rank"]
     first = drill.reference_lineage.at(rank, 1)
-    return direction is not None and first is not None and steps * len(first.batch) == direction * reason.params["batches"]
+    return direction is not None and first is not None and 0 < direction * steps * len(first.batch) <= reason.params["batches"]
 
 
 def _about(check: Check) -> str:

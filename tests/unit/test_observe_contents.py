@@ -64,8 +64,11 @@ def test_what_a_saved_state_holds_is_told_by_path() -> None:
 
 
 def test_a_large_state_is_told_in_fewer_words() -> None:
-    state = {"model": {f"layer {n}": {"w": torch.full((1,), n), "b": n} for n in range(MOST_ENTRIES - 9)}, "step": 3}
+    state = {
+        "model": {f"layer {n}": {"w": torch.full((1,), 0.5), "b": torch.ones(1)} for n in range(MOST_ENTRIES - 9)},
+        "step": 3,
+    }
     held = contents(state)
     assert len(held) < MOST_ENTRIES and held["step"] == "3"
-    state["model"]["layer 7"]["b"] = -1
+    state["model"]["layer 7"]["b"] = torch.zeros(1)
     assert {name for name, value in contents(state).items() if value != held[name]} == {"model/layer 7"}
