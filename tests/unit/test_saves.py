@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from chaosrun.errors import ResourcesError
+from chaosrun.faults import tracer
 from chaosrun.faults.power_cut import rebuild, take
 from chaosrun.faults.strace import Reader, expect_strace
 from chaosrun.faults.tracer import SaveNote, TraceOrder
@@ -122,6 +123,20 @@ def in_the_background(folder: Path) -> None:
     thread.start()
     thread.join()
     subprocess.run(["cp", folder / "by_thread", folder / "by_process"], check=True)
+
+
+def test_strace_that_never_ends_is_ended_once_the_rank_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen of a rank that was killed while it began a thread: strace waits for that thread for ever."""
+    monkeypatch.setattr(tracer, "DEAD_WITHIN_S", 0.05)
+    (nothing, silent), (said, saying) = os.pipe(), os.pipe()
+    order = TraceOrder(pid=0, start_ticks=0, outputs=(), save=1, operations=str(tmp_path / "operations"))
+    tracing = tracer.Tracer(order)
+    with open(nothing) as stdin, open(silent, "w"), open(said) as lines, open(saying, "w"):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with subprocess.Popen(["sleep", "300"], text=True) as strace:
+            tracing._strace, tracing._note = strace, SaveNote(final=True)
+            assert list(tracing._lines(lines)) == []
+            assert strace.wait(60) == -signal.SIGKILL
 
 
 @needs_strace
