@@ -162,3 +162,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         case list() | tuple():
             for item in value:
                 yield from tensors_in(item)
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of its memory; 0 of one that has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0

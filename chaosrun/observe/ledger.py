@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from chaosrun.observe.contents import tensors_in
+from chaosrun.observe.contents import address_of, tensors_in
 
 _drawn: "WeakKeyDictionary[_BaseDataLoaderIter, deque[Any]]" = WeakKeyDictionary()
 """By iterator, the indices it has drawn from its sampler and not yet returned as a batch."""
@@ -90,7 +90,7 @@ class BatchLedger:
     def taken(self, tensors: Iterable[torch.Tensor]) -> list[Any] | None:
         """The ids of the batch that these tensors are of."""
         tensors = list(tensors)
-        addresses = {_address(tensor) for tensor in tensors} - {0}
+        addresses = {address_of(tensor) for tensor in tensors} - {0}
         found = next((entry for entry in reversed(self._handed_out) if addresses & entry.addresses), None)
         found = found or self._copied(tensors)
         if found is None:
@@ -123,7 +123,7 @@ class BatchLedger:
             ids = _plain(drawn.popleft()) if drawn and in_order else None
             tensors = list(tensors_in(batch))
             if tensors:
-                addresses = {_address(tensor) for tensor in tensors} - {0}
+                addresses = {address_of(tensor) for tensor in tensors} - {0}
                 entry = _HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded)
                 self._handed_out.append(entry)
             return batch
@@ -145,10 +145,6 @@ class _HandedOut:
 def _sample(tensor: torch.Tensor) -> tuple[Any, ...]:
     flat = tensor.detach().reshape(-1)
     return tensor.dtype, tensor.shape, *flat[:: flat.numel() // SAMPLED + 1].tolist()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0
 
 
 def listen() -> None:

@@ -18,7 +18,7 @@ import torch
 import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from chaosrun.observe.contents import tensors_in
+from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own
 from chaosrun.observe.state import ObservedState
 
@@ -74,11 +74,13 @@ class Outside:
     def _held(self) -> dict[str, tuple[str, Tensors]]:
         """By path, kind and digests of the tensors in it that nobody saves."""
         known = {id(item) for item in [self, self._state, *self._state.prepared()]}
-        saved = {_address(tensor) for tensor in tensors_in(self._state.components())}
+        saved = {address_of(tensor) for tensor in tensors_in(self._state.components())}
         self._kinds: dict[str, type] = {}
         found: dict[str, tuple[str, Tensors]] = {}
         for path, value, tensors in _groups(self._state.variables(), known):
-            own = {_address(tensor): _digest(tensor) for tensor in tensors if _counts(tensor) and _address(tensor) not in saved}
+            own = {
+                address_of(tensor): _digest(tensor) for tensor in tensors if _counts(tensor) and address_of(tensor) not in saved
+            }
             if own:
                 found[path], self._kinds[path] = (type(value).__name__, own), type(value)
                 saved |= own.keys()
@@ -116,10 +118,6 @@ def _groups(roots: Mapping[str, Any], known: set[int]) -> Iterator[tuple[str, An
 def _counts(tensor: torch.Tensor) -> bool:
     """Not what hangs in a graph, as a loss does, and not what has no bytes."""
     return tensor.grad_fn is None and tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0
 
 
 def _digest(tensor: torch.Tensor) -> str:
