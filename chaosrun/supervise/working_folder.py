@@ -77,8 +77,9 @@ def expect_resumable(leg: LegLayout, steps: int) -> None:
     if not steps:
         raise UsageError(
             "the script ended without a step of an optimizer",
-            hint="name the script that trains; where it found a checkpoint of an earlier run, and had nothing left to do, "
-            "outputs=[FOLDER] hides that folder from each leg",
+            hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
+            "none); where it found a checkpoint of an earlier run, and had nothing left to do, outputs=[FOLDER] hides that "
+            "folder from each leg",
         )
     if not _has_written(leg):
         made = count(steps, "step")
