@@ -8,6 +8,7 @@ Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the 
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -49,6 +50,7 @@ app = App(
 WITH_CHANGES = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...]"
 OF_ANY_JOB = WITH_CHANGES + " [-- ARGUMENTS...]"
 
+TAKE_COMMANDS = ("submit", "plan", "validate")
 for command in (drills.submit, drills.plan, drills.validate):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
 app.command(campaigns.sweep, usage=WITH_CHANGES.format(command="sweep"))
@@ -84,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         command = " ".join(["chaosrun", *(error.command_chain or ())])
         hint = f"see `{command} --help`"
-        if "--" not in tokens and (script := next((token for token in tokens if token.endswith(".py")), None)):
+        if tokens[1:] and tokens[0] in TAKE_COMMANDS and "--" not in tokens and shutil.which(tokens[1]):
+            hint += f"; a command comes after two dashes: {command} -- {tokens[1]} …"
+        elif "--" not in tokens and (script := next((token for token in tokens if token.endswith(".py")), None)):
             hint += f"; what is for the script comes after two dashes: {command} {script} -- …"
         found: ChaosrunError = UsageError(_without_far_guess(str(error).strip()), hint=hint)
     except ChaosrunError as error:

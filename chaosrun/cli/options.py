@@ -1,6 +1,7 @@
 """What commands share: their arguments, and how they show what they found: pages on stdout, progress on stderr."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -65,6 +66,8 @@ def job_asked(
     from chaosrun.spec.command_line import Asked, is_job_file, keep, typed_job
     from chaosrun.spec.source import load_job
 
+    if job is not None and after and re.match(r"[a-z][a-z_.0-9\[\]]*=", str(job)) and not job.exists():
+        job, overrides = None, (str(job), *overrides)  # of a command, which comes after the dashes
     options = Asked(workers=asked.workers, kill=tuple(asked.kill or ()), preempt=tuple(asked.preempt or ()))
     if job is not None and is_job_file(job):
         if after:

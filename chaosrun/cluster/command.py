@@ -248,10 +248,12 @@ class Command:
 
 
 def last_lines(log: Path) -> str:
-    """What a command printed last."""
+    """What a command printed last, before torchrun's account of who ended, where there is one."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - SAID_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
+    account = next((number for number, line in enumerate(lines) if "torch/distributed/elastic/" in line), 0)
+    lines = lines[:account] or lines
     return "\n".join([line for line in lines if line.strip()][-SAID_LINES:])
 
 

@@ -66,8 +66,6 @@ class FaultPoints:
         self.training: Training | None = None
         """What there is to damage; None until the script has attached."""
         self.pace = Pace()
-        self.has_notice = False
-        """This rank was told to leave."""
 
     def reach(self, phase: Phase, step: int, *, target: str | None = None, **at: Any) -> None:
         """Strike with what is due here, if anything is. Most kinds do not return.
@@ -109,13 +107,12 @@ class FaultPoints:
         """Claim the fault durably, wait for the others of its group, then let the arm of its kind strike."""
         self._armed[fault.phase or ""].remove(fault)
         strike = Strike(fault=fault, step=step, order=self._order, leg=self._leg, training=self.training, pace=self.pace, at=at)
-        claim = {"rank": self._order.rank, "attempt": self._order.attempt, "step": step}
+        claim = {"rank": self._order.rank, "attempt": self._order.attempt, "step": step, "notice": fault.facts.notice}
         if not write_marker(self._leg, fault.id, pid=strike.pid, phase=fault.phase, group=fault.group, **claim):
             # Fired in an earlier attempt: a fault id strikes once.
             return
         if fault.group is not None:
             strike.wait_for_group()
-        self.has_notice = self.has_notice or fault.facts.notice
         (fault.facts.inside or wait_for_the_supervisor)(strike)
 
     def fire_inside_reduce(self, parameters: Sequence[torch.nn.Parameter], step: int) -> None:

@@ -24,6 +24,9 @@ from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+"""Files of these kinds are guarded wherever they lie."""
+CACHES = ("~/.cache", "~/.config", "~/.triton")
 SHARED = "outside of what is this leg's own: both legs would share it"
 OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -46,10 +49,14 @@ class TeamFiles:
         # What is named in the arguments, and is not there or empty, is there to be written.
         self._named = [path for word in (*order.args, *order.command) if (path := _absolute(word))]
         self._to_be_written = tuple(os.path.join(path, "") for path in self._named if _is_empty(path))
-        free = [tempfile.gettempdir(), *(os.path.expanduser(place) for place in ("~/.cache", "~/.config", "~/.triton"))]
+        free = [tempfile.gettempdir(), *map(os.path.expanduser, CACHES)]
         inside = [place for path in free if (place := os.path.join(os.path.realpath(path), "")).startswith(self._directory)]
         self._free = (self._leg, *inside)
-        self._guarded = tuple(os.path.join(path, "") for path in (self._directory, *self._named))
+        beside = [os.path.dirname(path) for path in self._named if os.path.splitext(path)[1] and not os.path.exists(path)]
+        guarded = (self._directory, *self._named, *(path for path in beside if not _is_common(path)))
+        self._guarded = tuple(os.path.join(path, "") for path in guarded)
+        self._caches = tuple(os.path.join(os.path.realpath(os.path.expanduser(place)), "") for place in CACHES)
+        self._passing = tuple(os.path.join(os.path.realpath(place), "") for place in (tempfile.gettempdir(), "/dev/shm"))
         self.refused: MisuseError | None = None
         """The first refusal: whatever the script made of it, the leg is over."""
         self._has_begun = False
@@ -65,7 +72,7 @@ class TeamFiles:
         self._has_begun = True
 
     def _write(self, target: Any, _how: str, _given: Any, write: Callable[[], Any]) -> Any:
-        self._change(target, follows=True)
+        self._change(target, follows=True, is_save=True)
         return write()
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -82,17 +89,17 @@ class TeamFiles:
                 self._change(arguments[0])
             self._change(arguments[1])
 
-    def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False) -> None:
+    def _change(self, target: Any, *, follows: bool = False, makes_folder: bool = False, is_save: bool = False) -> None:
         """`follows`: a link is followed to what it names. Raises MisuseError."""
         if self._busy or not isinstance(target, str | bytes | os.PathLike):
             return
         self._busy = True
         try:
-            self._look(os.path.abspath(os.fsdecode(target)), follows=follows, makes_folder=makes_folder)
+            self._look(os.path.abspath(os.fsdecode(target)), follows=follows, makes_folder=makes_folder, is_save=is_save)
         finally:
             self._busy = False
 
-    def _look(self, path: str, *, follows: bool, makes_folder: bool) -> None:
+    def _look(self, path: str, *, follows: bool, makes_folder: bool, is_save: bool) -> None:
         folder, name = os.path.split(path)
         real = os.path.join(os.path.realpath(folder), name)
         if follows:
@@ -104,7 +111,10 @@ class TeamFiles:
             if not makes_folder or there is None:
                 self._refuse(real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
             return
-        if real.startswith(self._free) or not f"{real}/".startswith(self._guarded):
+        is_guarded = f"{real}/".startswith(self._guarded)
+        if not is_guarded and (is_save or real.endswith(CHECKPOINTS)) and not real.startswith(self._caches):
+            is_guarded = there is not None or not real.startswith(self._passing)
+        if real.startswith(self._free) or not is_guarded:
             return
         if there is None:
             if path.startswith(self._work):
@@ -137,6 +147,7 @@ class TeamFiles:
 
     def _refuse(self, real: str, message: str) -> NoReturn:
         hint = "write {output} in the place of its path, in args, env or command: it is a folder of each leg's own"
+        hint += "; a path that stands in the script has to become an argument, or relative"
         if f"{real}/".startswith(os.path.join(self._directory, "")):
             inside = os.path.relpath(real, self._directory)
             output = os.path.dirname(inside) or inside
@@ -163,8 +174,13 @@ def _absolute(word: str) -> str | None:
     if not path.startswith("/") or "{" in path or "\0" in path:
         return None
     real = os.path.realpath(path)
+    return None if _is_common(real) else real
+
+
+def _is_common(path: str) -> bool:
+    """A folder that belongs to no job, or holds such a one."""
     common = (tempfile.gettempdir(), os.path.expanduser("~"), "/dev", "/proc", "/sys")
-    return None if any(f"{place}/".startswith(os.path.join(real, "")) for place in common) else real
+    return any(f"{place}/".startswith(os.path.join(path, "")) for place in common)
 
 
 def _is_empty(path: str) -> bool:

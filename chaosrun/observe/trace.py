@@ -200,8 +200,8 @@ class Observer:
         if self._inspector:
             self._inspector.before_optimizer_step()
 
-    def buckets(self, step: int, layout: Any, *, primed: bool, left: str = "") -> None:
-        self._trace.write(BucketsRecord(step=step, layout=layout, primed=primed, left=left))
+    def buckets(self, step: int, layout: Any, *, primed: bool, **left: Any) -> None:
+        self._trace.write(BucketsRecord(step=step, layout=layout, primed=primed, **left))
 
     def step(self, position: Position, *, items: int | None) -> None:
         """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""

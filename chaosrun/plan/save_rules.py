@@ -20,6 +20,8 @@ def _elsewhere(spec: JobSpec, fault: Fault) -> Iterator[str]:
         yield "phase save is inside the save of a script that resumes by itself (resume.by: script), chaosrun saves this job"
     elif spec.by == "script" and fault.phase in CHECKPOINT_PHASES | RESTORE_PHASES:
         yield f"the script saves and resumes by itself, it has no {fault.phase}: phase save is inside its own save"
+    elif spec.command and fault.kind == "port_taken":
+        yield "the launcher of a command hosts its own rendezvous, before any rank begins: nobody else can take that port then"
     elif fault.phase == "save" and fault.group is not None:
         yield "which ranks save is for the script to decide: name one rank, or add an entry for each"
 

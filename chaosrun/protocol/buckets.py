@@ -13,7 +13,7 @@ This reaches into DDP's private reducer. `prime` checks the outcome (the layout 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +38,7 @@ class BucketPrimer:
     def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False) -> None:
         """`saves_itself`: the script does. A model with a state that chaosrun could not save is left as it is then."""
         self._saves_itself = saves_itself
-        self.left = ""
+        self.left: Obstacle | None = None
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
         self._waiting: list[DistributedDataParallel] = []
@@ -60,8 +60,8 @@ class BucketPrimer:
         self._models.append(wrapper)
         if obstacle := _obstacle(wrapper):
             if not self._saves_itself:
-                raise obstacle
-            self.left = obstacle.message.partition(",")[0]
+                raise obstacle.error
+            self.left = obstacle
         # A model that looks for unused parameters never rebuilds, unless its graph is static: then it finds them only once.
         elif wrapper.static_graph or not wrapper.find_unused_parameters:
             self._waiting.append(wrapper)
@@ -183,21 +183,31 @@ def _keep_gradients(parameter: torch.nn.Parameter, arrivals: list[_Arrival]) -> 
     return parameter.register_hook(keep)
 
 
-def _obstacle(model: DistributedDataParallel) -> MisuseError | None:
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    code: Literal["hook_state", "accumulation_hook"]
+    name: str
+    """Of the hook, or of the parameter that has one."""
+    error: MisuseError
+
+
+def _obstacle(model: DistributedDataParallel) -> Obstacle | None:
     """A communication hook whose state no checkpoint of chaosrun's holds (hazard C6), or a hook that runs when a gradient has
     been accumulated: priming accumulates the first gradients, and has them reduced, more than once."""
     for hook, state in model._comm_hooks:
         if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
-            return MisuseError(
+            error = MisuseError(
                 f"DDP's communication hook {hook.__qualname__} keeps a state of its own ({type(state).__name__}), which no "
                 "checkpoint holds: no restart would be exact",
                 hint="use a hook without a state (fp16 or bf16 compression), or none",
             )
+            return Obstacle("hook_state", hook.__qualname__, error)
     for name, parameter in model.module.named_parameters():
         if parameter._post_accumulate_grad_hooks:
-            return MisuseError(
-                f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook), which "
-                "would run more than once in the first step",
+            error = MisuseError(
+                f"{name} has a hook that runs after its gradient is accumulated (register_post_accumulate_grad_hook): it would "
+                "run more than once in the first step",
                 hint="step the optimizer after backward, not inside it",
             )
+            return Obstacle("accumulation_hook", name, error)
     return None

@@ -29,7 +29,7 @@ from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
 from chaosrun.observe.trace import Beginning, Observer
-from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.buckets import BucketPrimer, Obstacle
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
@@ -265,7 +265,9 @@ class ScriptTraining:
         self._recorded = self._unsettled = True
         self._heart.beat("record", step)
         if self._primer.changed:
-            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed, left=self._primer.left)
+            left = self._primer.left
+            told = {"left": left.code, "left_by": left.name} if left else {}
+            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed, **told)
         self._observer.step(self.position, items=None)
         self._faults.reach("record", step)
         self._heart.beat("own", step)
@@ -369,8 +371,8 @@ class ScriptPrimer:
         return self._prime and self._primer is not None and self._primer.primed
 
     @property
-    def left(self) -> str:
-        return self._primer.left if self._prime and self._primer else ""
+    def left(self) -> Obstacle | None:
+        return self._primer.left if self._primer else None
 
     def layout(self) -> list[list[int]] | None:
         return self._primer.layout() if self._primer else None

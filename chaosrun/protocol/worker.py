@@ -36,7 +36,7 @@ from chaosrun.protocol.script import ScriptTraining
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.events import RaisedError
 from chaosrun.records.journal import write_durably
-from chaosrun.records.markers import WorkerEnd
+from chaosrun.records.markers import WorkerEnd, read_markers
 from chaosrun.records.order import WorkerOrder
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -157,7 +157,9 @@ def _unless_refused(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
 def _unless_told(end: WorkerEnd, context: WorkerContext) -> WorkerEnd:
     """A script that handles its notice itself leaves as it likes: it has left, and is not complete."""
     order = context.order
-    if order.by != "script" or not context.faults.has_notice:
+    markers = read_markers(context.leg).values() if order.by == "script" else ()
+    own = [marker for marker in markers if marker and (marker.rank, marker.attempt) == (order.rank, order.attempt)]
+    if not any(marker.notice for marker in own):
         return end
     how = end.status if end.error is None else end.error.type
     message = f"rank {order.rank} was told to leave (SIGTERM) and left after step {context.step} ({how})"

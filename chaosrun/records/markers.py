@@ -32,6 +32,8 @@ class Marker(Record, frozen=True, kw_only=True):
     step: int | None = None
     time_s: float
     group: str | None = None
+    notice: bool = False
+    """It only tells the rank to leave."""
 
 
 class Note(Record, frozen=True, kw_only=True, omit_defaults=False):

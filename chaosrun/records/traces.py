@@ -122,8 +122,10 @@ class BucketsRecord(TraceRecord, frozen=True, kw_only=True, tag="buckets"):
     layout: tuple[tuple[int, ...], ...] | None
     """Indices of parameters; None without DDP."""
     primed: bool
-    left: str = ""
+    left: Literal["hook_state", "accumulation_hook"] | None = None
     """Why chaosrun left them as DDP makes them."""
+    left_by: str = ""
+    """The hook's name, or that of the parameter that has one."""
 
 
 class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):

@@ -99,14 +99,20 @@ class TypedJob:
 
 def is_job_file(name: Path) -> bool:
     """Whether it is read as one: a Python file is a script, whatever else is there a job file."""
-    return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists())
+    return name.suffix in JOB_FILES or (name.suffix != ".py" and name.exists() and not _is_program(name))
+
+
+def _is_program(name: Path) -> bool:
+    """Of a shell, say."""
+    return name.is_file() and name.read_bytes()[:2] == b"#!"
 
 
 def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory: Path) -> TypedJob:
     """The job of a script, with its arguments, or (None) of a command. Raises UsageError for what cannot be one."""
     if script is not None and script.suffix != ".py":
-        if program_file(str(script), directory):
-            hint = f"a command comes after two dashes: chaosrun submit -- {script} …"
+        if program_file(str(script), directory) or (directory / script).is_file():
+            here = "./" if (directory / script).is_file() and "/" not in str(script) else ""
+            hint = f"a command comes after two dashes: chaosrun submit -- {here}{script} …"
             raise UsageError(f"{script} is no job file and no Python script, but a program", hint=hint)
         hint = "name a job file (.yaml) or a script (.py), or a command after two dashes: -- torchrun train.py"
         raise UsageError(f"no such job file: {script}", hint=hint)

@@ -204,7 +204,7 @@ class OutsideFaults:
             for fault in members:
                 self._ready.remove(fault)
                 pid, ticks = who[fault.id] or (0, 0)
-                about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "ticks": ticks}
+                about = {"rank": fault.rank, "attempt": self._attempt, "pid": pid, "ticks": ticks, "notice": fault.facts.notice}
                 if marker := write_marker(self._leg, fault.id, **about, group=fault.group):
                     yield fault, marker
 

@@ -317,6 +317,9 @@ def _drew_otherwise(moment: Moment) -> bool:
 def _gradient(moment: Moment, mismatches: list[Mismatch]) -> Cause:
     everywhere = len(mismatches) == len(moment.records) and len({str(mismatch.seen) for mismatch in mismatches}) == 1
     if len(moment.records) > 1 and everywhere and _layout_suspect(moment):
+        left = moment.drill.left_unprimed
+        if left and left.left == "hook_state":
+            return Cause.of("hook_state_not_restored", hook=left.left_by)
         return Cause.of("bucket_layout", apart=_apart(moment))
     return Cause.of("gradient", because=_since_restore(moment))
 
@@ -343,7 +346,7 @@ def _apart(moment: Moment) -> str:
 
 
 def _layout_suspect(moment: Moment) -> bool:
-    if moment.attempt.by == "script" and moment.drill.raw_buckets:
+    if moment.attempt.by == "script" and (moment.drill.left_unprimed or not moment.drill.spec.prime_buckets):
         return moment.first_after_restore
     for rank, record in moment.records.items():
         expected = moment.drill.reference_lineage.at(rank, moment.step)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.records.traces import StepRecord
+from chaosrun.records.traces import BucketsRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, compare, compared_fields, exact_weights
@@ -117,12 +117,10 @@ class Drill:
         return self.spec.by == "script"
 
     @property
-    def raw_buckets(self) -> str | None:
-        """Why DDP's buckets are as torch makes them; None: they were to be primed."""
-        if not self.spec.prime_buckets:
-            return "the job file asks for prime_buckets: false"
+    def left_unprimed(self) -> BucketsRecord | None:
+        """Says why a model under DDP was left as it was."""
         records = (record for attempt in self.chaos.attempts for trace in attempt.traces.values() for record in trace.buckets)
-        return next((f"not primed, as {record.left}" for record in records if record.left), None)
+        return next((record for record in records if record.left), None)
 
     @property
     def exact_weights(self) -> bool:

@@ -57,6 +57,12 @@ _RESUME: Mapping[str, Row] = {
         "nothing was shown of a resume: have the script save checkpoints and go on from them; where it does save, name the "
         "place (outputs)",
     ),
+    "hook_state_not_restored": Row(
+        "state of DDP's communication hook not restored",
+        script("its checkpoint does not bring back what the hook keeps from step to step", likely=True),
+        "save and load the state of {hook} with the checkpoint, on every rank; at three and more ranks DDP, which rebuilds its "
+        "buckets in a process's first step, differs beside it (find_unused_parameters=True never rebuilds)",
+    ),
     "library.known": Row("", Blame(whose="library", reason="{known}")),
 }
 _STATES: Mapping[str, Row] = {

@@ -194,7 +194,13 @@ def bucket_layout(drill: Drill) -> Check:
     """Gradients were reduced in the same bucket layout in every attempt of both legs (hazard C1)."""
     if drill.spec.workers == 1:
         return skipped("bucket_layout", "one worker reduces nothing")
-    if why := drill.raw_buckets:
+    left = drill.left_unprimed
+    if left or not drill.spec.prime_buckets:
+        why = "the job file asks for prime_buckets: false"
+        if left and left.left == "hook_state":
+            why = f"not primed, as DDP's communication hook {left.left_by} keeps a state of its own"
+        elif left:
+            why = f"not primed, as {left.left_by} has a hook that runs after its gradient is accumulated"
         return skipped("bucket_layout", f"{why}: the steps' gradients show what comes of it")
     compared = 0
     under_ddp = False

@@ -176,6 +176,23 @@ def test_what_lies_above_is_read_and_never_written(job: Path) -> None:
     assert refused.value.hint and refused.value.hint.endswith("write /etc/hosts")
 
 
+def test_checkpoints_are_kept_wherever_they_lie(job: Path, tmp_path: Path) -> None:
+    """Also where no argument names them."""
+    old, ids = tmp_path / "elsewhere" / "last.pt", tmp_path / "elsewhere" / "ids.txt"
+    old.parent.mkdir()
+    for path in (old, ids):
+        path.write_text("the team's")
+    leg = leg_of(job)
+    saves = [("over", f"torch.save({{}}, {str(old)!r})"), ("in place of", f"Path('t').touch(); os.replace('t', {str(old)!r})")]
+    home = Path.home() / "chaosrun-none" / "new.pt"
+    found = tried(
+        job, leg, (), *saves, ("other files", f"open({str(ids)!r}, 'a')"), ("step", STEP), ("new", f"open({str(home)!r}, 'wb')")
+    )
+    assert all("which was there before" in found[name] and "relative" in found[name] for name, _ in saves), found
+    assert found["other files"] == "done" and "both legs would share it" in found["new"]
+    assert old.read_text() == "the team's"
+
+
 def test_paths_in_arguments(job: Path, tmp_path: Path) -> None:
     """Absolute ones lead out of the leg: what would be written there, both legs would share."""
     new, cache = tmp_path / "new", tmp_path / "cache"
