@@ -45,6 +45,11 @@ class FoundState:
             others = [kept for kept in self._kept if own.isdisjoint(map(id, parameters_of(kept)))]
             self._kept = [*others, optimizer]
 
+    def added(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+        """Those that it steps and that nobody had when the training began: they are not among `parameters`."""
+        known = {id(parameter) for _, parameter in self.parameters()}
+        return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in known]
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return hooks.optimizers()
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from chaosrun.errors import UserScriptError
+from chaosrun.errors import MisuseError, UserScriptError
 from chaosrun.faults.save_points import SavePoints
 from chaosrun.observe import hooks
 from chaosrun.observe.alignment import Place, Standing, find
@@ -35,6 +35,7 @@ from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
 from chaosrun.records.traces import Moment, SaveRecord, read_moments
+from chaosrun.wording import count
 
 
 class ScriptTraining:
@@ -142,6 +143,12 @@ class ScriptTraining:
         assert self._state
         with self._undisturbed():
             self._state.keep(optimizer)
+            if added := self._state.added(optimizer):
+                raise MisuseError(
+                    f"{type(optimizer).__name__} steps {count(len(added), 'parameter')} at step {self.position.step + 1} that "
+                    "were not there at the first step",
+                    hint="build all that is trained before the first step; of two trainings, drill each by itself",
+                )
             if self._backwards:
                 if not self._observer.has_met_an_optimizer:
                     self._reach_optimizer(self._observer, optimizer)  # its backward passes were made in a closure

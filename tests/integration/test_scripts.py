@@ -169,6 +169,14 @@ def test_a_script_that_trains_nothing(ranks: Ranks) -> None:
     assert ended == {0: 4} and "without a step of any optimizer" in ranks.log(ranks.reference)
 
 
+def test_parameters_that_come_in_later_are_refused(ranks: Ranks) -> None:
+    """Nobody would compare them. Those of a later stage that were there before are no matter: the loop `stages`."""
+    ended = ranks.run(ranks.reference, "loops.py", "one_after_the_other")
+    assert ended[0] not in (0, None) and "4 parameters at step 2 that were not there at the first step" in ranks.log(
+        ranks.reference
+    )
+
+
 def test_max_steps_end_a_script(ranks: Ranks) -> None:
     assert ranks.run(ranks.reference, "plain_ddp.py", workers=2, max_steps=7) == {0: 0, 1: 0}
     end = ranks.trace(ranks.reference, rank=1).end

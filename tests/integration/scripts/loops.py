@@ -125,6 +125,14 @@ def stages() -> None:
         stage.optimizer.zero_grad()
 
 
+def one_after_the_other() -> None:
+    for number in range(2):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+
+
 def scaler() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
@@ -352,7 +360,7 @@ KINDS: dict[str, Callable[[], None]] = {
 KINDS |= {
     kind.__name__: kind for kind in (recomputed, inside_backward, in_evaluation_mode, clipped_weights, functional, compiled)
 }
-KINDS |= {kind.__name__: kind for kind in (together, stages)}
+KINDS |= {kind.__name__: kind for kind in (together, stages, one_after_the_other)}
 KINDS |= {"fsdp1": lambda: sharded(1), "fsdp2": lambda: sharded(2)}
 torch.manual_seed(3)
 KINDS[sys.argv[1]]()
