@@ -231,6 +231,8 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
     name = facts.name or "a job whose file cannot be read"
     workers = "" if facts.workers is None else f" on {count(facts.workers, 'worker')}"
     every = "" if spec is None else f", a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
+    if spec is not None and spec.by == "script":
+        every = ", with its own checkpoints"
     if plan is None:
         again = "once with its faults"
     elif not plan.faults:

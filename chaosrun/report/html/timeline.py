@@ -210,8 +210,10 @@ def _rollbacks(source: Source, clock: Clock, times: Times) -> Iterator[tuple[flo
     """From the end of an attempt back to when what the next one went on from was saved; and the steps between."""
     leg = source.told.history
     saved: dict[str, float] = {}
+    done: dict[int, float] = {}
     for attempt, after in _followed(leg.attempts):
         for _, trace in sorted(attempt.traces.items()):
+            done.update((record.step, clock.at(record.time_s)) for record in trace.steps)
             for checkpoint in trace.checkpoints:
                 saved.setdefault(checkpoint.name, clock.at(checkpoint.time_s))
         if after is None:
@@ -220,7 +222,8 @@ def _rollbacks(source: Source, clock: Clock, times: Times) -> Iterator[tuple[flo
         steps = reached - after.resume_step
         end_s = times.get(("attempt.stopped", attempt.number))
         if steps > 0 and end_s is not None and (after.resume is None or after.resume in saved):
-            begin = 0.0 if after.resume is None else saved[after.resume]
+            # Of a script's own checkpoint it is known which step's it is.
+            begin = done.get(after.resume_step, 0.0) if after.resume is None else saved[after.resume]
             yield begin, clock.at(end_s), steps
 
 
@@ -267,7 +270,8 @@ def _attempt_mark(source: Source, attempt: Attempt, clock: Clock) -> Mark:
     found = source.view.verdict.attempts[own : own + 1]
     summary = found[0] if found and found[0].attempt == attempt.number else None
     steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
-    parts = [f"Attempt {attempt.number}, from {attempt.resume or 'the beginning'}"]
+    place = f"step {attempt.resume_step}" if attempt.by == "script" and attempt.went_on else "the beginning"
+    parts = [f"Attempt {attempt.number}, from {attempt.resume or place}"]
     parts.append(f"steps {min(steps)} to {max(steps)}" if steps else "no step recorded")
     if summary is not None and source.told is source.chaos:
         parts.append(f"ended by {summary.ended_by.replace('_', ' ')}")
