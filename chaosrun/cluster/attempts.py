@@ -59,7 +59,9 @@ class RunningAttempt:
             with suppress(ChildProcessError):  # of a launcher
                 os.waitid(os.P_PID, seen.pid, os.WEXITED | os.WNOHANG)
             how = {"exit_code": seen.exit_code, "signal": seen.signal, "collected": seen.is_unknown}
-            told = {"completed": seen.rank in completed, "killed": seen.rank in self.killed, "died_s": died_s}
+            # One that ended by itself just before our signal came to it was not killed by it.
+            killed = seen.rank in self.killed and seen.exit_code is None
+            told = {"completed": seen.rank in completed, "killed": killed, "died_s": died_s}
             send(Exited(attempt=self.number, rank=seen.rank, pid=seen.pid, **how, **told))
         return completed
 

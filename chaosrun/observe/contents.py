@@ -28,6 +28,13 @@ PLACES = (
     "progress",
     "time",
     "elapsed",
+    "argv",
+    "args",
+    "config",
+    "hparams",
+    "resum",
+    "restart",
+    "attempt",
 )
 """In names of what is left out."""
 STATE_BYTES = (16, 5056)
@@ -90,7 +97,8 @@ def content_digest(content: Any) -> str:
 def contents(saved: Any) -> dict[str, str]:
     """What is in a state that is saved, by path: a plain value as its text, all else as a digest. As deep as MOST_ENTRIES go;
     what lies deeper is told by one digest together. Left out is what one state may be told by in several ways: files' paths,
-    clocks, random generators, and where a loader or a stream stands. What comes of those is seen where it is used."""
+    clocks, random generators, and where a loader or a stream stands; and what a restart is told and counts: arguments,
+    attempts. What comes of those is seen where it is used."""
     leaves = list(_leaves(saved, ()))
     for depth in (DEEPEST, 3, 2, 1):
         found: dict[str, list[str]] = {}

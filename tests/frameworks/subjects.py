@@ -92,7 +92,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 name="memmap",
                 what="random windows over a memmap, the streams saved",
                 script="memmap.py",
-                quick=True,
             ),
             Subject(
                 name="memmap-random-forgotten",

@@ -209,6 +209,9 @@ LOOPS: dict[str, tuple[int, int, int, int]] = {
 
 
 SLOW = (
+    "gan",
+    "nested",
+    "clipped_weights",
     "together",
     "stages",
     "no_sync",

@@ -63,6 +63,12 @@ def test_what_a_saved_state_holds_is_told_by_path() -> None:
     assert {name for name in held if held[name] != changed[name]} == {"model/w", "seen"}
 
 
+def test_what_a_restart_is_told_and_counts_is_no_state() -> None:
+    told = {"args": {"resume": True, "lr": 0.1}, "resumed": True, "n_restarts": 2, "config": {"a": 1}, "elapsed_s": 3.5}
+    assert contents(told) == {}
+    assert contents({"config": {"scale": torch.ones(2)}, "kept": 1}).keys() == {"kept"}
+
+
 def test_a_large_state_is_told_in_fewer_words() -> None:
     state = {
         "model": {f"layer {n}": {"w": torch.full((1,), 0.5), "b": torch.ones(1)} for n in range(MOST_ENTRIES - 9)},
