@@ -86,7 +86,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 change=('scheduler.load_state_dict(saved["scheduler"])', "pass"),
                 kills=((0, 8),),
                 verdict="FAIL",
-                cause="learning_rate",
+                cause="lr_scheduler_not_restored",
             ),
             Subject(
                 name="memmap",
