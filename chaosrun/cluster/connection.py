@@ -15,10 +15,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import ray
+from ray._private import services
 from ray._private.node import Node
 
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
@@ -93,7 +95,7 @@ def _start_private(cpus: int) -> tuple[Path, Callable[[], None]]:
         stack.callback(ray.shutdown)
         os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
         try:
-            with _own_signal_handlers(), _only_what_is_used():
+            with _own_signal_handlers(), _started_for_one_driver():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
@@ -164,18 +166,24 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 @contextmanager
-def _only_what_is_used() -> Iterator[None]:
+def _started_for_one_driver() -> Iterator[None]:
     """Start Ray without what nobody asks in a private one: the autoscaler's monitor, the server of the dashboard (of which
     include_dashboard=False leaves out the pages alone), and whoever reads its logs for a driver that does not want them. They
     are three Python processes: on two cores half of the time of Ray's start, and a second of its end. ray.init has no
     arguments for it; a Ray that calls them otherwise starts them. What is left beside it, the dashboard's and the runtime
-    environments' agent, the raylet insists on; each uses a two-thousandth of a processor."""
+    environments' agent, the raylet insists on; each uses a two-thousandth of a processor.
+
+    Its processes are no part of the driver's group: a signal to all of that (`timeout`, Slurm) would kill Ray under the driver.
+    """
     methods = {name: vars(Node)[name] for name in UNUSED if name in vars(Node)}
     for name in methods:
         setattr(Node, name, lambda *_, **__: None)
+    start = services.ConsolePopen
+    services.ConsolePopen = partial(start, process_group=0)
     try:
         yield
     finally:
+        services.ConsolePopen = start
         for name, method in methods.items():
             setattr(Node, name, method)
 

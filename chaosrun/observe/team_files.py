@@ -3,12 +3,14 @@
 Each leg of a script that saves by itself runs in a working folder of its own, whose entries lead to those of the job's folder
 (`supervise.working_folder`). A name that the script makes anew below a linked folder is made in the leg: the links on the way
 become folders of the leg. What would be changed elsewhere, in the job's folder or below a path among the script's arguments, is
-refused. Python tells of it (`sys.addaudithook`), and torch and safetensors, which open files in native code, are wrapped. Not
-seen: programs that the script starts.
+refused. So is a save to where the script has read a file of the job's, or to the next of its series (step-10.pt, step-15.pt):
+the leg began where another run had ended. Python tells of it (`sys.addaudithook`), and torch and safetensors, which open files
+in native code, are wrapped. Not seen: programs that the script starts.
 """
 
 import fcntl
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -24,11 +26,13 @@ from chaosrun.observe.writers import wrap_writers
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".metadata")
 """Files of these kinds are guarded wherever they lie."""
 CACHES = ("~/.cache", "~/.config", "~/.triton")
 SHARED = "outside of what is this leg's own: both legs would share it"
+LEFT = "which another run left"
 OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
+MOST_READ = 20_000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _MAKES = frozenset({"os.mkdir"})
 _TAKES_AWAY = frozenset({"os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
@@ -45,6 +49,7 @@ class TeamFiles:
         self._work = os.path.join(os.path.realpath(leg.work), "")
         self._above = os.path.join(os.path.realpath(leg.work.parents[1]), "")
         self._directory = os.path.realpath(order.directory)
+        self._script = os.path.realpath(order.script)
         self._began_s = order.drill_began_s
         # What is named in the arguments, and is not there or empty, is there to be written.
         self._named = [path for word in (*order.args, *order.command) if (path := _absolute(word))]
@@ -61,6 +66,8 @@ class TeamFiles:
         """The first refusal: whatever the script made of it, the leg is over."""
         self._has_begun = False
         """It has trained: files that were made before are caches and downloads."""
+        self._read: dict[str, None] = {}
+        """Files that were there before the drill, relative to the working folder."""
         self._busy = False
 
     def install(self) -> None:
@@ -80,6 +87,8 @@ class TeamFiles:
             flags = arguments[2]
             if isinstance(flags, int) and flags & _WRITES:
                 self._change(arguments[0], follows=True)
+            elif not self._busy and not self._has_begun:
+                self._note_read(arguments[0])
         elif event in _MAKES:
             self._change(arguments[0], makes_folder=True)
         elif event in _TAKES_AWAY:
@@ -99,6 +108,35 @@ class TeamFiles:
         finally:
             self._busy = False
 
+    def _note_read(self, target: Any) -> None:
+        """Of what is the job's, and may be a checkpoint of another run."""
+        if not isinstance(target, str | bytes | os.PathLike):
+            return
+        path = os.path.abspath(os.fsdecode(target))
+        top = next((top for top in (self._work, os.path.join(self._directory, "")) if path.startswith(top)), None)
+        if top is None or len(self._read) >= MOST_READ:
+            return
+        self._busy = True
+        try:
+            real = os.path.realpath(path)
+        finally:
+            self._busy = False
+        if not real.startswith(self._leg):
+            self._read[path.removeprefix(top)] = None
+
+    def _expect_own_beginning(self, name: str, *, is_save: bool) -> None:
+        """Raises MisuseError where the script saves, under this `name` in its working folder, what it has read of the job's."""
+        read = name if name in self._read else None
+        if read is None and (is_save or name.endswith(CHECKPOINTS) or not os.path.splitext(name)[1]):
+            parts = name.count(os.sep) + 1
+            alike = {os.sep.join(each.split(os.sep)[:parts]): each for each in self._read}
+            found = [each for top, each in alike.items() if _series(top) == _series(name)]
+            # Several of one series are its inputs: items of a data set.
+            read = found[0] if len(found) == 1 else None
+        if read is not None:
+            message = f"the script began with {read}, {LEFT}, and goes on to save {name}: a drill begins without either"
+            self._refuse(message, outputs=self._outputs(read, name))
+
     def _look(self, path: str, *, follows: bool, makes_folder: bool, is_save: bool) -> None:
         folder, name = os.path.split(path)
         real = os.path.join(os.path.realpath(folder), name)
@@ -106,10 +144,12 @@ class TeamFiles:
             real = os.path.realpath(real)
         if "__pycache__" in real:
             return
+        if self._has_begun and path.startswith(self._work) and not makes_folder:
+            self._expect_own_beginning(path.removeprefix(self._work), is_save=is_save)
         there = _seen(real)
         if path.startswith(self._above) and not path.startswith(self._work):
             if not makes_folder or there is None:
-                self._refuse(real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
+                self._refuse_changing(real, f"the script would write {os.path.relpath(path, self._work)}, {SHARED}")
             return
         is_guarded = f"{real}/".startswith(self._guarded)
         if not is_guarded and (is_save or real.endswith(CHECKPOINTS)) and not real.startswith(self._caches):
@@ -120,11 +160,11 @@ class TeamFiles:
             if path.startswith(self._work):
                 self._make_own(folder)
             elif f"{real}/".startswith(self._to_be_written) or self._has_begun:
-                self._refuse(real, f"the script would write {real}, {SHARED}")
+                self._refuse_changing(real, f"the script would write {real}, {SHARED}")
         elif not makes_folder and there.st_ctime < self._began_s and not _holds_nothing(real, there):
-            self._refuse(real, f"the script would change {real}, {OF_THE_TEAM}")
+            self._refuse_changing(real, f"the script would change {real}, {OF_THE_TEAM}")
         elif not makes_folder and self._has_begun:
-            self._refuse(real, f"the script would change {real}, {SHARED}")
+            self._refuse_changing(real, f"the script would change {real}, {SHARED}")
 
     def _make_own(self, folder: str) -> None:
         """Have every folder on the way to this one be the leg's, with links to what is in it now."""
@@ -145,16 +185,32 @@ class TeamFiles:
         finally:
             os.close(descriptor)
 
-    def _refuse(self, real: str, message: str) -> NoReturn:
+    def _outputs(self, *names: str) -> str:
+        """What to hide from each leg, so that it begins without these files of the job's."""
+        folder = os.path.commonpath([os.path.dirname(name) for name in names])
+        whole = os.path.join(self._directory, folder, "") if folder else self._directory
+        if folder and not self._script.startswith(whole):
+            return folder
+        first = _series(os.path.relpath(names[0], folder or ".").partition(os.sep)[0])
+        return ", ".join(sorted(os.path.join(folder, each) for each in os.listdir(whole) if _series(each) == first))
+
+    def _refuse_changing(self, real: str, message: str) -> NoReturn:
+        inside = f"{real}/".startswith(os.path.join(self._directory, ""))
+        self._refuse(message, outputs=self._outputs(os.path.relpath(real, self._directory)) if inside else None)
+
+    def _refuse(self, message: str, *, outputs: str | None) -> NoReturn:
         hint = "write {output} in the place of its path, in args, env or command: it is a folder of each leg's own"
         hint += "; a path that stands in the script has to become an argument, or relative"
-        if f"{real}/".startswith(os.path.join(self._directory, "")):
-            inside = os.path.relpath(real, self._directory)
-            output = os.path.dirname(inside) or inside
-            hint = f"outputs=[{output}] gives each leg its own, empty at first; or {hint}"
+        if outputs:
+            hint = f"outputs=[{outputs}] gives each leg its own, empty at first; or {hint}"
         error = MisuseError(message, hint=hint)
         self.refused = self.refused or error
         raise error
+
+
+def _series(name: str) -> str:
+    """The same for all checkpoints that differ by a number."""
+    return re.sub(r"[0-9]+", "0", name)
 
 
 def _unlinked(link: str) -> None:

@@ -38,12 +38,13 @@ def leg_of(job: Path, *outputs: str) -> LegLayout:
     return leg
 
 
-def tried(job: Path, leg: LegLayout, args: tuple[str, ...], *tries: tuple[str, str]) -> dict[str, Any]:
+def tried(job: Path, leg: LegLayout, args: tuple[str, ...], *tries: tuple[str, str], script: str = "") -> dict[str, Any]:
     """What became of each try, in a process of its own: what listens there cannot be taken off again."""
     order = WorkerOrder(
         **{"leg": "chaos", "leg_path": str(leg.path), "storage_path": None, "attempt": 1, "rank": 0, "world_size": 1},
-        **{"local_rank": 0, "local_world_size": 1, "node_rank": 0, "master_addr": "", "master_port": 0, "script": ""},
+        **{"local_rank": 0, "local_world_size": 1, "node_rank": 0, "master_addr": "", "master_port": 0},
         **{"seed": 0, "deterministic": "off", "threads": 1, "every_steps": 1, "keep": 2, "by": "script", "args": args},
+        **{"script": str(job / script)},
         **{"cwd": str(leg.work), "directory": str(job), "drill_began_s": time.time()},
     )
     # Times of the file system are coarser than the clock's.
@@ -129,6 +130,55 @@ def test_what_is_new_is_the_legs_own(job: Path) -> None:
         )
         == own
     )
+
+
+READ = "open({!r}, 'rb').read()"
+SAVED = "torch.save({{}}, 'next.pt'); Path({0!r}).parent.mkdir(exist_ok=True); os.replace('next.pt', {0!r})"
+
+
+@pytest.mark.parametrize(
+    ("read", "saved", "outputs"),
+    [
+        ("out/last.pt", "out/last.pt", "out"),
+        ("out/step-10.pt", "out/step-15.pt", "out"),
+        ("out/checkpoint-10/optimizer.pt", "out/checkpoint-15/optimizer.pt", "out"),
+        ("step-10.pt", "step-15.pt", "step-10.pt"),
+        ("code/last.pt", "code/last.pt", "code/last.pt"),
+        ("data/base.pt", "data/tuned.pt", None),
+        ("data/base-10.pt", "out/base-15.pt", None),
+    ],
+)
+def test_a_script_that_begins_with_the_teams_checkpoint_is_told(job: Path, read: str, saved: str, outputs: str | None) -> None:
+    """Weights that it begins with, and does not save to, are an input."""
+    (job / read).parent.mkdir(parents=True, exist_ok=True)
+    (job / read).write_text("the team's")
+    before = tree(job)
+    tries = [("read", READ.format(read)), ("step", STEP), ("save", SAVED.format(saved))]
+    found = tried(job, leg_of(job), (), *tries, script="code/train.py")
+    assert tree(job) == before
+    if outputs is None:
+        assert set(found.values()) == {"done", None}
+    else:
+        assert found["save"].startswith(f"the script began with {read}, which another run left, and goes on to save {saved}")
+        assert f"outputs=[{outputs}] gives each leg its own" in found["save"]
+
+
+def test_a_folder_that_is_renamed_and_items_of_a_data_set(job: Path) -> None:
+    for name in ("out/checkpoint-10/model.bin", "data/item-1.pt", "data/item-2.pt"):
+        (job / name).parent.mkdir(exist_ok=True)
+        (job / name).write_text("the team's")
+    tries = [
+        (
+            "items",
+            f"{READ.format('data/item-1.pt')}; {READ.format('data/item-2.pt')}; {READ.format('out/checkpoint-10/model.bin')}",
+        ),
+        ("step", STEP),
+        ("more items", "torch.save({}, 'data/item-3.pt')"),
+        ("renamed", "os.mkdir('out/tmp'); os.rename('out/tmp', 'out/checkpoint-15')"),
+    ]
+    found = tried(job, leg_of(job), (), *tries)
+    assert (found["items"], found["more items"]) == ("done", "done")
+    assert found["renamed"].startswith("the script began with out/checkpoint-10/model.bin")
 
 
 def test_outputs_begin_empty(job: Path) -> None:
