@@ -134,7 +134,8 @@ class TeamFiles:
             # Several of one series are its inputs: items of a data set.
             read = found[0] if len(found) == 1 else None
         if read is not None:
-            message = f"the script began with {read}, {LEFT}, and goes on to save {name}: a drill begins without either"
+            what = "it anew" if read == name else name
+            message = f"the script began with {read}, {LEFT}, and saves {what}: each leg has to begin at the beginning"
             self._refuse(message, outputs=self._outputs(read, name))
 
     def _look(self, path: str, *, follows: bool, makes_folder: bool, is_save: bool) -> None:
@@ -200,9 +201,10 @@ class TeamFiles:
 
     def _refuse(self, message: str, *, outputs: str | None) -> NoReturn:
         hint = "write {output} in the place of its path, in args, env or command: it is a folder of each leg's own"
-        hint += "; a path that stands in the script has to become an argument, or relative"
         if outputs:
             hint = f"outputs=[{outputs}] gives each leg its own, empty at first; or {hint}"
+        else:
+            hint += "; a path that stands in the script has to become an argument, or relative"
         error = MisuseError(message, hint=hint)
         self.refused = self.refused or error
         raise error

@@ -337,11 +337,11 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _script_traceback(error: BaseException) -> str:
-    """The traceback from the script's own first frame on."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    """The traceback from the script's own first frame on; to its own last one, where chaosrun refused what it did."""
+    ours = str(PACKAGE) if isinstance(error, ChaosrunError) else __file__
+    told = traceback.TracebackException.from_exception(error)
+    told.stack = traceback.StackSummary.from_list([each for each in told.stack if not each.filename.startswith(ours)])
+    return "".join(told.format())
 
 
 def _leave_process_group() -> None:

@@ -263,7 +263,8 @@ class _LegFollower:
                     step = start.position.step
                     place = f"step {step}" if step else "the beginning"
                     if start.found and start.found.step is None:
-                        place = f"what is no step's state: nearest is step {step}"
+                        nearest = f", nearest to step {step}" if step else ""
+                        place = f"a state that the undisturbed run never had{nearest}"
                     about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
                     yield Told.notice({"event": "attempt.placed", **about})
 

@@ -11,6 +11,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
 from chaosrun.wording import count
 
+EARLIER_RUN = "where it went on from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
 MOST_BESIDE = 4000
 """Entries of a folder above the job's that are shown."""
 
@@ -78,14 +79,14 @@ def expect_resumable(leg: LegLayout, steps: int) -> None:
         raise UsageError(
             "the script ended without a step of an optimizer",
             hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
-            "none); where it found a checkpoint of an earlier run, and had nothing left to do, outputs=[FOLDER] hides that "
-            "folder from each leg",
+            f"none); {EARLIER_RUN}",
         )
     if not _has_written(leg):
         made = count(steps, "step")
         raise UsageError(
             f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
-            hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen",
+            hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen; "
+            + EARLIER_RUN,
         )
 
 

@@ -21,7 +21,8 @@ def ctrl_c(process: subprocess.Popen[str]) -> None:
 
 
 def sigterm(process: subprocess.Popen[str]) -> None:
-    process.terminate()
+    """As `timeout` does, and Slurm: likewise."""
+    os.killpg(process.pid, signal.SIGTERM)
 
 
 def has_a_run(shell: Shell) -> bool:
@@ -58,6 +59,7 @@ def interrupt(
         process.kill()
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
+    assert "GCS" not in done.stderr, "Ray was ended in order, not under the command's feet"
     assert "error: interrupted" in done.stderr
     assert shell.left_behind() == [], "nothing is left when the command returns, not only some time later"
     again = "diagnose" if "diagnose" in arguments else "resume"
@@ -69,8 +71,8 @@ def interrupt(
 
 @pytest.mark.parametrize(
     ("when", "send"),
-    [pytest.param(starts_ray, sigterm, marks=pytest.mark.nightly), (imports_torch, ctrl_c)],
-    ids=["SIGTERM while Ray starts", "Ctrl-C while torch loads"],
+    [pytest.param(starts_ray, ctrl_c, marks=pytest.mark.nightly), (imports_torch, sigterm)],
+    ids=["Ctrl-C while Ray starts", "SIGTERM while torch loads"],
 )
 def test_an_interrupt_during_start_up_leaves_nothing(
     shell: Shell, when: Callable[[Shell], bool], send: Callable[..., None]

@@ -159,7 +159,7 @@ def test_a_script_that_begins_with_the_teams_checkpoint_is_told(job: Path, read:
     if outputs is None:
         assert set(found.values()) == {"done", None}
     else:
-        assert found["save"].startswith(f"the script began with {read}, which another run left, and goes on to save {saved}")
+        assert found["save"].startswith(f"the script began with {read}, which another run left, and saves ")
         assert f"outputs=[{outputs}] gives each leg its own" in found["save"]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from chaosrun.errors import MisuseError
+from chaosrun.cli.options import one_or_more
+from chaosrun.errors import MisuseError, UsageError
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.protocol import worker
 from tests.integration.ranks import make_orders
@@ -48,3 +49,10 @@ def test_a_script_that_cannot_be_compiled_is_the_scripts(tmp_path: Path, monkeyp
     with pytest.raises(SyntaxError) as caught:
         worker._run_script(replace(order, script=str(script)))
     assert worker._describe(caught.value, order).ours is False
+
+
+def test_a_refusal_shows_where_the_script_was_and_not_where_chaosrun_was() -> None:
+    with pytest.raises(UsageError) as caught:
+        one_or_more("--at-once", 0)
+    shown = worker._script_traceback(caught.value)
+    assert "test_protocol_worker_errors.py" in shown and str(worker.PACKAGE) not in shown
