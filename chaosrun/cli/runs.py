@@ -167,7 +167,7 @@ def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
     from chaosrun.report.follow import RunFollower
     from chaosrun.report.status import read_status
 
-    follower, last = RunFollower(run, whole=False), None
+    follower, last = RunFollower(run), None
 
     def tell() -> bool:
         nonlocal last

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import fault_problem
 from chaosrun.faults.observed import Observation
 from chaosrun.records.codec import DamagedRecordError, read_records
-from chaosrun.records.events import EVENTS, FaultObserved, JournalEvent
-from chaosrun.records.history import LegHistory, TraceReader, history_of
-from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.events import EVENTS, FaultObserved
+from chaosrun.records.history import LegHistory, history_of
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.traces import RankTrace, read_ends
+from chaosrun.records.traces import read_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +52,24 @@ def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
         journal = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
     except DamagedRecordError as error:
         raise UsageError(f"the journal is damaged: {error}", hint=f"see `chaosrun status {run_argument(run)}`") from error
-    return tuple(landing(planned[fault], leg, journal) for fault in faults)
+    history = history_of(leg, journal, read_ends, [])
+    return tuple(landing(planned[fault], history) for fault in faults)
 
 
-def landing(fault: Fault, leg: LegLayout, journal: Sequence[JournalEvent]) -> Landed:
-    """What the verdict would say of it if the leg ended here: landed, not to be shown any more, or not seen to land yet."""
-    seen = next((event for event in journal if isinstance(event, FaultObserved) and event.fault == fault.id), None)
-    history = history_of(leg, journal, None if seen is None else _ends_of(seen.attempt), [])
+def landing(fault: Fault, history: LegHistory) -> Landed:
+    """What the verdict would say of it if the leg ended here: landed, not to be shown any more, or not seen to land yet.
+
+    Of the history's traces the ends are enough.
+    """
+    seen = next((event for event in history.events(FaultObserved) if event.fault == fault.id), None)
     over = history.finished
     if seen is None:
         why = over and f"the leg ended before it came ({over.outcome.replace('_', ' ')})"
         return Landed(fault=fault.id, problem=why)
     problem = fault_problem(fault, history)
-    if problem is None:
-        return _landed(fault, seen, history)
-    certain = over or (seen.found or {}).get("problem")
-    return Landed(fault=fault.id, problem=problem.words if certain else None)
-
-
-def _landed(fault: Fault, seen: FaultObserved, history: LegHistory) -> Landed:
+    if problem is not None:
+        certain = over or (seen.found or {}).get("problem")
+        return Landed(fault=fault.id, problem=problem.words if certain else None)
     trace = history.trace(seen.attempt, seen.rank)
     return Landed(
         fault=fault.id,
@@ -82,12 +80,3 @@ def _landed(fault: Fault, seen: FaultObserved, history: LegHistory) -> Landed:
         pid=seen.pid,
         evidence=Observation.of(fault, seen).words,
     )
-
-
-def _ends_of(wanted: int) -> TraceReader:
-    """Of one attempt, and no more of its traces than it takes."""
-
-    def read(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
-        return read_ends(path, attempt, rank, problems) if attempt == wanted else RankTrace(attempt=attempt, rank=rank)
-
-    return read

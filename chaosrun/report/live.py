@@ -20,7 +20,7 @@ from rich.live import Live
 
 from chaosrun.records.events import EventRecord
 from chaosrun.records.layout import RunLayout
-from chaosrun.report.draw import ASCII, UNICODE, draw
+from chaosrun.report.draw import draw
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.output import LeavingStream, has_colour, size_of
@@ -71,8 +71,6 @@ class Display:
         self._stream = LeavingStream(stream)
         self._began_s, self._clock = began_s, clock
         self._size = lambda: size(stream)
-        encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
-        self._signs = UNICODE if encoding.startswith("utf") else ASCII
         self._follower: RunFollower | None = None
         self._live: Live | None = None
         if terminal:
@@ -129,8 +127,7 @@ class Display:
         if self._live is not None and self._follower is not None:
             columns, rows = self._live.console.size = self._size()
             # The last column and the last row stay free: with them the terminal would scroll.
-            room = {"width": columns - 1, "height": max(1, rows - 1)}
-            lines = draw(self._follower.picture, now_s=self._clock(), signs=self._signs, **room)
+            lines = draw(self._follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1))
             self._live.start()
             self._live.update(Group(*lines), refresh=True)
 

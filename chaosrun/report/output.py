@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WIDEST = 120
 """Wider than this a table is hard to read across."""
+ASCII = str.maketrans("━┈○◇●◐▪✓▶…", "=.o?@/#v>.")
+"""Signs of the live view for an encoding that lacks them."""
 
 
 class LeavingStream(io.TextIOBase):
@@ -31,7 +33,7 @@ class LeavingStream(io.TextIOBase):
                 try:
                     self._stream.write(text)
                 except UnicodeEncodeError:
-                    self._stream.write(text.encode("ascii", errors="replace").decode())
+                    self._stream.write(text.translate(ASCII).encode("ascii", errors="replace").decode())
                 self._stream.flush()
             except (OSError, ValueError):
                 self.is_gone = True

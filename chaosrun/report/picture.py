@@ -1,23 +1,18 @@
-"""What a run looks like at the moment: its journals' history and what traces, heartbeats and markers add while it goes on.
+"""What a run looks like at the moment: made anew from its journals' history, the ends of its traces, heartbeats and markers.
 
 Pure: is told what was read, reads nothing, knows no clock and no terminal. Steps done again after a restart are counted once.
 """
 
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
-
-import msgspec
 
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.events import (
-    AttemptStarting,
     AttemptStopped,
     CheckpointQuarantined,
     DeathUnplanned,
@@ -32,30 +27,18 @@ from chaosrun.records.events import (
     WorkerExited,
 )
 from chaosrun.records.heartbeat import Heartbeat
-from chaosrun.records.history import LegHistory
-from chaosrun.records.layout import LegLayout
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.sentences import sentence
 
 State = Literal["starting", "restoring", "training", "saving", "ending", "done", "stopped", "killed", "left", "failed", "hung"]
 """Of a rank: what it does, then how it ended. stopped: by the supervisor, with its attempt."""
 RECENT_STEPS = 32
-"""What the rate is taken over."""
+"""What the pace is taken over."""
 _BEFORE_RESTORE = frozenset({"started", "script", "rendezvous", "joined"})
 _OF_RESTORE = frozenset({"restoring", "restored"})
 _UNFINISHED_STEP = frozenset({"epoch", "fetch", "forward", "backward", "optimizer", "record"})
-
-
-class TraceLine(msgspec.Struct):
-    """What a picture needs of a line of a trace."""
-
-    kind: str
-    step: int = 0
-    time_s: float = 0.0
-    loss: tuple[str, ...] = ()
-    items: int | str | None = None
-    """Of a step how many there were; of a probe, what they are."""
-    position: dict[str, int] = {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,30 +51,16 @@ class Lane:
     state: State = "starting"
     note: str = ""
     """Why it ended, or the fault it goes on with."""
+    silent_s: float = 0.0
+    """How long it has made no progress, where it cannot be that it waits for the others."""
     ended: bool = False
-    beat: Heartbeat | None = None
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Its newest steps and when each was done."""
 
     def end(self, state: State, note: str = "") -> None:
-        self.state, self.ended = state, True
+        self.state, self.ended, self.silent_s = state, True, 0.0
         self.note = note or self.note
 
-    @property
-    def silent_s(self) -> float:
-        """How long it has made no progress, where it cannot be that it waits for the others."""
-        return 0.0 if self.ended or self.beat is None or self.beat.facts.waits else self.beat.silent_s
 
-    @property
-    def step_s(self) -> float | None:
-        """Seconds that a step takes it."""
-        if len(self.recent) < 2:
-            return None
-        (first, began_s), (last, ended_s) = self.recent[0], self.recent[-1]
-        return (ended_s - began_s) / (last - first) if last > first and ended_s > began_s else None
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSeen:
     """What became of a fault. fired: it was about to strike; landed, missed: as `report.landings` has it."""
 
@@ -101,27 +70,28 @@ class FaultSeen:
     step: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LegPicture:
-    """One leg. `take_*` are told what is new of it."""
+    """One leg."""
 
-    def __init__(self, name: str, layout: LegLayout) -> None:
-        self.name = name
-        self.history = LegHistory(name=name, layout=layout)
-        self.workers: int | None = None
-        self.supervisor_pid: int | None = None
-        self.lanes: dict[int, Lane] = {}
-        self.faults: dict[str, FaultSeen] = {}
-        self.checkpoints: dict[int, bool] = {}
-        """By step; False: quarantined."""
-        self.losses: dict[int, float] = {}
-        """By step, over all ranks; that of the newest attempt that did it."""
-        self.damage: dict[Path, str] = {}
-        """Files that could not be read in full, and why."""
-        self._reached: dict[int, int] = {}
-        """By attempt."""
-        self._first_step_s: dict[int, float] = {}
-        self._shares: dict[tuple[int, int], dict[int, float]] = {}
-        self._step_s: float | None = None
+    name: str
+    history: LegHistory
+    """With the ends of its traces."""
+    lanes: Mapping[int, Lane] = field(default_factory=dict)
+    faults: Mapping[str, FaultSeen] = field(default_factory=dict)
+    kept: tuple[int, ...] = ()
+    """Steps of the checkpoints that lie on the disk."""
+    damage: tuple[str, ...] = ()
+    """Sentences on files that could not be read in full."""
+
+    @property
+    def workers(self) -> int | None:
+        return next((event.workers for event in self.history.events(LegStarted)), None)
+
+    @property
+    def supervisor_pid(self) -> int | None:
+        told = [event for event in self.history.journal if isinstance(event, LegStarted | SupervisorResumed)]
+        return told[-1].supervisor_pid if told else None
 
     @property
     def attempt(self) -> int:
@@ -153,8 +123,9 @@ class LegPicture:
         return self.history.events(DeathUnplanned)
 
     @property
-    def quarantined(self) -> int:
-        return len(self.history.events(CheckpointQuarantined))
+    def quarantined(self) -> tuple[int, ...]:
+        """Steps of the checkpoints that were set aside; 0 of one whose name says none."""
+        return tuple(event.step or 0 for event in self.history.events(CheckpointQuarantined))
 
     @property
     def last(self) -> str:
@@ -173,7 +144,7 @@ class LegPicture:
     @property
     def reached(self) -> int:
         """The newest that any rank has completed, in any attempt."""
-        return max(self._reached.values(), default=0)
+        return max(map(_reached, self.history.attempts), default=0)
 
     @property
     def restarts(self) -> int:
@@ -181,135 +152,91 @@ class LegPicture:
 
     @property
     def lost_steps(self) -> int:
-        """Steps done or restored that the next attempt did not go on from."""
-        return sum(max(0, self._reached.get(a.number, 0) - b.resume_step) for a, b in pairwise(self.history.attempts))
-
-    @property
-    def recoveries_s(self) -> list[float]:
-        """From the first death of an attempt to the first step of the next, where both are known."""
-        died = [next((end.died_s for end in a.exits if end.exit_code != 0), None) for a in self.history.attempts]
-        first = [self._first_step_s.get(attempt.number) for attempt in self.history.attempts]
-        pairs = zip(died, first[1:], strict=False)
-        return [max(0.0, began_s - died_s) for died_s, began_s in pairs if died_s is not None and began_s is not None]
+        """Steps done or restored that the next attempt, where it is known where it went on, did not go on from."""
+        known = [
+            entry
+            for entry in self.history.attempts
+            if entry.by == "chaosrun" or entry.number == 1 or any(trace.start for trace in entry.traces.values())
+        ]
+        return sum(max(0, _reached(before) - after.resume_step) for before, after in pairwise(known))
 
     @property
     def step_s(self) -> float | None:
         """Seconds a step takes, by the slowest rank; that of an earlier attempt until there is one of this."""
-        known = [lane.step_s for lane in self.lanes.values() if lane.step_s is not None]
-        self._step_s = max(known) if known else self._step_s
-        return self._step_s
+        for attempt in reversed(self.history.attempts):
+            if paces := [pace for trace in attempt.traces.values() if (pace := _pace(trace)) is not None]:
+                return max(paces)
+        return None
 
-    def take_history(self, history: LegHistory) -> None:
-        """The journal has grown."""
-        fresh = history.journal[len(self.history.journal) :]
-        for event in fresh:
-            self._take(event)
-        self.history = history
 
-    def _take(self, event: JournalEvent) -> None:
-        match event:
-            case LegStarted():
-                self.workers, self.supervisor_pid = event.workers, event.supervisor_pid
-            case SupervisorResumed():
-                self.supervisor_pid = event.supervisor_pid
-            case AttemptStarting():
-                self._step_s = self.step_s
-                self._reached[event.attempt] = event.resume_step
-                self.lanes = {rank: Lane(rank=rank, step=event.resume_step) for rank in range(self.workers or 0)}
-                if event.resume is not None:
-                    self.checkpoints[event.resume_step] = True
-            case CheckpointQuarantined(step=int(step)):
-                self.checkpoints[step] = False
-            case FaultRequested():
-                self.take_request(event)
-            case FaultWithdrawn():
-                self.faults[event.fault] = FaultSeen()
-            case WorkerExited() | FaultObserved() | HangDeclared() | DeathUnplanned() | AttemptStopped():
-                if max(self._reached, default=0) == event.attempt:
-                    self._take_end(event)
-            case _:
-                pass
+def _reached(attempt: Attempt) -> int:
+    return max((trace.steps[-1].step for trace in attempt.traces.values() if trace.steps), default=attempt.resume_step)
 
-    def _take_end(self, event: WorkerExited | FaultObserved | HangDeclared | DeathUnplanned | AttemptStopped) -> None:
-        """What ends ranks of the newest attempt."""
-        lanes = self.lanes
-        match event:
-            case AttemptStopped():
-                for lane in (lanes[rank] for rank in event.killed if rank in lanes):
-                    if lane.state != "hung" and lane.note in ("", "SIGKILL"):
-                        lane.note = ""
-                        lane.end("stopped")
-            case HangDeclared():
-                if lane := lanes.get(event.first):
-                    lane.end("hung")
-            case DeathUnplanned():
-                if event.rank is not None and (lane := lanes.get(event.rank)) and lane.state != "hung":
-                    lane.end(lane.state if lane.ended else "failed", "unplanned")
-            case FaultObserved():
-                if (lane := lanes.get(event.rank)) and not (event.found or {}).get("problem"):
-                    lane.note = event.fault
-                    if event.how != "note" and lane.state != "left":
-                        lane.end("hung" if event.how == "hang" else "killed")
-            case WorkerExited():
-                if lane := lanes.get(event.rank):
-                    _take_exit(lane, event)
 
-    def take_request(self, request: FaultRequested) -> None:
-        """A fault is about to strike: by its marker, or by the journal's copy of that, which comes later."""
-        if self.faults.setdefault(request.fault, FaultSeen()).state == "planned":
-            where = FaultSeen(state="fired", attempt=request.attempt, rank=request.rank, step=request.step)
-            self.faults[request.fault] = where
+def _pace(trace: RankTrace) -> float | None:
+    if len(trace.steps) < 2:
+        return None
+    first, last = trace.steps[-RECENT_STEPS:][0], trace.steps[-1]
+    steps, took_s = last.step - first.step, last.time_s - first.time_s
+    return took_s / steps if steps > 0 and took_s > 0 else None
 
-    def withdraw(self, fault: str) -> None:
-        """Its marker is gone: it may strike again."""
-        if (seen := self.faults.get(fault)) and seen.state == "fired":
-            self.faults[fault] = FaultSeen()
 
-    def take_trace(self, attempt: int, rank: int, line: TraceLine) -> None:
-        """One line of a rank's trace. Raises ValueError where it makes no sense."""
-        lane = self.lanes.get(rank) if attempt == self.attempt else None
-        if lane and not lane.ended and line.kind in ("start", "step"):
+def lanes_of(history: LegHistory, beats: Mapping[int, Heartbeat]) -> dict[int, Lane]:
+    """The ranks of the newest attempt. `beats`: their newest ones."""
+    workers = next((event.workers for event in history.events(LegStarted)), 0)
+    if not history.attempts:
+        return {}
+    attempt, lanes = history.attempts[-1], {}
+    for rank in range(workers):
+        lane = lanes[rank] = Lane(rank=rank, step=attempt.resume_step)
+        trace = attempt.traces.get(rank)
+        if trace is not None and trace.start:
             lane.state = "training"
-            lane.step = max(lane.step, line.position.get("step", 0))
-        if line.kind == "checkpoint":
-            self.checkpoints[line.step] = True
-        if line.kind != "step":
-            return
-        if line.step < 1:
-            raise ValueError(f"a record of step {line.step}")
-        if attempt in self._reached:
-            self._reached[attempt] = max(self._reached[attempt], line.step)
-            self._first_step_s[attempt] = min(self._first_step_s.get(attempt, math.inf), line.time_s)
-        if lane:
-            lane.step = max(lane.step, line.step)
-            lane.recent.append((line.step, line.time_s))
-        if values := [_loss(value) for value in line.loss]:
-            # Of an accumulation window each value is a share of the whole batch's; else the mean over a part of it.
-            whole = line.items is not None
-            self._take_share(attempt, rank, line.step, sum(values) / (1 if whole else len(values)), whole=whole)
+            lane.step = trace.steps[-1].step if trace.steps else trace.start.position.step
+        if rank in beats:
+            _take_beat(lane, beats[rank], is_first=not attempt.went_on)
+    for event in history.journal:
+        if getattr(event, "attempt", None) == attempt.number:
+            _take_end(lanes, event)
+    return lanes
 
-    def _take_share(self, attempt: int, rank: int, step: int, share: float, *, whole: bool) -> None:
-        shares = self._shares.setdefault((attempt, step), {})
-        shares[rank] = share
-        if len(shares) == (self.workers or 1):
-            del self._shares[attempt, step]
-            self.losses[step] = sum(shares.values()) / (1 if whole else len(shares))
 
-    def take_beat(self, rank: int, beat: Heartbeat) -> None:
-        """The newest heartbeat of a rank of the newest attempt."""
-        lane = self.lanes.get(rank)
-        if lane is None or lane.ended:
-            return
-        done = beat.step - (beat.stage in _UNFINISHED_STEP)
-        if lane.recent and done < lane.step - 1:
-            return  # of another machine: what is seen of the file is old
-        lane.beat = beat
-        lane.state = _doing(beat.stage)
-        if lane.state == "restoring" and self.resumed_from is None:
-            lane.state = "starting"
-        if lane.state in ("training", "saving", "ending"):
-            lane.step = max(lane.step, done)
-            self._reached[self.attempt] = max(self._reached[self.attempt], done)
+def _take_beat(lane: Lane, beat: Heartbeat, *, is_first: bool) -> None:
+    """`is_first`: there is nothing to restore."""
+    done = beat.step - (beat.stage in _UNFINISHED_STEP)
+    if lane.state == "training" and done < lane.step - 1:
+        return  # of another machine: what is seen of the file is old
+    lane.state, lane.silent_s = _doing(beat.stage), 0.0 if beat.facts.waits else beat.silent_s
+    if lane.state == "restoring" and is_first:
+        lane.state = "starting"
+    if lane.state in ("training", "saving", "ending"):
+        lane.step = max(lane.step, done)
+
+
+def _take_end(lanes: Mapping[int, Lane], event: JournalEvent) -> None:
+    """What ends ranks of the newest attempt."""
+    match event:
+        case AttemptStopped():
+            for lane in (lanes[rank] for rank in event.killed if rank in lanes):
+                if lane.state != "hung" and lane.note in ("", "SIGKILL"):
+                    lane.note = ""
+                    lane.end("stopped")
+        case HangDeclared():
+            if lane := lanes.get(event.first):
+                lane.end("hung")
+        case DeathUnplanned():
+            if event.rank is not None and (lane := lanes.get(event.rank)) and lane.state != "hung":
+                lane.end(lane.state if lane.ended else "failed", "unplanned")
+        case FaultObserved():
+            if (lane := lanes.get(event.rank)) and not (event.found or {}).get("problem"):
+                lane.note = event.fault
+                if event.how != "note" and lane.state != "left":
+                    lane.end("hung" if event.how == "hang" else "killed")
+        case WorkerExited():
+            if lane := lanes.get(event.rank):
+                _take_exit(lane, event)
+        case _:
+            pass
 
 
 def _take_exit(lane: Lane, event: WorkerExited) -> None:
@@ -323,13 +250,6 @@ def _take_exit(lane: Lane, event: WorkerExited) -> None:
         lane.end("failed", f"exit code {event.exit_code}")
 
 
-def _loss(value: str) -> float:
-    try:
-        return float.fromhex(value)
-    except OverflowError as error:
-        raise ValueError(str(error)) from error
-
-
 def _doing(stage: str) -> State:
     if stage in _BEFORE_RESTORE:
         return "starting"
@@ -338,6 +258,18 @@ def _doing(stage: str) -> State:
     if stage in ("ended", "leaving"):
         return "ending"
     return "saving" if stage.startswith("checkpoint.") else "training"
+
+
+def fired(events: Sequence[JournalEvent]) -> dict[str, FaultSeen]:
+    """The faults that were about to strike, by their requests, or the markers that come before these."""
+    seen: dict[str, FaultSeen] = {}
+    for event in events:
+        if isinstance(event, FaultRequested):
+            where = FaultSeen(state="fired", attempt=event.attempt, rank=event.rank, step=event.step)
+            seen.setdefault(event.fault, where)
+        elif isinstance(event, FaultWithdrawn):
+            seen.pop(event.fault, None)
+    return seen
 
 
 @dataclass(slots=True, kw_only=True)
@@ -375,8 +307,8 @@ class RunPicture:
     def remaining_s(self) -> float | None:
         """Seconds to the end of the chaos leg at the pace of the leg that runs; None while there is no pace, or no end known.
 
-        A fault still to come costs the steps since the last checkpoint before it, and a recovery like those so far. Judging,
-        and a second undisturbed run, are not in it.
+        A fault still to come costs the steps since the last checkpoint before it. Recoveries, judging and a second undisturbed
+        run are not in it.
         """
         leg, last = self.leg, self.last_step
         if leg is None or last is None or leg.is_over:
@@ -390,11 +322,7 @@ class RunPicture:
             to_come, steps = self.faults, steps + last
         elif leg.name == "chaos":
             to_come = [fault for fault in self.faults if self.seen(fault).state == "planned"]
-        ending = [
-            fault for fault in to_come if fault.facts.evidence != "note" and (fault.required or fault.at_step is not None)
-        ]
         every = self.facts.every_steps
+        ending = (fault for fault in to_come if fault.facts.evidence != "note" and fault.at_step is not None)
         again = sum((fault.at_step or 0) % every for fault in ending) if every else 0
-        recoveries = leg.recoveries_s
-        recovery_s = sum(recoveries) / len(recoveries) if recoveries else 0.0
-        return (steps + again) * paces[0] + len(ending) * recovery_s
+        return (steps + again) * paces[0]

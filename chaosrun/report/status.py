@@ -11,18 +11,18 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
 from chaosrun.records.supervision import read_supervision
+from chaosrun.report.draw import LABEL, draw
 from chaosrun.report.escapes import harmless
 from chaosrun.report.facts import RunFacts, read_facts
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.picture import LegPicture, RunPicture
+from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture
 from chaosrun.report.sentences import raised
-from chaosrun.wording import count, span
+from chaosrun.wording import span
 
 RunState = Literal["not started", "running", "interrupted", "judged"]
 """interrupted: nobody supervises it, and it has no verdict, or one that only says that it was interrupted."""
 
-MOST_CHECKPOINTS = 5
-"""That are listed."""
+WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class RunStatus:
 
     @property
     def damaged(self) -> tuple[str, ...]:
-        return tuple(f"{path}: {why}" for leg in self.legs for path, why in leg.damage.items())
+        return tuple(problem for leg in self.legs for problem in leg.damage)
 
     def to_json(self) -> dict[str, Any]:
         about = {"run": self.run_id, "path": str(self.path.absolute()), "state": self.state, **asdict(self.facts)}
@@ -71,40 +71,30 @@ class RunStatus:
 
 
 def _leg_json(leg: LegPicture) -> dict[str, object]:
-    ranks, end = _ranks(leg), leg.history.finished
-    landed = [event for event in leg.history.events(FaultObserved) if event.fault in _landed(leg)]
+    end, steps = leg.history.finished, {str(rank): lane.step for rank, lane in leg.lanes.items()}
+    landed = [
+        event for event in leg.history.events(FaultObserved) if leg.faults.get(event.fault, FaultSeen()).state == "landed"
+    ]
     about = ("fault", "attempt", "rank", "pid", "how", "signal", "exit_code")
     deaths = [
         {key: getattr(death, key) for key in ("attempt", "rank", "step", "reason")}
         | {"error": raised(death.error), "traceback": death.error and death.error.traceback}
         for death in leg.unplanned
     ]
-    shown = ("workers", "supervisor_pid", "attempt", "resumed_from", "resumed_step", "quarantined", "outcome", "last", "last_s")
+    shown = ("workers", "supervisor_pid", "attempt", "resumed_from", "resumed_step", "outcome", "last", "last_s")
     return {
         "leg": leg.name,
         **{key: getattr(leg, key) for key in (*shown, "restarts", "lost_steps")},
         **{key: getattr(end, key, None) for key in ("message", "hint", "final_step")},
         "landed": [{key: getattr(event, key) for key in about} for event in landed],
         "unplanned": deaths,
-        "step": min(ranks.values(), default=None),
-        "ranks": {str(rank): step for rank, step in ranks.items()},
+        "step": min(steps.values(), default=None),
+        "ranks": steps,
         "states": {str(rank): lane.state for rank, lane in leg.lanes.items()},
-        "checkpoints": _kept(leg),
-        "damage": next(iter(leg.damage.values()), None),
+        "checkpoints": list(leg.kept),
+        "quarantined": len(leg.quarantined),
+        "damage": next(iter(leg.damage), None),
     }
-
-
-def _ranks(leg: LegPicture) -> dict[int, int]:
-    """The newest step of each rank that has done one in the last attempt."""
-    return {rank: lane.step for rank, lane in leg.lanes.items() if lane.recent}
-
-
-def _landed(leg: LegPicture) -> list[str]:
-    return [fault for fault, seen in leg.faults.items() if seen.state == "landed"]
-
-
-def _kept(leg: LegPicture) -> list[int]:
-    return sorted(step for step, sound in leg.checkpoints.items() if sound)
 
 
 def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | None = None) -> RunStatus:
@@ -112,7 +102,7 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
 
     Raises UsageError when run.json, plan.json or verdict.json is damaged.
     """
-    follower = follower or RunFollower(run, whole=False)
+    follower = follower or RunFollower(run)
     follower.poll()
     verdict = read_object(run.verdict_json) if run.verdict_json.exists() else None
     supervision = None if supervised else read_supervision(run)
@@ -128,21 +118,22 @@ def read_status(run: RunLayout, *, supervised: bool, follower: RunFollower | Non
 
 
 def status_lines(status: RunStatus, *, now_s: float) -> list[str]:
-    """The account for people, one fact a line."""
-    facts = status.facts
-    about = f"  {facts.sentence}" if facts.sentence else ""
-    lines = [f"run {status.run_id}{about}", f"  state      {_state_sentence(status)}"]
-    for leg in status.legs:
-        first, *more = _leg(leg, status, now_s)
-        lines += [f"  {leg.name:<9}  {first}", *(f"{'':13}{entry}" for entry in more)]
-    lines += [f"  damaged    {entry}" for entry in status.damaged]
+    """The account for people: the picture that live displays show, and what only the files of a run that stands still say."""
+    rows = [("hint", leg.history.finished.hint) for leg in status.legs if leg.history.finished and leg.history.finished.hint]
+    rows += [("damaged", problem) for problem in status.damaged]
     if status.error is not None:
-        lines.append(f"  error      {status.error.message}")
+        rows.append(("error", status.error.message))
         if status.error.hint and status.state != "interrupted":
-            lines.append(f"  hint       {status.error.hint}")
+            rows.append(("hint", status.error.hint))
     if status.state == "interrupted":
-        lines.append(f"  go on      chaosrun resume {run_argument(RunLayout(status.path))}")
-    return [harmless(line) for line in lines]
+        rows.append(("go on", f"chaosrun resume {run_argument(RunLayout(status.path))}"))
+    drawn = [line.plain.rstrip() for line in draw(status.picture, now_s=now_s, width=WIDTH)[1:]] if status.legs else []
+    return [
+        harmless(f"run {status.run_id}  {status.facts.sentence}".rstrip()),
+        harmless(f"{'state':<{LABEL}}{_state_sentence(status)}"),
+        *drawn,
+        *(harmless(f"{label:<{LABEL}}{words}") for label, words in rows),
+    ]
 
 
 def _state(picture: RunPicture, verdict: dict[str, object] | None, *, supervised: bool) -> RunState:
@@ -161,37 +152,3 @@ def _state_sentence(status: RunStatus) -> str:
         return f"finished: {status.verdict.get('status')}" + (f", {cause}" if cause else "")
     remaining_s = status.remaining_s
     return status.state + ("" if remaining_s is None else f", about {span(remaining_s)} to go")
-
-
-def _leg(leg: LegPicture, status: RunStatus, now_s: float) -> list[str]:
-    facts, last, ranks, landed, kept = status.facts, status.picture.last_step, _ranks(leg), _landed(leg), _kept(leg)
-    lines: list[str] = []
-    if leg.attempt:
-        start = f"{leg.resumed_from} (step {leg.resumed_step})" if leg.resumed_from else "the beginning"
-        lines.append(f"attempt {leg.attempt}, from {start}")
-    if ranks:
-        step = min(ranks.values())
-        # A hang shows here.
-        ahead = ", ".join(f"rank {rank} at {reached}" for rank, reached in ranks.items() if reached != step)
-        lines.append(f"step {step}" + ("" if last is None else f" of {last}") + (f" (ahead: {ahead})" if ahead else ""))
-    if leg.name == "chaos" and facts.faults is not None:
-        named = f" ({', '.join(landed)})" if landed else ""
-        lines.append(f"faults landed {len(landed)} of {facts.faults}{facts.whose}{named}")
-        to_come = [fault for fault in status.picture.faults if status.picture.seen(fault).state == "planned"]
-        if to_come and leg.outcome is None:
-            lines.append(f"next {to_come[0].id}: {to_come[0].describe()}")
-    if len(kept) > MOST_CHECKPOINTS:
-        lines.append(f"{len(kept)} checkpoints, of steps {kept[0]} to {kept[-1]}")
-    elif kept:
-        many = "s" if len(kept) > 1 else ""
-        lines.append(f"checkpoint{many} of step{many} {', '.join(map(str, kept))}")
-    if leg.restarts:
-        lines.append(f"{count(leg.restarts, 'restart')}, {count(leg.lost_steps, 'step')} lost")
-    if leg.unplanned:
-        lines.append(count(len(leg.unplanned), "unplanned death"))
-    if leg.quarantined:
-        lines.append(f"{count(leg.quarantined, 'checkpoint')} quarantined")
-    lines.append(f"{leg.last}, {span(max(0.0, now_s - leg.last_s))} ago")
-    if leg.history.finished and leg.history.finished.hint:
-        lines.append(f"hint: {leg.history.finished.hint}")
-    return lines

@@ -15,7 +15,6 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import LiveProgress
 from chaosrun.supervise.drill import lock_run
-from chaosrun.verify.trajectory import trajectory
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
 from tests.e2e.drills import COMMAND, eventually, kills, write_job
@@ -32,7 +31,7 @@ while (order.leg, order.attempt, step) in {{("reference", 1, 6), ("chaos", 1, 5)
 SHOWN = {
     "reference-1": (r"▶ reference", r"then chaos, 1 fault"),
     "chaos-1": (r"✓ reference 12 steps   ▶ chaos", r"F1          ○ planned"),
-    "chaos-2": (r"rank 1      attempt 2 +\d+ training",),
+    "chaos-2": (r"chaos, attempt 2 ", r"rank 1      step \d+ training"),
 }
 """What the picture has shown before the training goes on."""
 STATES = {"reference-1": [(0, 0)], "chaos-1": [(0, 0), (0, 0)], "chaos-2": [(0, 0), (1, 2)]}
@@ -125,7 +124,7 @@ def test_every_follower_tells_the_same(watched: dict[str, Any]) -> None:
     assert "chaos: F1 fired: rank 1, step 8" in own
     out, err, code = watched["lines"]
     assert (said(err), code) == (own, 0)
-    assert "1 restart, 2 steps lost" in out
+    assert "restarts    1, 2 steps lost" in out
     out, err, code = watched["events"]
     assert (said(out), err, code) == (own, "", 0)
 
@@ -169,6 +168,4 @@ def test_the_picture_agrees_with_the_verdict(watched: dict[str, Any]) -> None:
     follower.poll()
     leg = follower.picture.legs["chaos"]
     assert leg.lost_steps == sum(attempt.lost_steps for attempt in verdict.attempts)
-    assert leg.recoveries_s == pytest.approx([attempt.recovery_s for attempt in verdict.attempts[1:]], abs=0.001)
-    assert list(leg.losses.values()) == pytest.approx(trajectory(run, "chaos").losses)
-    assert (leg.step, leg.damage, follower.picture.legs["reference"].damage) == (12, {}, {})
+    assert (leg.step, leg.damage, follower.picture.legs["reference"].damage) == (12, (), ())

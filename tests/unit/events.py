@@ -1,11 +1,16 @@
 """Events of a journal for tests: what a test says nothing about is filled in."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from chaosrun.records.events import JournalEvent
+from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.traces import Position, RankTrace, StartRecord, StepRecord
+from chaosrun.report.picture import LegPicture, fired, lanes_of
 
 _KINDS: dict[str, Any] = {str(kind.__struct_config__.tag): kind for kind in get_args(JournalEvent)}
 _FILLED: dict[str, Any] = {
@@ -51,3 +56,28 @@ def journal(*records: dict[str, Any]) -> list[JournalEvent]:
 def history(*records: dict[str, Any]) -> LegHistory:
     """Of a chaos leg whose files are nowhere."""
     return history_of(LegLayout(Path("/nowhere/chaos")), journal(*records), None, [])
+
+
+def trace(attempt: int, rank: int, steps: range, *, began_s: float = 10.0, step_s: float = 0.5) -> RankTrace:
+    """Of a rank that went on from the step before these."""
+    position = Position(epoch=0, batches=0, step=steps.start - 1)
+    about = {"attempt": attempt, "rank": rank, "world_size": 2, "pid": 1, "time_s": began_s, "restored": None, "rng": "r"}
+    words: dict[str, Any] = {"epoch": 0, "batches": 1, "ids": None, "batch": ("b",), "rng": "r", "loss": (), "lr": ()}
+    words |= {"grad": "", "grads": b"", "param": "p", "params": bytes(4), "attempt": attempt, "rank": rank}
+    start = StartRecord(v=2, **about, position=position, param="p", params=bytes(4), tensors=("w",))  # pyright: ignore[reportArgumentType]
+    done = tuple(StepRecord(step=step, time_s=began_s + step * step_s, **words) for step in steps)
+    return RankTrace(attempt=attempt, rank=rank, start=start, steps=done)
+
+
+def leg_picture(
+    records: Sequence[dict[str, Any]], *traces: RankTrace, beats: Mapping[int, Heartbeat] | None = None, **about: Any
+) -> LegPicture:
+    """What these files come to."""
+    known = history(*records)
+    attempts = (
+        replace(attempt, traces={each.rank: each for each in traces if each.attempt == attempt.number})
+        for attempt in known.attempts
+    )
+    whole = replace(known, attempts=tuple(attempts))
+    seen = {"faults": fired(whole.journal), "name": "chaos", **about}
+    return LegPicture(history=whole, lanes=lanes_of(whole, beats or {}), **seen)

@@ -292,7 +292,6 @@ FOREIGN_TEXTS = {
     "report/page.py",  # float.hex()
     "report/next_commands.py",  # a file's byte order mark
     "report/picture.py",  # names of phases and folders
-    "report/live.py",  # a terminal's encoding
     "report/markdown.py",  # escapes markup
     "report/diagnosis.py",  # names of quantities
     "report/escapes.py",  # escapes commands to a terminal

@@ -372,7 +372,7 @@ class TestLogs:
 
 def test_status(api: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "byte"]) == 0
-    assert capsys.readouterr().out == f"run {RUN_ID}\n  state      not started\n"
+    assert capsys.readouterr().out == f"run {RUN_ID}\nstate       not started\n"
     assert api.made == [("find_run", {"args": ("byte", None)})]
     assert cli.main(["status", "byte", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "not started"

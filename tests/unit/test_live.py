@@ -245,8 +245,8 @@ class TestPicture:
         with LiveProgress(stream, terminal=True, size=lambda _: (100, 30)) as live:
             live.on_event({"event": "run.created", "leg": None, "run": run.run_id, "path": str(run.path)})
             write_journal(run, "chaos", CHAOS[:7])
-            until(lambda: "rank 0      attempt 1 17 training" in self.screen(stream))
-            until(lambda: "rank 1      attempt 1  0 killed F1" in self.screen(stream))
+            until(lambda: "rank 0      step 17 training" in self.screen(stream))
+            until(lambda: "rank 1      step 0 killed F1" in self.screen(stream))
         assert self.screen(stream).strip() == ""
         assert not on_screen(stream).is_cursor_hidden
 
@@ -270,7 +270,7 @@ class TestPicture:
             write_journal(run, "diagnosis/chaos", CHAOS[:4])
             live.on_event({**CHAOS[0], "leg": "diagnosis/chaos", "seq": 1})
             until(lambda: "diagnosis/chaos, attempt 1" in self.screen(stream))
-            until(lambda: "rank 0      attempt 1  7 training" in self.screen(stream))
+            until(lambda: "rank 0      step 7 training" in self.screen(stream))
 
     def test_is_drawn_at_most_as_often_as_said(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("chaosrun.report.live.REDRAW_S", 0.2)
@@ -293,7 +293,7 @@ class TestPicture:
         stream = Screenless()
         with LiveProgress(stream, terminal=True, run=run, size=lambda _: (100, 30)):
             write_journal(run, "chaos", CHAOS[:4])
-            until(lambda: "rank 0      attempt 1  0 starting" in self.screen(stream))
+            until(lambda: "rank 0      step 0 starting" in self.screen(stream))
 
 
 def test_a_bug_of_ours_ends_the_display_and_nothing_else(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,13 +389,13 @@ class TestStatus:
         assert status.state == "running"
         lines = status_lines(status, now_s=time.time() + 2)
         assert lines[0] == "run bytelm-20260102-030405  bytelm, 3 workers"
-        assert any(re.fullmatch("  state      running, about .* to go", line) for line in lines)
-        assert "             next F2: SIGKILL rank 2 after step 60" in lines
-        assert "             1 restart, 7 steps lost" in lines
-        assert "  chaos      attempt 2, from step-00000010 (step 10)" in lines
-        assert "             step 13 of 90 (ahead: rank 0 at 14, rank 2 at 14)" in lines
-        assert "             faults landed 1 of 2 (F1)" in lines
-        assert "             1 checkpoint quarantined" in lines
+        assert lines[2] == "legs        ✓ reference 90 steps   ▶ chaos"
+        assert any(re.match("steps       13 of 90  2/s +━", line) for line in lines)
+        assert any(line.startswith("faults      1 of 2 landed  ") for line in lines)
+        assert "restarts    1, 7 steps lost" in lines
+        assert lines[8:10] == ["rank 0      step 14 training", "rank 1      step 13 training"]
+        assert "F2          ○ planned SIGKILL rank 2 after step 60" in lines
+        assert re.fullmatch("state       running, about .* to go", lines[1])
         value = json.loads(json.dumps(status.to_json()))
         assert (value["state"], value["legs"][1]["step"], value["legs"][1]["ranks"]["1"]) == ("running", 13, 13)
 
@@ -404,13 +404,13 @@ class TestStatus:
         write_journal(run, "chaos", CHAOS[:4])
         write_steps(run, "chaos", 1, 0, range(1, 2))
         lines = status_lines(read_status(run, supervised=True), now_s=time.time())
-        assert "             step 1 of 81" in lines
+        assert any(line.startswith("steps       0 of 81 ") for line in lines)
 
     def test_supervisor_gone(self, run: RunLayout) -> None:
         write_journal(run, "chaos", CHAOS)
         status = read_status(run, supervised=False)
         assert status.state == "interrupted"
-        assert status_lines(status, now_s=0)[-1].startswith(f"  go on      chaosrun resume {run.run_id}")
+        assert status_lines(status, now_s=0)[-1].startswith(f"go on       chaosrun resume {run.run_id}")
 
     def test_interrupted_with_a_verdict_that_says_so(self, run: RunLayout) -> None:
         write_journal(run, "chaos", [*CHAOS, {**FINISHED, "outcome": "interrupted", "message": "interrupted"}])
@@ -427,7 +427,7 @@ class TestStatus:
             raise ResourcesError("no Ray cluster answers at 10.0.0.1:6379", hint="is it up?")
         status = read_status(run, supervised=False)
         lines = status_lines(status, now_s=0)
-        assert lines[-2:] == ["  error      no Ray cluster answers at 10.0.0.1:6379", "  hint       is it up?"]
+        assert lines[-2:] == ["error       no Ray cluster answers at 10.0.0.1:6379", "hint        is it up?"]
         assert status.to_json()["error"]["exit_code"] == ResourcesError.exit_code
         assert read_status(run, supervised=True).to_json()["error"] is None
 
@@ -435,7 +435,7 @@ class TestStatus:
         write_journal(run, "chaos", [*CHAOS, FINISHED])
         run.verdict_json.write_text(json.dumps({"v": 1, "status": "FAIL", "cause": "the sampler's epoch was not set"}))
         status = read_status(run, supervised=False)
-        assert "  state      finished: FAIL, the sampler's epoch was not set" in status_lines(status, now_s=0)
+        assert "state       finished: FAIL, the sampler's epoch was not set" in status_lines(status, now_s=0)
 
     def test_damaged_journal_is_reported(self, run: RunLayout) -> None:
         write_journal(run, "chaos", CHAOS[:3])

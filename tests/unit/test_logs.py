@@ -313,7 +313,7 @@ class TestCommands:
         assert cli.main(["logs", "latest", "-f", "--rank", "7", *where]) == 2
         assert "has no rank 7" in capsys.readouterr().err
         assert cli.main(["status", "latest", "-w", *where]) == 0
-        assert "state      not started" in capsys.readouterr().out
+        assert "state       not started" in capsys.readouterr().out
 
     def test_all_of_a_run_that_has_ended(self, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         for leg, attempt in (("reference", 1), ("chaos", 1), ("chaos", 2)):
@@ -431,7 +431,7 @@ class TestCommands:
         assert terminal.wait() == 0
         terminal.close()
         # The picture has made room for the account of how it ended.
-        assert terminal.grid.text.startswith("run small-1  small, 2 workers\n  state      interrupted\n")
+        assert terminal.grid.text.startswith("run small-1  small, 2 workers\nstate       interrupted\n")
         assert not terminal.grid.is_cursor_hidden
 
     def test_logs_on_a_terminal_cannot_command_it(self, run: RunLayout) -> None:
@@ -451,5 +451,5 @@ class TestCommands:
         tell(run, "reference", {"event": "leg.started", "workers": 2, "supervisor_pid": 1}, died, ended)
         assert cli.main(["status", "latest", "--root", str(run.path.parents[1])]) == 0
         told = capsys.readouterr().out
-        assert told.count("␛]0;title␇red") == 2
+        assert "last        user error:  ]0;title red," in told and "hint        ␛]0;title␇red" in told
         assert not {"\x1b", "\x07"} & set(told)

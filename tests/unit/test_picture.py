@@ -1,10 +1,9 @@
 """The picture of a run: the fold of records, trace lines, heartbeats and markers; and that reading follows the files."""
 
 import json
-import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.codec import encode
 from chaosrun.records.heartbeat import Heart, Heartbeat
 from chaosrun.records.journal import Journal
-from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.tail import Tail
+from chaosrun.records.traces import RankTrace, read_ends
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State, TraceLine
+from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State
 from tests.records import PlainTraceWriter
-from tests.unit.events import event, history
+from tests.unit.events import event, leg_picture, trace
 from tests.unit.run_files import write_info
 
 STARTED: dict[str, Any] = {"event": "leg.started", "leg": "chaos", "workers": 2, "supervisor_pid": 41}
@@ -43,30 +43,14 @@ def observed(rank: int, how: str = "death", *, problem: str | None = None) -> di
     return {"event": "fault.observed", "fault": "F1", "attempt": 1, "rank": rank, "pid": 9, "how": how, **ended}
 
 
-def step(number: int, *losses: float, time_s: float | None = None, items: int | None = None) -> TraceLine:
-    at_s = 10.0 + number if time_s is None else time_s
-    return TraceLine(kind="step", step=number, time_s=at_s, loss=tuple(loss.hex() for loss in losses), items=items)
-
-
 def beat(stage: str, number: int, silent_s: float = 0.0) -> Heartbeat:
     return Heartbeat(count=1, step=number, stage=stage, silent_s=silent_s, first={}, longest={})
 
 
-class Leg(LegPicture):
-    """One that is told events alone."""
-
-    def __init__(self, *records: dict[str, Any], name: str = "chaos") -> None:
-        super().__init__(name, LegLayout(Path(name)))
-        self.records: list[dict[str, Any]] = []
-        self.tell(*records)
-
-    def tell(self, *records: dict[str, Any]) -> None:
-        self.records += records
-        self.take_history(history(*self.records))
-
-
-def leg_of(*records: dict[str, Any]) -> Leg:
-    return Leg(STARTED, starting(1), *records)
+def leg_of(
+    *records: dict[str, Any], traces: Sequence[RankTrace] = (), beats: Mapping[int, Heartbeat] | None = None
+) -> LegPicture:
+    return leg_picture([STARTED, starting(1), *records], *traces, beats=beats)
 
 
 class TestLanes:
@@ -123,102 +107,51 @@ class TestLanes:
         ],
     )
     def test_what_they_do(self, stage: str, state: State) -> None:
-        leg = leg_of(starting(2, 10))
-        leg.take_beat(0, beat(stage, 10))
-        assert leg.lanes[0].state == state
+        assert leg_of(starting(2, 10), beats={0: beat(stage, 10)}).lanes[0].state == state
 
     def test_without_a_checkpoint_nothing_is_restored(self) -> None:
-        leg = leg_of()
-        leg.take_beat(0, beat("restored", 0))
-        assert leg.lanes[0].state == "starting"
+        assert leg_of(beats={0: beat("restored", 0)}).lanes[0].state == "starting"
 
     @pytest.mark.parametrize(("stage", "number", "done"), [("forward", 8, 7), ("settle", 8, 8), ("checkpoint.write", 8, 8)])
     def test_a_beat_tells_the_step(self, stage: str, number: int, done: int) -> None:
-        leg = leg_of()
-        leg.take_beat(0, beat(stage, number))
-        assert leg.lanes[0].step == done
+        assert leg_of(beats={0: beat(stage, number)}).lanes[0].step == done
 
     def test_the_beat_of_another_machine_is_old(self) -> None:
-        leg = leg_of()
-        leg.take_trace(1, 0, step(50, 1.0))
-        leg.take_beat(0, beat("forward", 3, silent_s=900.0))
+        leg = leg_of(traces=[trace(1, 0, range(1, 51))], beats={0: beat("forward", 3, silent_s=900.0)})
         assert (leg.lanes[0].step, leg.lanes[0].silent_s) == (50, 0.0)
 
     def test_who_waits_for_others_is_not_silent(self) -> None:
-        leg = leg_of()
-        for rank, stage in enumerate(("forward", "backward")):
-            leg.take_beat(rank, beat(stage, 3, silent_s=30.0))
+        leg = leg_of(beats={rank: beat(stage, 3, silent_s=30.0) for rank, stage in enumerate(("forward", "backward"))})
         assert [lane.silent_s for lane in leg.lanes.values()] == [30.0, 0.0]
 
     def test_the_dead_have_no_beat(self) -> None:
-        leg = leg_of(exited(0, signal=9))
-        leg.take_beat(0, beat("forward", 3))
-        assert leg.lanes[0].state == "killed"
+        lane = leg_of(exited(0, signal=9), beats={0: beat("forward", 3, silent_s=30.0)}).lanes[0]
+        assert (lane.state, lane.step, lane.silent_s) == ("killed", 2, 0.0)
 
 
 class TestSteps:
     def test_lost_steps_and_restarts(self) -> None:
-        leg = leg_of()
-        for number in range(1, 8):
-            leg.take_trace(1, 0, step(number))
-        leg.take_trace(1, 1, step(6))
+        first = [trace(1, 0, range(1, 8)), trace(1, 1, range(1, 7))]
+        leg = leg_of(traces=first)
         assert (leg.step, leg.reached, leg.lost_steps, leg.restarts) == (6, 7, 0, 0)
-        leg.tell(exited(1, signal=9))
-        leg.tell(starting(2, 5))
-        assert (leg.step, leg.lost_steps, leg.restarts, leg.checkpoints) == (5, 2, 1, {5: True})
+        leg = leg_of(exited(1, signal=9), starting(2, 5), traces=first)
+        assert (leg.step, leg.lost_steps, leg.restarts) == (5, 2, 1)
         # An attempt that did nothing loses nothing.
-        leg.tell(starting(3, 5))
+        leg = leg_of(exited(1, signal=9), starting(2, 5), starting(3, 5), traces=first)
         assert (leg.lost_steps, leg.restarts) == (2, 2)
-        leg.take_trace(3, 0, step(6, time_s=20.4))
-        leg.take_trace(3, 1, step(6, time_s=20.3))
-        assert leg.recoveries_s == []
 
-    def test_recovery_is_from_the_death_to_the_first_step(self) -> None:
-        leg = leg_of(exited(1, signal=9), starting(2))
-        leg.take_trace(2, 0, step(1, time_s=20.5))
-        leg.take_trace(2, 1, step(1, time_s=20.3))
-        assert leg.recoveries_s == [pytest.approx(0.3)]
-
-    def test_losses_of_all_ranks_once_a_step(self) -> None:
-        leg = leg_of()
-        leg.take_trace(1, 0, step(1, 2.0, 4.0))
-        assert leg.losses == {}
-        leg.take_trace(1, 1, step(1, 5.0, 7.0))
-        assert leg.losses == {1: 4.5}
-        leg.tell(starting(2))
-        for rank, loss in ((0, 3.0), (1, 6.0)):
-            leg.take_trace(2, rank, step(1, loss))
-        assert leg.losses == {1: 4.5}
-
-    def test_losses_of_windows_are_shares(self) -> None:
-        leg = leg_of()
-        for rank in (0, 1):
-            leg.take_trace(1, rank, step(1, 0.5, 0.25, items=32))
-        assert leg.losses == {1: 1.5}
-
-    def test_a_loss_may_be_no_number(self) -> None:
-        leg = leg_of()
-        for rank in (0, 1):
-            leg.take_trace(1, rank, step(1, math.nan))
-        assert math.isnan(leg.losses[1])
+    def test_what_a_script_went_on_from_is_lost_when_its_ranks_say_it(self) -> None:
+        records = [{**starting(1), "by": "script"}, {**starting(2), "by": "script"}]
+        assert leg_picture([STARTED, *records], trace(1, 0, range(1, 8))).lost_steps == 0
 
     def test_the_pace_outlives_its_attempt(self) -> None:
-        leg = leg_of()
-        for number in (1, 2, 3):
-            leg.take_trace(1, 0, step(number, time_s=0.5 * number))
-        leg.tell(starting(2))
-        assert leg.step_s == 0.5
-        for number in (1, 2):
-            leg.take_trace(2, 0, step(number, time_s=2.0 * number))
-        assert leg.step_s == 2.0
+        first = trace(1, 0, range(1, 4), step_s=0.5)
+        assert leg_of(starting(2), traces=[first]).step_s == 0.5
+        assert leg_of(starting(2), traces=[first, trace(2, 0, range(1, 3), step_s=2.0)]).step_s == 2.0
 
-    def test_checkpoints(self) -> None:
-        leg = leg_of()
-        leg.take_trace(1, 0, TraceLine(kind="checkpoint", step=10))
-        leg.tell({"event": "checkpoint.quarantined", "name": "step-00000010", "step": 10, "reason": "hash"})
-        assert leg.checkpoints == {10: False}
-        leg.take_trace(1, 0, TraceLine(kind="checkpoint", step=10))
-        assert leg.checkpoints == {10: True}
+    def test_checkpoints_that_were_set_aside(self) -> None:
+        aside = {"event": "checkpoint.quarantined", "name": "step-00000010", "step": 10, "reason": "hash"}
+        assert leg_of(aside).quarantined == (10,)
 
 
 class TestFaults:
@@ -226,28 +159,11 @@ class TestFaults:
 
     FIRED: dict[str, Any] = {"event": "fault.requested", "fault": "F1", "attempt": 1, "rank": 1, "step": 7}  # noqa: RUF012
 
-    def test_a_marker_or_the_journal_tells_that_it_fires(self) -> None:
-        leg = leg_of()
-        leg.take_request(event(**self.FIRED))
-        assert leg.faults["F1"] == FaultSeen(state="fired", attempt=1, rank=1, step=7)
-        assert leg_of(self.FIRED).faults == leg.faults
+    def test_a_request_tells_that_it_fires(self) -> None:
+        assert leg_of(self.FIRED).faults == {"F1": FaultSeen(state="fired", attempt=1, rank=1, step=7)}
 
     def test_withdrawn(self) -> None:
-        leg = leg_of(self.FIRED, {"event": "fault.withdrawn", "fault": "F1", "reason": "r"})
-        assert leg.faults["F1"].state == "planned"
-
-    @pytest.mark.parametrize(("state", "then"), [("fired", "planned"), ("landed", "landed")])
-    def test_a_marker_that_is_gone(self, state: Any, then: str) -> None:
-        leg = leg_of(self.FIRED)
-        leg.faults["F1"].state = state
-        leg.withdraw("F1")
-        assert leg.faults["F1"].state == then
-
-
-@pytest.mark.parametrize("line", [TraceLine(kind="step"), TraceLine(kind="step", step=1, loss=("1.5x",))])
-def test_a_trace_line_that_is_none(line: TraceLine) -> None:
-    with pytest.raises(ValueError):
-        leg_of().take_trace(1, 0, line)
+        assert leg_of(self.FIRED, {"event": "fault.withdrawn", "fault": "F1", "reason": "r"}).faults == {}
 
 
 class TestRemaining:
@@ -257,12 +173,9 @@ class TestRemaining:
             picture.legs[leg.name] = leg
         return picture
 
-    def leg(self, name: str, done: int, step_s: float = 0.5) -> Leg:
-        leg = Leg(STARTED, starting(1), name=name)
-        for number in range(done - 1, done + 1):
-            for rank in (0, 1):
-                leg.take_trace(1, rank, step(number, time_s=number * step_s))
-        return leg
+    def leg(self, name: str, done: int, *more: dict[str, Any]) -> LegPicture:
+        traces = (trace(1, rank, range(done - 1, done + 1)) for rank in (0, 1))
+        return leg_picture([STARTED, starting(1), *more], *traces, name=name)
 
     def test_at_the_pace_of_the_leg(self) -> None:
         assert self.run("chaos", self.leg("chaos", 60)).remaining_s() == pytest.approx(20.0)
@@ -279,10 +192,8 @@ class TestRemaining:
         assert self.run("reference", self.leg("reference", 60)).remaining_s() == pytest.approx(20.0 + 50.0)
 
     def test_the_reference_lends_its_pace_and_its_end(self) -> None:
-        reference, chaos = self.leg("reference", 60), Leg(name="chaos")
-        reference.tell({"event": "leg.finished", "outcome": "completed", "final_step": 60})
-        chaos.tell(STARTED)
-        picture = self.run("chaos", reference, chaos)
+        reference = self.leg("reference", 60, {"event": "leg.finished", "outcome": "completed", "final_step": 60})
+        picture = self.run("chaos", reference, leg_picture([STARTED]))
         picture.facts = RunFacts()
         assert picture.remaining_s() == pytest.approx(30.0)
 
@@ -294,8 +205,7 @@ class TestRemaining:
         assert nobody_knows_the_end.remaining_s() is None
 
     def test_over(self) -> None:
-        leg = self.leg("chaos", 60)
-        leg.tell({"event": "leg.finished", "outcome": "completed", "final_step": 60})
+        leg = self.leg("chaos", 60, {"event": "leg.finished", "outcome": "completed", "final_step": 60})
         assert self.run("chaos", leg).remaining_s() is None
 
 
@@ -379,8 +289,21 @@ def run(tmp_path: Path) -> RunLayout:
     return layout
 
 
-def line(number: int, *losses: float) -> dict[str, Any]:
-    return {"kind": "step", "step": number, "time_s": 10.0 + number, "loss": [loss.hex() for loss in losses]}
+def write_trace(run: RunLayout, attempt: int, rank: int, steps: range) -> PlainTraceWriter:
+    """Of a rank that went on from the step before these."""
+    writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
+    about = {"attempt": attempt, "rank": rank, "world_size": 2, "pid": 1, "time_s": 1.0, "restored": None, "rng": "r"}
+    position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
+    writer.put("start", v=2, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
+    for number in steps:
+        writer.put(**line(number))
+    return writer
+
+
+def line(number: int) -> dict[str, Any]:
+    words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
+    about = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": number, "time_s": 10.0 + number}
+    return {"kind": "step", "step": number, **words, **about}
 
 
 def append(run: RunLayout, *records: dict[str, Any], leg: str = "chaos") -> None:
@@ -398,16 +321,11 @@ class TestFollower:
         assert [fault.id for fault in follower.picture.faults] == ["F1"]
         append(run, STARTED, starting(1))
         assert [told.event for told in follower.poll()] == ["leg.started", "attempt.starting"]
-        leg = follower.picture.leg
-        assert leg is not None
         for rank in (0, 1):
-            writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(rank))
-            writer.put("probe", items="independent", detail="")
-            for number in range(1, 4):
-                writer.put(**line(number, 1.0))
-            writer.close()
+            write_trace(run, 1, rank, range(1, 4))
         assert follower.poll() == []
-        assert (leg.step, leg.losses, leg.damage) == (3, {1: 1.0, 2: 1.0, 3: 1.0}, {})
+        leg = follower.picture.legs["chaos"]
+        assert (leg.step, leg.damage) == (3, ())
 
     def test_faults_fire_when_their_marker_is_there(self, run: RunLayout) -> None:
         append(run, STARTED, starting(1))
@@ -473,80 +391,60 @@ class TestFollower:
         append(run, STARTED, starting(1))
         with run.leg("chaos").journal.open("ab") as file:
             file.write(b'\xff\x00\n[1]\n"x"\n' + b"[" * 5000 + b"\n" + encode(event(**exited(0, code=0))) + b'\n{"event":"to')
-        path = run.leg("chaos").attempt(1).trace(1)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"\xff\n" + json.dumps(line(2, 1.0)).encode() + b'\n{"kind":"st')
+        write_trace(run, 1, 1, range(1, 3)).close()
+        with run.leg("chaos").attempt(1).trace(1).open("ab") as file:
+            file.write(b'\xff\n{"kind":"st')
         follower = RunFollower(run)
         follower.poll()
-        assert [(lane.state, lane.step) for lane in follower.picture.legs["chaos"].lanes.values()] == [
-            ("done", 0),
-            ("training", 2),
-        ]
+        leg = follower.picture.legs["chaos"]
+        assert [(lane.state, lane.step) for lane in leg.lanes.values()] == [("done", 0), ("training", 2)]
+        assert [problem.rpartition("/")[2][:10] for problem in leg.damage] == ["journal.js", "rank-1.tra"]
 
-    def test_long_traces_are_read_a_piece_at_a_time(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.follow.POLL_BYTES", 2000)
+    def test_of_long_traces_the_ends_are_read(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("chaosrun.records.traces.ENDS_BYTES", 500)
         append(run, STARTED, starting(1), starting(2, 50))
         for attempt, first in ((1, 1), (2, 51)):
             for rank in (0, 1):
-                writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
-                for number in range(first, first + 60):
-                    writer.put(**line(number, float(attempt)))
-                writer.close()
+                write_trace(run, attempt, rank, range(first, first + 60)).close()
+        for name in ("step-00000105", "else"):
+            (run.leg("chaos").checkpoints / name).mkdir(parents=True)
         follower = RunFollower(run)
         follower.poll()
-        polls = 1
-        while follower.is_behind:
-            follower.poll()
-            polls += 1
         leg = follower.picture.legs["chaos"]
-        assert polls > 5
-        assert (leg.step, leg.lost_steps, len(leg.losses)) == (110, 10, 110)
-        # What the second attempt did again is as it had it.
-        assert (leg.losses[50], leg.losses[51]) == (1.0, 2.0)
+        assert (leg.step, leg.lost_steps, leg.kept, leg.step_s) == (110, 10, (105,), pytest.approx(1.0))
+        assert len(leg.history.attempts[0].traces[0].steps) < 20
 
     def test_nothing_is_read_twice(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        append(run, STARTED, starting(1))
-        writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(0))
-        for number in range(1, 200):
-            writer.put(**line(number, 1.0))
+        append(run, STARTED, starting(1), starting(2))
+        write_trace(run, 1, 0, range(1, 20)).close()
+        writer, read = write_trace(run, 2, 0, range(1, 20)), []
+        monkeypatch.setattr("chaosrun.report.follow.read_ends", lambda *args: (read.append(args[1]), read_ends(*args))[1])
         follower = RunFollower(run)
         follower.poll()
-        taken: list[int] = []
-        take = LegPicture.take_trace
-        monkeypatch.setattr(LegPicture, "take_trace", lambda *args: (taken.append(args[3].step), take(*args)))
         follower.poll()
-        writer.put(**line(200, 1.0))
+        assert read == [1, 2]
+        writer.put(**line(20))
         follower.poll()
-        assert taken == [200]
+        assert read == [1, 2, 2]
+        # What an attempt did last is read when the next one has begun.
+        writer.put(**line(21))
+        append(run, starting(3), starting(4))
+        follower.poll()
+        writer.put(**line(22))
+        follower.poll()
+        assert read == [1, 2, 2, 2]
         writer.close()
-
-    def test_a_glimpse_knows_where_it_is(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.report.follow.GLIMPSE_BYTES", 500)
-        append(run, STARTED, starting(1), starting(2, 50))
-        for attempt, first in ((1, 1), (2, 51)):
-            for rank in (0, 1):
-                writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
-                for number in range(first, first + 60):
-                    writer.put(**line(number, 1.0))
-                writer.close()
-        (run.leg("chaos").checkpoints / "step-00000105").mkdir(parents=True)
-        (run.leg("chaos").checkpoints / "else").mkdir()
-        follower = RunFollower(run, whole=False)
-        follower.poll()
-        leg = follower.picture.legs["chaos"]
-        assert (leg.step, leg.lost_steps) == (110, 10)
-        assert len(leg.losses) < 20
-        assert leg.step_s == pytest.approx(1.0)
 
     def test_while_others_write(self, run: RunLayout) -> None:
         """Writers in other threads, in pieces that end anywhere: what was seen in the end is what was written."""
         append(run, STARTED, starting(1))
         steps = 400
+        for rank in (0, 1):
+            write_trace(run, 1, rank, range(1, 1)).close()
 
         def write(rank: int) -> None:
             path = run.leg("chaos").attempt(1).trace(rank)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            whole = b"".join(json.dumps(line(number, 1.0)).encode() + b"\n" for number in range(1, steps + 1))
+            whole = b"".join(json.dumps(line(number)).encode() + b"\n" for number in range(1, steps + 1))
             with path.open("ab", buffering=0) as file:
                 for start in range(0, len(whole), 37):
                     file.write(whole[start : start + 37])
@@ -560,7 +458,7 @@ class TestFollower:
             seen.append(follower.picture.legs["chaos"].step)
         follower.poll()
         leg = follower.picture.legs["chaos"]
-        assert (leg.step, len(leg.losses), leg.damage) == (steps, steps, {})
+        assert (leg.step, leg.damage) == (steps, ())
         assert seen == sorted(seen)
 
 
@@ -583,12 +481,11 @@ def calls_of(measured: Callable[[], Any]) -> int:
 def test_a_poll_costs_the_same_however_long_the_run_is(run: RunLayout) -> None:
     """40 times as many steps, and a poll that finds nothing new does no more."""
     append(run, STARTED, starting(1))
-    writer = PlainTraceWriter(run.leg("chaos").attempt(1).trace(0))
-    follower = RunFollower(run)
+    writer, follower = write_trace(run, 1, 0, range(1, 1)), RunFollower(run)
 
     def grow(steps: range) -> int:
         for number in steps:
-            writer.put(**line(number, 1.0))
+            writer.put(**line(number))
         follower.poll()
         return calls_of(follower.poll)
 
