@@ -149,13 +149,14 @@ def _end_of(descriptor: int, size: int) -> str:
 
 def _outcome(end: GuardReport | None, answer: str, printed: str, limit_s: float) -> Outcome:
     left = f", and process {end.left[0]} does not die: it waits in the kernel" if end and end.left else ""
+    last = printed.strip().rpartition("\n")[2]
+    left += f": {last}" if last else ""
     if end is not None and end.limit:
         return Outcome(ended="limit", error=f"no answer within {limit_s:g} s{left}")
     try:
         said = json.loads(answer)
     except ValueError:
-        last = printed.strip().rpartition("\n")[2]
-        return Outcome(ended="died", error=_how(end.code if end else None) + left + (f": {last}" if last else ""))
+        return Outcome(ended="died", error=_how(end.code if end else None) + left)
     if "error" in said:
         return Outcome(ended="raised", error=said["error"])
     return Outcome(facts=said["facts"])

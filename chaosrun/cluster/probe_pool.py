@@ -45,6 +45,8 @@ class Asked:
     index: int
     began: float
     late: float
+    cut_short: bool
+    """Whether the call had less than its limit."""
 
 
 class ProbePool:
@@ -118,11 +120,13 @@ class ProbePool:
                 return
             limit_s = call.limit_s if self.until is None else min(call.limit_s, self.until - now)
             if limit_s < LEAST_S:
-                on_outcome(name, index, Outcome(ended="limit", error="the time for the whole was over before it could begin"))
+                on_outcome(name, index, Outcome(ended="late", error="the time for the whole was over before it could begin"))
                 begin(name, index + 1)
                 return
             reference = self._agents[name].probe.remote(replace(call, limit_s=limit_s))
-            pending[reference] = Asked(node=name, index=index, began=now, late=now + limit_s + ANSWER_S)
+            pending[reference] = Asked(
+                node=name, index=index, began=now, late=now + limit_s + ANSWER_S, cut_short=limit_s < call.limit_s
+            )
 
         for name in chains:
             begin(name, 0)
@@ -135,6 +139,8 @@ class ProbePool:
             for reference in (*ready, *late):
                 asked = pending.pop(reference)
                 outcome = self._no_answer(asked) if reference in late else self._answer(asked, reference)
+                if outcome.ended == "limit" and asked.cut_short:
+                    outcome = replace(outcome, ended="late")
                 on_outcome(asked.node, asked.index, outcome)
                 if outcome.ended != "lost":
                     begin(asked.node, asked.index + 1)

@@ -54,6 +54,7 @@ class Outcome:
     """JSON values, as the probe's process wrote them."""
     error: str = ""
     """In one line, for people: it raised, was killed, could not be started, the agent or its node is gone."""
-    ended: Literal["done", "raised", "limit", "died", "lost"] = "done"
-    """limit: killed after `limit_s`; died: its process ended by itself without an answer; lost: its agent or node is gone."""
+    ended: Literal["done", "raised", "limit", "late", "died", "lost"] = "done"
+    """limit: killed after `limit_s`; late: the time for all calls was over before that; died: its process ended without
+    an answer; lost: its agent or node is gone."""
     seconds: float = 0.0

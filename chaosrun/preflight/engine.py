@@ -24,6 +24,7 @@ LOOK_THERE = "see that chaosrun is installed there for the Python that Ray runs,
 LOST_REMEDY = "look at the machine and at Ray's logs there"
 REMEDIES = {
     "limit": "look at what keeps the node busy, or what hangs there",
+    "late": "give it more time: a higher --level, or a longer --duration",
     "died": "look at the node's kernel messages: was it out of memory?",
     "lost": LOST_REMEDY,
 }

@@ -1,5 +1,6 @@
 """What is made of a drill's outcome, which drill a node is given, and who is left out of it and why."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,9 +63,9 @@ class Answers(Answering):
     asked: list[tuple[list[DrillRequest], Terms]] = field(default_factory=list)
 
     def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        for call in calls.values():
-            assert Path(call.parameters["path"]).read_text() == call.parameters["text"]
-        return {name: Outcome(facts={"missing": self.blind.get(name, "")}) for name in calls}
+        ((path, digest),) = next(iter(calls.values())).parameters["digests"].items()
+        assert hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
+        return {name: Outcome(facts={"missing": {path: self.blind[name]} if name in self.blind else {}}) for name in calls}
 
     def run(self, wanted: Sequence[DrillRequest], terms: Terms) -> list[DrillOutcome]:
         self.asked.append((list(wanted), terms))

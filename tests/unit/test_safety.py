@@ -36,7 +36,6 @@ ALLOWED_SIGNALS = {
     "supervise/interrupts.py:request": "a thread of its own",
     "supervise/process.py:__exit__": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/storage_kills.py:kill_writers": "a child that has not been reaped",
-    "preflight/probes/forked.py:_end": "a child that has not been reaped, and the group it leads",
     "preflight/probes/devices.py:_compute": "its own child; subprocess signals none that it has reaped",
     "preflight/probes/allreduce.py:probe": "a child that has not been reaped",
     "preflight/probes/kill.py:_kill": "a child that has not been reaped, and the group it leads",

@@ -3,6 +3,7 @@
 Who carries drills out is a `Drills`; `preflight.drills.on_ray` has the one on a Ray.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from chaosrun.cluster.probing import Node
 from chaosrun.preflight.earlier_run import Costs
 from chaosrun.preflight.model import Check, Finding, Level, Measure, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, room_on
-from chaosrun.preflight.probes.shared_file import SharedFile
+from chaosrun.preflight.probes.seen import Seen
 from chaosrun.records.codec import changed
 from chaosrun.spec.source import Job
 from chaosrun.wording import listed
@@ -245,16 +246,16 @@ def _nodes_without_the_root(setting: Setting, pool: Pool) -> dict[str, str]:
     """Nodes that do not see what this process writes under the root, and why. Raises OSError where it cannot write there."""
     setting.root.mkdir(parents=True, exist_ok=True)
     text = uuid.uuid4().hex  # nobody else can have written it
-    path = setting.root / f".preflight-{text}"
+    path, digest = setting.root / f".preflight-{text}", hashlib.sha256(text.encode()).hexdigest()
     path.write_text(text)
     try:
-        call = ask("shared_file", 4 * SEEN_WITHIN_S, path=str(path), text=text, wait_s=SEEN_WITHIN_S)
-        told = pool.ask({node.name: call for node in pool.nodes}, SharedFile)
+        call = ask("seen", 4 * SEEN_WITHIN_S, digests={str(path): digest}, wait_s=SEEN_WITHIN_S)
+        told = pool.ask({node.name: call for node in pool.nodes}, Seen)
     finally:
         path.unlink()
     return {
         **{name: silence.error for name, silence in told.unanswered.items()},
-        **{name: facts.missing for name, facts in told.answered.items() if facts.missing},
+        **{name: why for name, seen in told.answered.items() for why in seen.missing.values()},
     }
 
 

@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -19,9 +17,11 @@ from random import Random
 from msgspec import Struct
 
 from chaosrun.checkpoint.audit import audit_directory
+from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
-from chaosrun.preflight.probes.forked import Failed, Say, forked
+from chaosrun.preflight.probes.forked import Say, forked
+from chaosrun.preflight.probes.storage_place import Failed
 from chaosrun.records.codec import convert
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.layout import LegLayout, checkpoint_name, checkpoint_step
@@ -31,8 +31,8 @@ KEPT = 2
 SIZES = (5_000, 60_000, 250_000)
 """Bytes of the files: of one page and of many."""
 FEWEST_KILLS = 3
-FIRST_SAVES = 2
-"""That the first writer is given before it is killed."""
+MOST_SAVES = 2
+"""That a writer is given before it is killed in the next one."""
 LATER_S = 0.02
 """What a layer below loses with its writer may go a moment later."""
 LOOK_S = 0.0002
@@ -82,45 +82,33 @@ class _Reader:
 
 
 def _why_torn(path: Path, step: int) -> str:
-    with _told_plainly():
-        try:
-            audit_directory(path, step)
-        except (InvalidCheckpointError, FileNotFoundError) as error:
-            return str(error)
+    try:
+        audit_directory(path, step)
+    except (InvalidCheckpointError, FileNotFoundError) as error:
+        return str(error)
     return ""
 
 
-@contextmanager
-def _told_plainly() -> Iterator[None]:
-    """Raises the error of the operating system that the store makes a sentence of."""
-    try:
-        yield
-    except ResourcesError as error:
-        assert error.__cause__ is not None
-        raise error.__cause__ from None
-
-
-def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, goes_on: Callable[[], None]) -> Saves:
-    """The writer tells when the storage answers. Raises the OSError that it ends with."""
+def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random) -> Saves:
+    """Raises OSError, and the ResourcesError that the writer ends with."""
     reader = _Reader(LegLayout(folder / LONGEST_RUN / "reference"))
     disk = Filesystem()
     for path in (reader.leg.staging, reader.leg.checkpoints):
         disk.make_directories_durably(path, above=2)
     end_s = time.monotonic() + budget_s
-    first, saves, save_s, done = 1, 0, 0.0, 0
+    first, saves, done = 1, 0, 0
     while done < kills and (done < FEWEST_KILLS or time.monotonic() < end_s) and not reader.wrong:
         started_s = time.monotonic()
-        child, reading = forked(lambda say, first=first: _save_for_ever(reader.leg, first, say, goes_on))
+        child, reading = forked(lambda say, first=first: _save_for_ever(reader.leg, first, say))
         try:
             os.set_blocking(reading, False)
-            until_s = started_s + random.uniform(0, 3 * save_s) if save_s else None
-            while until_s is None or time.monotonic() < until_s:
+            given = random.randint(1, MOST_SAVES)
+            while reader.promised < first + given - 1:
                 reader.promised = _last_said(reading, reader.promised, alive=True)
                 reader.look()
                 time.sleep(LOOK_S)
-                if until_s is None and reader.promised >= FIRST_SAVES:
-                    save_s = (time.monotonic() - started_s) / reader.promised
-                    until_s = time.monotonic() + random.uniform(0, save_s)
+            # Somewhere within the next one.
+            time.sleep(random.uniform(0, (time.monotonic() - started_s) / given))
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -139,7 +127,7 @@ def kill_writers(folder: Path, *, kills: int, budget_s: float, random: Random, g
 
 
 def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
-    """The number of the newest save that the writer told of. Raises the OSError that ended it."""
+    """The number of the newest save that the writer told of. Raises the ResourcesError that ended it."""
     try:
         said = os.read(reading, 1 << 16)
     except BlockingIOError:
@@ -151,21 +139,20 @@ def _last_said(reading: int, before: int, *, alive: bool = False) -> int:
     # Lines are shorter than what a pipe takes at once: none is cut off.
     last = convert(json.loads(said.splitlines()[-1]), int | Failed)
     if isinstance(last, Failed):
-        raise last.again()
+        raise ResourcesError(last.error, hint=last.remedy)
     return last
 
 
-def _save_for_ever(leg: LegLayout, first: int, say: Say, goes_on: Callable[[], None]) -> None:
+def _save_for_ever(leg: LegLayout, first: int, say: Say) -> None:
     disk = Filesystem()
-    disk.listeners.append(lambda _operation, moment: goes_on() if moment == "after" else None)
     store = CheckpointStore(leg, KEPT, disk)
     try:
-        with _told_plainly():
+        with storage_errors(leg.path):
             store.clear_staging()
             for number in count(first):
                 _save(store, disk, number)
                 say(number)
-    except OSError as error:
+    except ResourcesError as error:
         say(Failed.of(error))
 
 

@@ -9,13 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
 
 from chaosrun.cluster.guard import PREFIX, announce
+from chaosrun.errors import ChaosrunError
 
 STALE_S = 3600.0
 """A folder of an earlier preflight that nothing has been made in for so long was left when its node went down."""
-_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+
+
+class Failed(Struct, frozen=True, kw_only=True):
+    """An error of the storage that somebody can mend."""
+
+    error: str
+    remedy: str
+
+    @classmethod
+    def of(cls, error: ChaosrunError) -> "Failed":
+        return cls(error=error.message, remedy=error.hint or "see what the node's kernel log says of it (dmesg)")
 
 
 class Mount(Struct, frozen=True, kw_only=True):
@@ -27,8 +39,6 @@ class Mount(Struct, frozen=True, kw_only=True):
     source: str = ""
     options: str = ""
     free_bytes: int = 0
-    preload: list[str] = []
-    """Libraries in this process that make fsync do nothing."""
 
 
 def nearest_folder(storage: Path) -> Path:
@@ -54,37 +64,18 @@ def own_folder(folder: Path) -> Iterator[Path]:
 def remove_stale(base: Path, own: Path) -> None:
     """Remove folders that earlier preflights left. `own`, made just now, tells the storage's time."""
     now_s = own.stat().st_mtime
-    stale: list[str] = []
-    with os.scandir(base) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                old = entry.name.startswith(PREFIX) and now_s - entry.stat(follow_symlinks=False).st_mtime > STALE_S
-                if old and entry.is_dir(follow_symlinks=False):
-                    stale.append(entry.name)
-    for name in stale:
-        shutil.rmtree(base / name, ignore_errors=True)
+    for path in base.glob(f"{PREFIX}*"):
+        with suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink() and now_s - path.stat().st_mtime > STALE_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def mount_of(base: Path) -> Mount:
-    """The last mount of a place hides those below it."""
-    status, path = os.statvfs(base), os.path.realpath(base)
-    best, found = -1, ("unknown", "", "")
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            before, _, after = line.rstrip("\n").partition(" - ")
-            fields, behind = before.split(" "), after.split(" ")
-            point = _unescaped(fields[4])
-            if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= best:
-                options = ",".join(dict.fromkeys(f"{fields[5]},{behind[2] if len(behind) > 2 else ''}".split(",")))
-                best, found = len(point), (behind[0], _unescaped(behind[1]), options)
-    with open("/proc/self/maps") as file:
-        preload = sorted({line.split(maxsplit=5)[-1].strip() for line in file if "eatmydata" in line})
-    kind, source, options = found
-    free = status.f_bavail * status.f_frsize
-    return Mount(base=str(base), type=kind, source=source, options=options, free_bytes=free, preload=preload)
-
-
-def _unescaped(text: str) -> str:
-    for escape, character in _ESCAPES:
-        text = text.replace(escape, character)
-    return text
+    path, status = Path(os.path.realpath(base)), os.statvfs(base)
+    above = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    free_bytes = status.f_bavail * status.f_frsize
+    if not above:
+        return Mount(base=str(base), free_bytes=free_bytes)
+    # The last mount of a place hides those below it.
+    found = max(reversed(above), key=lambda mount: len(mount.mountpoint))
+    return Mount(base=str(base), type=found.fstype, source=found.device, options=found.opts, free_bytes=free_bytes)

@@ -1,0 +1,54 @@
+"""Which files that were written elsewhere are seen on this node, whole, and how soon.
+
+Each is looked for in its folder opened anew: a client of NFS asks its server again about a directory that is opened, and for a
+while says of another what it knows.
+"""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+POLL_S = 0.05
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """By path."""
+
+    after_s: dict[str, float] = {}
+    """From the first look on."""
+    missing: dict[str, str] = {}
+    """Why a file was not seen in time."""
+    torn: dict[str, str] = {}
+    """What was seen of a file first, if it was not what had been written."""
+
+
+def probe(*, digests: dict[str, str], wait_s: float) -> Seen:
+    """`digests`: sha256 of what was written, by path."""
+    found, began = Seen(), time.monotonic()
+    while True:
+        found.missing.clear()
+        for path, digest in digests.items():
+            if path not in found.after_s:
+                _look(found, path, digest, time.monotonic() - began)
+        if not found.missing or time.monotonic() - began > wait_s:
+            return found
+        time.sleep(POLL_S)
+
+
+def _look(found: Seen, path: str, digest: str, now_s: float) -> None:
+    folder = Path(path).parent
+    try:
+        for each in (folder.parent, folder):
+            os.close(os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        data = Path(path).read_bytes()
+    except OSError as error:
+        found.missing[path] = f"{folder}: {error.strerror}"
+        return
+    if hashlib.sha256(data).hexdigest() == digest:
+        found.after_s[path] = now_s
+    else:
+        found.missing[path] = f"{path} holds something else: {len(data)} bytes"
+        found.torn.setdefault(path, f"{len(data)} bytes that are not what was written")
