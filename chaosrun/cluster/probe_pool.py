@@ -4,10 +4,11 @@ Owns Ray's life (when it started it) and the agents' handles. A node that does n
 no more: it counts as lost from then on. Knows no check and judges nothing.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import ray
@@ -35,18 +36,6 @@ PORTS = {
     "metrics": "MetricsExportPort",
     "runtime env agent": "RuntimeEnvAgentPort",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A call that has not been answered."""
-
-    node: str
-    index: int
-    began: float
-    late: float
-    cut_short: bool
-    """Whether the call had less than its limit."""
 
 
 class ProbePool:
@@ -86,78 +75,40 @@ class ProbePool:
 
     def _hear(self, limit_s: float, broken: str, silent: str) -> None:
         waiting = {self._agents[node.name].hello.remote(): node.name for node in self.nodes}
-        deadline = time.monotonic() + limit_s
-        while waiting and time.monotonic() < deadline:
-            ready, _ = ray.wait(list(waiting), timeout=LOOK_EVERY_S)
-            for reference in ready:
-                name = waiting.pop(reference)
-                try:
-                    ray.get(reference)
-                except RayError as error:
-                    self._lose(name, f"{broken}: {_cause(error)}")
-        for name in waiting.values():
-            self._lose(name, silent)
+        for name, answer in _answers(waiting, dict.fromkeys(waiting.values(), limit_s)):
+            if answer is None:
+                self._lose(name, silent)
+            elif isinstance(answer, RayError):
+                self._lose(name, f"{broken}: {_cause(answer)}")
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        """Run calls, by node name, at the same time; returns when every one has ended. Never raises for what happens there."""
+    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
+        """Run calls, by node name, at the same time, and tell who has answered; returns when every one has ended. Never raises
+        for what happens there."""
         outcomes: dict[str, Outcome] = {}
-        self.relay(
-            {name: [call] for name, call in calls.items()}, lambda name, index, outcome: outcomes.update({name: outcome})
-        )
+        waiting: dict[Any, str] = {}
+        limits, left_s = dict[str, float](), math.inf if self.until is None else self.until - time.monotonic()
+        for name, call in calls.items():
+            limits[name] = min(call.limit_s, left_s)
+            if name in self.lost:
+                outcomes[name] = Outcome(ended="lost", error=self.lost[name])
+            elif left_s < LEAST_S:
+                outcomes[name] = Outcome(ended="late", error="the time for the whole was over before it could begin")
+            else:
+                waiting[self._agents[name].probe.remote(replace(call, limit_s=limits[name]))] = name
+        for name, answer in _answers(waiting, {name: limit_s + ANSWER_S for name, limit_s in limits.items()}):
+            outcome = answer if isinstance(answer, Outcome) else self._no_answer(name, answer, limits[name] + ANSWER_S)
+            if outcome.ended == "limit" and left_s < calls[name].limit_s:
+                outcome = replace(outcome, ended="late")
+            outcomes[name] = outcome
+            on_answer(name)
         return outcomes
 
-    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
-        """Run each node's calls one after the other, nodes beside each other, and tell what becomes of each as it ends: (node,
-        index, outcome). A chain ends with a node that is lost."""
-        pending: dict[Any, Asked] = {}
-
-        def begin(name: str, index: int) -> None:
-            if index == len(chains[name]):
-                return
-            call, now = chains[name][index], time.monotonic()
-            if name in self.lost:
-                on_outcome(name, index, Outcome(ended="lost", error=self.lost[name]))
-                return
-            limit_s = call.limit_s if self.until is None else min(call.limit_s, self.until - now)
-            if limit_s < LEAST_S:
-                on_outcome(name, index, Outcome(ended="late", error="the time for the whole was over before it could begin"))
-                begin(name, index + 1)
-                return
-            reference = self._agents[name].probe.remote(replace(call, limit_s=limit_s))
-            pending[reference] = Asked(
-                node=name, index=index, began=now, late=now + limit_s + ANSWER_S, cut_short=limit_s < call.limit_s
-            )
-
-        for name in chains:
-            begin(name, 0)
-        while pending:
-            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=0)
-            if not ready:
-                ready, _ = ray.wait(list(pending), timeout=LOOK_EVERY_S)
-            now = time.monotonic()
-            late = [reference for reference, asked in pending.items() if asked.late <= now and reference not in ready]
-            for reference in (*ready, *late):
-                asked = pending.pop(reference)
-                outcome = self._no_answer(asked) if reference in late else self._answer(asked, reference)
-                if outcome.ended == "limit" and asked.cut_short:
-                    outcome = replace(outcome, ended="late")
-                on_outcome(asked.node, asked.index, outcome)
-                if outcome.ended != "lost":
-                    begin(asked.node, asked.index + 1)
-
-    def _answer(self, asked: Asked, reference: Any) -> Outcome:
-        try:
-            return ray.get(reference)
-        except RayActorError as error:
-            self._lose(asked.node, f"{GONE}: {_cause(error)}")
-        except RayError as error:
+    def _no_answer(self, name: str, error: RayError | None, waited_s: float) -> Outcome:
+        if error is not None and not isinstance(error, RayActorError):
             return Outcome(ended="raised", error=f"{PROCESS} could not run it: {_cause(error)}")
-        return Outcome(ended="lost", error=self.lost[asked.node], seconds=time.monotonic() - asked.began)
-
-    def _no_answer(self, asked: Asked) -> Outcome:
-        waited_s = time.monotonic() - asked.began
-        self._lose(asked.node, f"{PROCESS} has not answered for {waited_s:.0f} s")
-        return Outcome(ended="lost", error=self.lost[asked.node], seconds=waited_s)
+        silent = f"{PROCESS} has not answered for {waited_s:.0f} s"
+        self._lose(name, silent if error is None else f"{GONE}: {_cause(error)}")
+        return Outcome(ended="lost", error=self.lost[name])
 
     def _lose(self, name: str, why: str) -> None:
         self.lost.setdefault(name, why)
@@ -176,6 +127,26 @@ class ProbePool:
                 ray.kill(agent, no_restart=True)
         finally:
             self._connection.close()
+
+
+def _answers(waiting: Mapping[Any, str], limits_s: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
+    """(node, what its agent answered), as they come; a RayError, or None when its time is over. `waiting`: nodes by Ray's
+    references."""
+    began, left = time.monotonic(), dict(waiting)
+    while left:
+        ready, _ = ray.wait(list(left), num_returns=len(left), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(list(left), timeout=LOOK_EVERY_S)
+        waited_s = time.monotonic() - began
+        late = [reference for reference, name in left.items() if limits_s[name] <= waited_s and reference not in ready]
+        for reference in (*ready, *late):
+            answer = None
+            if reference not in late:
+                try:
+                    answer = ray.get(reference)
+                except RayError as error:
+                    answer = error
+            yield left.pop(reference), answer
 
 
 def _nodes() -> tuple[Node, ...]:

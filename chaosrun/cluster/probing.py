@@ -57,4 +57,3 @@ class Outcome:
     ended: Literal["done", "raised", "limit", "late", "died", "lost"] = "done"
     """limit: killed after `limit_s`; late: the time for all calls was over before that; died: its process ended without
     an answer; lost: its agent or node is gone."""
-    seconds: float = 0.0

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import count
 from typing import Any, Protocol
 
 from chaosrun.cluster.probing import Call, Node, Outcome
@@ -50,13 +50,8 @@ class Agents(Protocol):
         """Why, by the name of a node that does not answer any more."""
         ...
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        """Run calls, by node name, at the same time; returns when every one has ended."""
-        ...
-
-    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
-        """Run each node's calls one after the other, nodes beside each other, and tell (node, index, outcome) as they end. A
-        chain ends with a node that is lost."""
+    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = ...) -> dict[str, Outcome]:
+        """Run calls, by node name, at the same time, and tell who has answered; returns when every one has ended."""
         ...
 
     def check_agents(self) -> None:
@@ -78,8 +73,12 @@ class Participants:
         return [node for node in self.agents.nodes if node.name in self.names]
 
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
+        return self.hear(calls, facts, lambda name: None)
+
+    def hear(self, calls: Mapping[str, Call], facts: type[F], on_answer: Callable[[str], None]) -> Answers[F]:
+        """`ask`, and tell of each node that has answered."""
         began_s = time.time()
-        outcomes = self.agents.probe(calls)
+        outcomes = self.agents.probe(calls, on_answer)
         told = read_answers(outcomes, calls, facts, (began_s, time.time()))
         self.answered.update(told.answered)
         return told
@@ -105,12 +104,8 @@ class Engine:
     def run(self, started_s: float) -> Result:
         began = self.clock()
         self._report_lost(LOOK_THERE)
-        for by_node, group in groupby(self.checks, key=lambda check: check.call is not None):
-            if by_node:
-                self._every_node_by_itself(list(group))
-            else:
-                for check in group:
-                    self._together(check)
+        for check in self.checks:
+            self._make(check)
         self.pool.check_agents()
         self._report_lost(LOST_REMEDY)
         if self.baseline is not None:
@@ -137,79 +132,51 @@ class Engine:
             self._findings.append(Rows(check=ANSWERS, name=EVERY_NODE_ANSWERS).error(why, remedy, node=name))
             self._leave_out(name, ANSWERS, why)
 
-    # Checks that each node makes for itself
-
-    def _every_node_by_itself(self, checks: Sequence[Check[Any]]) -> None:
-        """One node does not wait for another; a check is judged as soon as the last node has made it."""
-        asked, here = list(self.pool.nodes), self._setting()
-        chains = {node.name: [check.call(here, node) for check in checks if check.call is not None] for node in asked}
-        outcomes: list[dict[str, Outcome]] = [{} for _ in checks]
-        began: list[float] = []
-        judged = 0
-
-        def begin_up_to(index: int) -> None:
-            for check in checks[len(began) : index + 1]:
-                self._began(check, len(asked))
-                began.append(self.clock())
-
-        def judge_complete() -> None:
-            nonlocal judged
-            while judged < len(checks) and chains.keys() <= {*outcomes[judged], *self.pool.lost}:
-                begin_up_to(judged)
-                index, judged = judged, judged + 1
-                found = {node.name: outcomes[index][node.name] for node in asked if node.name in outcomes[index]}
-                told = read_answers(found, {name: chain[index] for name, chain in chains.items()}, checks[index].facts)
-                self._judge_answers(checks[index], asked, told, self.clock() - began[index])
-
-        def on_outcome(name: str, index: int, outcome: Outcome) -> None:
-            # Who has made one goes on with the next.
-            begin_up_to(index + 1)
-            outcomes[index][name] = outcome
-            done = len(outcomes[index])
-            self.on_event({"event": "node.done", "check": checks[index].name, "node": name, "done": done, "of": len(asked)})
-            judge_complete()
-
-        begin_up_to(0)
-        self.pool.relay(chains, on_outcome)
-        judge_complete()
-
-    def _judge_answers(self, check: Check[Any], asked: Sequence[Node], told: Answers[Any], seconds: float) -> None:
-        names = {*told.answered, *told.unanswered}
-        found = self._judged(check, [node for node in asked if node.name in names], told)
-        spoken_of = {finding.node for finding in found}
-        for name, silence in told.unanswered.items():
-            if name not in spoken_of:
-                found.append(_rows(check).error(silence.error or silence.ended, REMEDIES.get(silence.ended, ""), node=name))
-        self._take(check, [*found, *self._left_out(check, names)], told, seconds)
-
-    # Checks that take several nodes
-
-    def _together(self, check: Check[Any]) -> None:
+    def _make(self, check: Check[Any]) -> None:
+        """What a node does for itself it goes on with, whatever speaks against it: there may be more to mend."""
         began = self.clock()
-        pool = Participants(self.pool, frozenset(node.name for node in self.pool.nodes) - self._out.keys())
+        names = frozenset(node.name for node in self.pool.nodes) - (self._out.keys() if check.call is None else set())
+        pool = Participants(self.pool, names)
         nodes = list(pool.nodes)
-        self._began(check, len(nodes))
+        self.on_event({"event": "check.began", "check": check.name, "about": check.about, "nodes": len(nodes)})
         facts: Any = None
         found = [_rows(check).skip("no node is left to make it on")]
         if nodes:
             lost = set(self.pool.lost)
             facts, found = self._gathered(check, pool, nodes)
-            self.pool.check_agents()
+            if check.call is None:
+                self.pool.check_agents()
             told = {finding.node for finding in found if finding.status in BAD}
             for name in [node.name for node in nodes if node.name in self.pool.lost.keys() - lost - told]:
                 found.append(_rows(check).error(self.pool.lost[name], LOST_REMEDY, node=name))
-        found += self._left_out(check, {node.name for node in nodes})
+        found += self._left_out(check, names)
         self._take(check, found, facts, self.clock() - began)
 
     def _gathered(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> tuple[Any, list[Finding]]:
         """What raises speaks against all that were asked: nothing is known of them. The other checks are worth making."""
-        assert check.gather is not None
         try:
-            facts = check.gather(self._setting(), pool)
+            facts = self._each(check, pool, nodes) if check.gather is None else check.gather(self._setting(), pool)
         except Exception as error:
             return None, [_broken(check, "make this check", error, nodes)]
         covers = tuple(node.name for node in nodes if node.name in pool.answered)
-        return facts, [_covering(finding, covers) for finding in self._judged(check, nodes, facts)]
+        found = [_covering(finding, covers) for finding in self._judged(check, nodes, facts)]
+        if check.call is not None:
+            spoken_of = {finding.node for finding in found}
+            for name, silence in facts.unanswered.items():
+                if name not in spoken_of:
+                    remedy = REMEDIES.get(silence.ended, "")
+                    found.append(_rows(check).error(silence.error or silence.ended, remedy, node=name))
+        return facts, found
+
+    def _each(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> Answers[Any]:
+        """Every node by itself."""
+        assert check.call is not None
+        here, done = self._setting(), count(1)
+
+        def on_answer(name: str) -> None:
+            self.on_event({"event": "node.done", "check": check.name, "node": name, "done": next(done), "of": len(nodes)})
+
+        return pool.hear({node.name: check.call(here, node) for node in nodes}, check.facts, on_answer)
 
     # All of them
 
@@ -226,9 +193,6 @@ class Engine:
             return list(check.judge(self._setting(), nodes, facts))
         except Exception as error:
             return [_broken(check, "judge what was found", error, nodes)]
-
-    def _began(self, check: Check[Any], nodes: int) -> None:
-        self.on_event({"event": "check.began", "check": check.name, "about": check.about, "nodes": nodes})
 
     def _take(self, check: Check[Any], found: Iterable[Finding], facts: Any, seconds: float) -> None:
         if facts is not None:

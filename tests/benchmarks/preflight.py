@@ -4,7 +4,6 @@ The checks are made once on this machine. Then agents that are only names give w
 here: what is measured on top is asking, judging, comparing with peers and the report of it.
 """
 
-import heapq
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,28 +31,22 @@ class SimulatedAgents:
 
     nodes: Sequence[Node]
     recorded: Mapping[str, Outcome]
+    took_s: Mapping[str, float]
     lost: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def everyone(self) -> Sequence[Node]:
         return self.nodes
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
-        raise AssertionError("per-node checks ask one by one")
+    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
+        """All at the same time, of one probe."""
+        outcomes = {name: self.recorded[call.probe] for name, call in calls.items()}
+        time.sleep(max(self.took_s[call.probe] for call in calls.values()))
+        for name in calls:
+            on_answer(name)
+        return outcomes
 
     def check_agents(self) -> None: ...
-
-    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
-        now = time.monotonic()
-        due = [(now + self.recorded[calls[0].probe].seconds, name, 0) for name, calls in chains.items()]
-        heapq.heapify(due)
-        while due:
-            at, name, index = heapq.heappop(due)
-            time.sleep(max(0.0, at - time.monotonic()))
-            on_outcome(name, index, self.recorded[chains[name][index].probe])
-            if index + 1 < len(chains[name]):
-                later = time.monotonic() + self.recorded[chains[name][index + 1].probe].seconds
-                heapq.heappush(due, (later, name, index + 1))
 
 
 def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int, Samples]:
@@ -62,11 +55,11 @@ def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int
     found = {nodes: Samples() for nodes in NODES}
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         setting = Setting(level=Level.QUICK, root=Path(folder), storage=Path(folder))
-        recorded = _recorded(setting, checks)
+        recorded, took_s = _recorded(setting, checks)
         for repeat in range(repeats):
             for nodes, samples in found.items():
                 names = [f"node-{number:03}" for number in range(nodes)]
-                pool = SimulatedAgents(nodes=[_node(name) for name in names], recorded=recorded)
+                pool = SimulatedAgents(nodes=[_node(name) for name in names], recorded=recorded, took_s=took_s)
                 began = time.perf_counter()
                 engine = Engine(setting=setting, pool=pool, checks=checks, on_event=lambda event: None)
                 result = engine.run(time.time())
@@ -77,18 +70,19 @@ def measure_preflight(repeats: int, progress: Callable[[str], None]) -> dict[int
     return found
 
 
-def _recorded(setting: Setting, checks: Sequence[Check]) -> dict[str, Outcome]:
-    """What became of each check's probe on this machine, by the probe's name."""
+def _recorded(setting: Setting, checks: Sequence[Check]) -> tuple[dict[str, Outcome], dict[str, float]]:
+    """What became of each check's probe on this machine, and the seconds that it took, by the probe's name."""
     pool = LocalPool({"here": {}})
     found: dict[str, Outcome] = {}
+    took_s: dict[str, float] = {}
     for check in checks:
         assert check.call is not None
         call = check.call(setting, pool.nodes[0])
         began = time.monotonic()
         outcome = pool.probe({"here": call})["here"]
         assert outcome.facts is not None, f"{check.name}: {outcome.error}"
-        found[call.probe] = Outcome(facts=outcome.facts, seconds=time.monotonic() - began)
-    return found
+        found[call.probe], took_s[call.probe] = outcome, time.monotonic() - began
+    return found, took_s
 
 
 def _node(name: str) -> Node:

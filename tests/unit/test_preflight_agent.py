@@ -41,7 +41,7 @@ def test_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     told = run(do="answer", leave=str(tmp_path / "pid"), bytes=1 << 20, variable="CHAOSRUN_SESSION")
-    assert (told.ended, told.error) == ("done", "") and told.seconds > 0
+    assert (told.ended, told.error) == ("done", "")
     assert len((told.facts or {})["filler"]) == 1 << 20
     assert sorted((told.facts or {})["environment"]) == ["CHAOSRUN_SESSION", "RAY_AUTH_MODE"]
     assert gone(tmp_path / "pid")

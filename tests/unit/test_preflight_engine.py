@@ -44,25 +44,19 @@ class SimulatedPool:
     def nodes(self) -> Sequence[Node]:
         return [each for each in self.everyone if each.name not in self.lost]
 
-    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
         found: dict[str, Outcome] = {}
-        self.relay({name: [call] for name, call in calls.items()}, lambda name, index, outcome: found.update({name: outcome}))
+        for name, call in calls.items():
+            self.asked.append((name, call.probe))
+            found[name] = self.answer(name, call)
+            if found[name].ended == "lost":
+                self.lost[name] = found[name].error
+            on_answer(name)
         return found
 
     def check_agents(self) -> None:
         if self.dies:
             self.lost.setdefault(self.dies, "gone")
-
-    def relay(self, chains: Mapping[str, Sequence[Call]], on_outcome: Callable[[str, int, Outcome], None]) -> None:
-        for index in range(max(map(len, chains.values()), default=0)):
-            for name, calls in chains.items():
-                if name in self.lost or index >= len(calls):
-                    continue
-                self.asked.append((name, calls[index].probe))
-                outcome = self.answer(name, calls[index])
-                if outcome.ended == "lost":
-                    self.lost[name] = outcome.error
-                on_outcome(name, index, outcome)
 
 
 def by_itself(name: str, bad: Mapping[str, Status] | None = None, *, level: Level = Level.QUICK) -> Check:
@@ -173,9 +167,9 @@ def test_a_node_that_is_lost_is_asked_no_more() -> None:
     told = [(event["event"], event["check"]) for event in events if event["event"] != "node.done"]
     assert told == [
         ("check.began", "one"),
-        ("check.began", "two"),
         ("check.ended", "one"),
         ("node.out", "one"),
+        ("check.began", "two"),
         ("check.ended", "two"),
         ("check.began", "last"),
         ("check.ended", "last"),
@@ -191,7 +185,10 @@ def test_a_node_that_never_answered() -> None:
 
 def test_nobody_answers() -> None:
     result = fly(SimulatedPool(("a",), lost={"a": "no answer"}), by_itself("one"), together("last"))
-    assert rows(result) == [("answers", "a", ERROR), ("one", "a", SKIP), ("last", None, SKIP), ("last", "a", SKIP)]
+    assert rows(result) == [
+        ("answers", "a", ERROR),
+        *[(check, name, SKIP) for check in ("one", "last") for name in (None, "a")],
+    ]
     assert result.good == () and result.exit_code == 8
 
 

@@ -5,8 +5,8 @@ import pathlib
 read_bytes = pathlib.Path.read_bytes
 
 
-def zeros(path):
-    return bytes(len(read_bytes(path)))
+def zeros(self):
+    return bytes(len(read_bytes(self)))
 
 
 pathlib.Path.read_bytes = zeros
