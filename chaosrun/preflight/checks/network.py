@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from msgspec import Struct
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.network_connections import USED_PORTS, judge_connections, late
+from chaosrun.preflight.checks.network_connections import USED_PORTS, again, judge_connections
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
@@ -21,10 +21,9 @@ from chaosrun.records.codec import changed, to_plain
 
 INTERFACE = Rows(check="network", name="interface")
 LOOKUP_S = 20.0
-START_S = {Level.QUICK: 8.0, Level.STANDARD: 15.0, Level.DEEP: 30.0}
+START_S = {Level.QUICK: 15.0, Level.STANDARD: 30.0, Level.DEEP: 60.0}
 """For the processes of all nodes to come up, before a closed port counts as one."""
 CONNECT_S = {Level.QUICK: 2.0, Level.STANDARD: 5.0, Level.DEEP: 10.0}
-ROUND_TRIPS = {Level.QUICK: 9, Level.STANDARD: 25, Level.DEEP: 101}
 JOIN_S = {Level.QUICK: 20.0, Level.STANDARD: 60.0, Level.DEEP: 120.0}
 COLLECTIVE_S = {Level.QUICK: 8.0, Level.STANDARD: 20.0, Level.DEEP: 60.0}
 PER_NODE_S = 0.02
@@ -97,47 +96,20 @@ class _Ports:
 
 
 def _connect(
-    level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports, *, again: bool = True
+    level: Level, pool: Pool, nodes: Sequence[Node], ports: _Ports, *, tries: int = 2
 ) -> tuple[Answers[mesh.MeshFacts], dict[str, int]]:
     """With the ports that the nodes were to listen on."""
     listening = {node.name: ports.take(node.name) for node in nodes}
-    told = pool.ask(_mesh_calls(level, nodes, listening), mesh.MeshFacts)
-    if again and (any(facts.taken for facts in told.answered.values()) or late(told)):
-        # With other ports, or now that what is slow to be read for the first time has been read.
-        return _connect(level, pool, nodes, ports, again=False)
-    return told, listening
-
-
-def _mesh_calls(level: Level, nodes: Sequence[Node], listening: Mapping[str, int]) -> dict[str, Call]:
+    used = [{purpose: port for purpose, port in node.ports.items() if purpose in USED_PORTS and port > 0} for node in nodes]
     peers = tuple(
-        mesh.Peer(
-            name=node.name,
-            address=node.address,
-            port=listening[node.name],
-            ports={purpose: port for purpose, port in node.ports.items() if purpose in USED_PORTS and port > 0},
-        )
-        for node in nodes
+        mesh.Peer(name=node.name, address=node.address, port=listening[node.name], ports=own)
+        for node, own in zip(nodes, used, strict=True)
     )
-    start_s, connect_s = START_S[level], CONNECT_S[level]
-    limit_s = start_s + 8 * connect_s + 30
-    return {
-        node.name: ask(
-            "mesh",
-            limit_s,
-            **to_plain(
-                mesh.Asked(
-                    node=node.name,
-                    port=listening[node.name],
-                    peers=peers,
-                    start_s=start_s,
-                    give_up_s=start_s + 10,
-                    connect_s=connect_s,
-                    round_trips=ROUND_TRIPS[level],
-                )
-            ),
-        )
-        for node in nodes
-    }
+    about: dict[str, float] = {"start_s": START_S[level], "connect_s": CONNECT_S[level]}
+    limit_s = mesh.stays_s(**about, peers=len(peers)) + START_S[level] + 30
+    asked = {name: mesh.Asked(node=name, port=port, peers=peers, **about) for name, port in listening.items()}
+    told = pool.ask({name: ask("mesh", limit_s, **to_plain(each)) for name, each in asked.items()}, mesh.MeshFacts)
+    return _connect(level, pool, nodes, ports, tries=1) if tries > 1 and again(told) else (told, listening)
 
 
 # Sums

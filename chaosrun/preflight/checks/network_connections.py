@@ -1,15 +1,11 @@
-"""Judges the connections between all nodes: who cannot be reached and on which port, round trips. Pure.
-
-Who refused only before it listened at all was late, and who came only after the other had ended did not try in time: neither is
-a closed port. That goes by the nodes' clocks, which the check "cluster" compares.
-"""
+"""Judges the connections between all nodes: who cannot be reached, and on which port. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight.majority import fewest_to_blame
-from chaosrun.preflight.model import Answers, Finding, Measure, Rows
+from chaosrun.preflight.model import Answers, Finding, Rows
 from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.wording import listed
 
@@ -17,8 +13,6 @@ ROWS = Rows(check="network", name="TCP connections")
 USED_PORTS = ("node manager", "object manager", "gcs")
 """Those of Ray's that other nodes connect to."""
 SOME = 3
-ROUND_TRIP_WARN = 0.05
-"""On a busy machine a round trip of 0.05 ms easily takes ten times that."""
 REMEDIES = {
     "refused": "nothing may listen there, or a firewall rejects: open {ports} between the nodes",
     "no answer": "packets are dropped on the way: open {ports} between the nodes in firewalls, security groups, network "
@@ -47,15 +41,14 @@ class Failed:
 def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Mapping[str, int]) -> list[Finding]:
     """`ports`: where each node that was asked was to listen."""
     if len(nodes) == 1:
-        return [ROWS.skip("one node", name=name, node=nodes[0].name) for name in ("TCP connections", "TCP round trip")]
-    tardy = late(told)
-    # Whose own part could not run, or only too late, is no evidence against its network.
-    heard = {name: facts for name, facts in told.answered.items() if not facts.taken and name not in tardy}
+        return [ROWS.skip("one node", node=nodes[0].name)]
+    # Whose own part could not run is no evidence against its network.
+    heard = {name: facts for name, facts in told.answered.items() if not facts.taken}
     failed = [
         Failed(name, failure)
         for name, facts in heard.items()
         for failure in facts.failed
-        if failure.purpose != "rendezvous" or (failure.peer in heard and not _missed(failure, heard))
+        if failure.purpose != "rendezvous" or failure.peer in heard
     ]
     asked = [node for node in nodes if node.name in ports]
     head = next((node.name for node in nodes if node.head), None)
@@ -69,33 +62,17 @@ def judge_connections(nodes: Sequence[Node], told: Answers[MeshFacts], ports: Ma
     for node in asked:
         rows = ROWS.of(node=node.name)
         if node.name not in heard:
-            findings.append(_could_not(rows, node.name, told, tardy, ports))
-            continue
-        if node.name not in blamed:
+            findings.append(_could_not(rows, node.name, told, ports))
+        elif node.name not in blamed:
             findings.append(_not_blamed(rows, node, heard, ports, blamed))
-        if (took_ms := heard[node.name].round_trip_ms) is not None:
-            measure = Measure(number=took_ms, unit="ms", better="lower", warn=ROUND_TRIP_WARN)
-            findings.append(rows.passed(f"{took_ms:.2g} ms", name="TCP round trip", measure=measure))
     return findings
 
 
-def late(told: Answers[MeshFacts]) -> dict[str, float]:
-    """Nodes that began to listen only when somebody had given up on them, and how many seconds after the first that was."""
-    listening = {name: facts for name, facts in told.answered.items() if not facts.taken}
-    began = {name: facts.listened[0] for name, facts in listening.items()}
-    given_up = [
-        (failure.peer, failure.tried[1])
-        for facts in listening.values()
-        for failure in facts.failed
-        if failure.purpose == "rendezvous" and failure.cause == "refused"
-    ]
-    first = min(began.values(), default=0.0)
-    return {name: began[name] - first for name, at_s in sorted(given_up) if name in began and at_s < began[name]}
-
-
-def _missed(failure: Failure, heard: Mapping[str, MeshFacts]) -> bool:
-    """Whether the peer had ended when it was first tried."""
-    return failure.cause == "refused" and failure.tried[0] > heard[failure.peer].listened[1]
+def again(told: Answers[MeshFacts]) -> bool:
+    """Whether to ask once more: somebody took a port between its choice and its use, or a process was slow to come up."""
+    failed = [failure for facts in told.answered.values() for failure in facts.failed]
+    slow = any(each.purpose == "rendezvous" and each.cause == "refused" for each in failed)
+    return slow or any(facts.taken for facts in told.answered.values())
 
 
 def _against(name: str, failed: Sequence[Failed], size: int) -> Iterator[Finding]:
@@ -118,12 +95,7 @@ def _failure(rows: Rows, measured: str, failure: Failure) -> Finding:
     return rows.fail(f"{measured}: {failure.error}", "every node connects to every node", remedy)
 
 
-def _could_not(
-    rows: Rows, name: str, told: Answers[MeshFacts], tardy: Mapping[str, float], ports: Mapping[str, int]
-) -> Finding:
-    if name in tardy:
-        after = f"{tardy[name]:.1f} s after the first node, when others had given up on it"
-        return rows.error(f"it began to listen {after}", BUSY)
+def _could_not(rows: Rows, name: str, told: Answers[MeshFacts], ports: Mapping[str, int]) -> Finding:
     if name in told.unanswered:
         return rows.error(told.unanswered[name].error, BUSY)
     why = f"cannot listen on port {ports[name]}: {told.answered[name].taken}"
@@ -137,11 +109,8 @@ def _not_blamed(
     found, others = heard[node.name], len(ports) - 1
     reached = found.reached - 1
     measured = f"reaches {reached} of {others} others and itself"
-    missed = found.untried + sum(failure.peer in heard and _missed(failure, heard) for failure in found.failed)
-    if missed:
-        return rows.error(f"{missed} of {others} others were not tried in time", BUSY, measured=measured)
     if heard.keys() == {node.name}:
-        return rows.skip("no other node could take its part in time", measured=measured)
+        return rows.skip("no other node could take its part", measured=measured)
     used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in USED_PORTS and number > 0]
     reason = f"ports {', '.join([*used, f'rendezvous {ports[node.name]}'])}"
     if reached < others and blamed:

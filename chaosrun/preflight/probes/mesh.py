@@ -3,21 +3,18 @@
 One process a node holds all its connections, in threads.
 """
 
-import errno
 import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from chaosrun.records.codec import convert
 
-AT_ONCE = 16
+AT_ONCE = 128
 """Connections that a node opens at the same time; each that somebody drops costs its whole time."""
 RETRY_S = 0.05
 
@@ -39,12 +36,8 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Itself included."""
     start_s: float
     """Until when the others' processes must have come up."""
-    give_up_s: float
-    """After this no peer is begun with."""
     connect_s: float
     """For one connection or answer."""
-    round_trips: int
-    """Of one byte, with each peer."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -54,87 +47,64 @@ class Failure(Struct, frozen=True, kw_only=True):
     port: int
     cause: Literal["refused", "no answer", "other"]
     error: str
-    tried: tuple[float, float]
-    """From and until, in seconds since the epoch."""
 
 
 class MeshFacts(Struct, frozen=True, kw_only=True):
     taken: str = ""
     """Why the port could not be listened on; then nothing else is known."""
-    listened: tuple[float, float] = (0.0, 0.0)
-    """From and until, in seconds since the epoch."""
     reached: int = 0
-    untried: int = 0
-    """Peers that no time was left for."""
     failed: tuple[Failure, ...] = ()
-    round_trip_ms: float | None = None
-    """Median over the other nodes; None: it reached none."""
 
 
-class _Met(Struct, frozen=True, kw_only=True):
-    peer: str
-    failed: list[Failure]
-    round_trip_ms: float | None
+def stays_s(start_s: float, connect_s: float, peers: int) -> float:
+    """So long a node listens for peers that do not come: they may have been held up by others that drop what they are sent."""
+    return start_s + 4 * connect_s * -(-peers // AT_ONCE)
 
 
 def probe(**parameters: Any) -> MeshFacts:
     """Parameters: those of `Asked`."""
     asked = convert(parameters, Asked)
     began = time.monotonic()
-    deadline, last = began + asked.start_s, began + asked.give_up_s
     try:
         listener = socket.create_server(("0.0.0.0", asked.port), backlog=1024)
     except OSError as error:
         return MeshFacts(taken=error.strerror or str(error))
-    listens_from = time.time()
     with listener:
         server = _Server(listener, asked.node, asked.connect_s)
         threading.Thread(target=server.accept, daemon=True).start()
         # Beginning at itself, so that not all begin with the same.
         own = next(index for index, peer in enumerate(asked.peers) if peer.name == asked.node)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            meetings = pool.map(lambda peer: _meet(asked, peer, deadline, last), [*asked.peers[own:], *asked.peers[:own]])
-            met = [each for each in meetings if each is not None]
-        reached = {each.peer: each.round_trip_ms for each in met if each.round_trip_ms is not None}
+            order = [*asked.peers[own:], *asked.peers[:own]]
+            failed = list(pool.map(lambda peer: _meet(asked, peer, began + asked.start_s), order))
         # Not before the others had their turn with this node.
-        server.wait({peer.name for peer in asked.peers}, deadline)
-    return MeshFacts(
-        listened=(listens_from, time.time()),
-        reached=len(reached),
-        untried=len(asked.peers) - len(met),
-        failed=tuple(failure for each in met for failure in each.failed),
-        round_trip_ms=median(others) if (others := [ms for peer, ms in reached.items() if peer != asked.node]) else None,
-    )
+        server.wait({peer.name for peer in asked.peers}, began + stays_s(asked.start_s, asked.connect_s, len(asked.peers)))
+    reached = sum(not any(each.purpose == "rendezvous" for each in of_peer) for of_peer in failed)
+    return MeshFacts(reached=reached, failed=tuple(each for of_peer in failed for each in of_peer))
 
 
-def _meet(asked: Asked, peer: Peer, deadline: float, last: float) -> _Met | None:
-    """Connect to a peer's process and exchange bytes, then to the ports that Ray has there. None: no time was left for it."""
-    if time.monotonic() > last:
-        return None
+def _meet(asked: Asked, peer: Peer, deadline: float) -> list[Failure]:
+    """Connect to a peer's process and hear its name, then to the ports that Ray has there."""
     failed: list[Failure] = []
-    round_trip_ms = None
 
-    def fail(purpose: str, port: int, error: Exception, began: float) -> None:
+    def fail(purpose: str, port: int, error: Exception) -> None:
         cause, said = _cause(error, asked.connect_s)
-        tried = (began, time.time())
-        failed.append(Failure(peer=peer.name, purpose=purpose, port=port, cause=cause, error=said, tried=tried))
+        failed.append(Failure(peer=peer.name, purpose=purpose, port=port, cause=cause, error=said))
 
-    began = time.time()
     try:
         with _connect(peer, asked.connect_s, deadline) as connection:
-            round_trip_ms = _exchange(connection, asked.node, peer.name, asked.round_trips)
+            _exchange(connection, asked.node, peer.name)
     except (OSError, ValueError) as error:
-        fail("rendezvous", peer.port, error, began)
+        fail("rendezvous", peer.port, error)
         if isinstance(error, TimeoutError):
             # The other ports would cost as much time, and say the same.
-            return _Met(peer=peer.name, failed=failed, round_trip_ms=None)
+            return failed
     for purpose, port in peer.ports.items():
-        began = time.time()
         try:
             socket.create_connection((peer.address, port), timeout=asked.connect_s).close()
         except OSError as error:
-            fail(purpose, port, error, began)
-    return _Met(peer=peer.name, failed=failed, round_trip_ms=round_trip_ms)
+            fail(purpose, port, error)
+    return failed
 
 
 def _connect(peer: Peer, limit_s: float, deadline: float) -> socket.socket:
@@ -148,20 +118,14 @@ def _connect(peer: Peer, limit_s: float, deadline: float) -> socket.socket:
         time.sleep(RETRY_S)
 
 
-def _exchange(connection: socket.socket, node: str, peer: str, round_trips: int) -> float:
-    """Median round trip in ms. Raises ValueError when somebody else answers."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _send_line(connection, {"from": node})
-    answered = _read_line(connection).get("node")
+def _exchange(connection: socket.socket, node: str, peer: str) -> None:
+    """Raises ValueError when somebody else answers."""
+    with connection.makefile("rw") as lines:
+        lines.write(f"{json.dumps(node)}\n")
+        lines.flush()
+        answered = json.loads(lines.readline())
     if answered != peer:
         raise ValueError(f"{answered} answers there instead")
-    took: list[float] = []
-    for _ in range(round_trips):
-        began = time.perf_counter()
-        connection.sendall(b".")
-        _received(connection)
-        took.append(time.perf_counter() - began)
-    return round(median(took) * 1000, 4)
 
 
 class _Server:
@@ -191,35 +155,16 @@ class _Server:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             connection.settimeout(self._limit_s)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                asked = _read_line(connection)
-                _send_line(connection, {"node": self._node})
-                while byte := connection.recv(1):
-                    connection.sendall(byte)
+                with connection.makefile("rw") as lines:
+                    name = str(json.loads(lines.readline()))
+                    lines.write(f"{json.dumps(self._node)}\n")
             except (OSError, ValueError):
                 # Who connected tells of it; a stranger is none of ours.
                 return
             with self._changed:
-                self.heard.add(asked["from"])
+                self.heard.add(name)
                 self._changed.notify_all()
-
-
-def _send_line(connection: socket.socket, line: Mapping[str, object]) -> None:
-    connection.sendall(json.dumps(line).encode() + b"\n")
-
-
-def _read_line(connection: socket.socket) -> Any:
-    read = b""
-    while not read.endswith(b"\n"):
-        read += _received(connection)
-    return json.loads(read)
-
-
-def _received(connection: socket.socket) -> bytes:
-    if byte := connection.recv(1):
-        return byte
-    raise ConnectionResetError(errno.ECONNRESET, "closed by the other side")
 
 
 def _cause(error: Exception, limit_s: float) -> tuple[Literal["refused", "no answer", "other"], str]:
