@@ -57,6 +57,8 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     """See `storage_owner`."""
     irreproducible: str | None
     """How two undisturbed runs differed."""
+    wanders: str | None = None
+    """The quantity in which they did first."""
     masked: tuple[str, ...] = ()
     """Loads in the script that do not count, as chaosrun restores: "torch.load, line 12"."""
     confirmed: Count = 0

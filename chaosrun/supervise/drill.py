@@ -257,17 +257,18 @@ class Drill:
                 return verdict
         if of_a_training(opened_files(self._leg("confirm"), [])):
             return judge(self.run)
-        difference = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
-        if difference is None:
+        found = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
+        if found is None:
             write_run(self.run, changed(info, confirmed=confirmed + 1))
             if confirmed + 1 < spec.verify.confirm:
                 self._remove(self._leg("confirm"))
             return self._confirm(spec, judge(self.run))
+        difference, wanders = found
         if confirmed:
             difference += f" (undisturbed run {confirmed + 2}; the first {confirmed + 1} were equal)"
         cached = info.reference.source is not None and info.reference.mode == "auto"
         if not cached or agreed_at_first(verdict):
-            write_run(self.run, changed(info, irreproducible=difference))
+            write_run(self.run, changed(info, irreproducible=difference, wanders=wanders))
             return judge(self.run)
         # The cached reference is of another time (changed data, changed machine): judge by the one just made.
         self._replace_reference(info, difference)

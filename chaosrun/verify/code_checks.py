@@ -8,6 +8,32 @@ from collections.abc import Mapping
 from chaosrun.verify.blame import Row, machine, ours, plan, script
 
 UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
+
+
+def wandering(kind: str) -> str:
+    """The row that says what to set where this quantity is the first that differs between undisturbed runs."""
+    return f"wanders.{kind.replace(' ', '_')}"
+
+
+WANDERS: Mapping[str, Row] = {
+    wandering(kind): Row("", hint=hint)
+    for kind, hint in {
+        "rng": "chaosrun seeds python, numpy and torch before the script begins: the script seeds one anew from the clock or "
+        "the system (torch.seed(), random.seed() without a number), or draws from it more or less often; give each seed a "
+        "number, and loaders a generator of their own",
+        "data order": "its samples come in another order each time: give loader and sampler a generator with a seed, and sort "
+        "what os.listdir, glob and sets yield",
+        "batch": "its samples hold other numbers each time: seed what augmentation and noise draw from, and look for data that "
+        "change meanwhile",
+        "weights": "it begins with other weights each time: torch.manual_seed before the model is built, and load one file",
+        "loss": "the same weights and samples give another loss: seed the generators that dropout and noise have of their own; "
+        "deterministic: strict refuses operations that are not; look for what the clock or a file decides",
+        "gradient": "the same loss gives other gradients: an operation whose backward pass is not deterministic, which "
+        "deterministic: strict refuses, or another number of threads",
+        "learning rate": "its learning rates come from something else than the step: the clock, a measurement, a file",
+        "optimizer": "the same gradients give other weights: look at the optimizer, and at what changes weights beside it",
+    }.items()
+}
 _DRIFT_HINT = (
     "where DDP does not average gradients, each rank trains a model of its own: pass "
     "DistributedDataParallelKwargs(find_unused_parameters=True) if ranks take different branches, call the model that "
@@ -201,4 +227,4 @@ _FINALS: Mapping[str, Row] = {
     "final_weights_differ": Row("{tensor}: {how}", _AFTER_THE_END),
 }
 
-CHECK_ROWS: Mapping[str, Row] = {**_ANY, **_PREMISES, **_FAULTS, **_RECOVERY, **_STEPS, **_FINALS}
+CHECK_ROWS: Mapping[str, Row] = {**WANDERS, **_ANY, **_PREMISES, **_FAULTS, **_RECOVERY, **_STEPS, **_FINALS}

@@ -15,6 +15,32 @@ from chaosrun.spec.model import JobSpec, Tolerance, VerifySpec
 Field = Literal["ids", "batch", "position", "rng", "loss", "grad", "lr", "param", "state"]
 FIELDS: tuple[Field, ...] = ("ids", "batch", "position", "rng", "loss", "grad", "lr", "param", "state")
 """In the order of diagnosis: an earlier one that differs makes the later ones differ."""
+Kind = Literal[
+    "data order",
+    "batch",
+    "position",
+    "rng",
+    "weights",
+    "buffers",
+    "registered",
+    "loss",
+    "gradient",
+    "learning rate",
+    "optimizer",
+    "saved state",
+]
+
+KINDS: Mapping[Field, Kind] = {
+    "ids": "data order",
+    "batch": "batch",
+    "position": "position",
+    "rng": "rng",
+    "loss": "loss",
+    "grad": "gradient",
+    "lr": "learning rate",
+    "param": "optimizer",
+    "state": "optimizer",
+}
 
 EXACT = Tolerance()
 

@@ -7,6 +7,7 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import PREMISES, run_checks
+from chaosrun.verify.compare import Kind
 from chaosrun.verify.divergence import first_divergence
 from chaosrun.verify.verdict import Verdict
 
@@ -37,17 +38,18 @@ def _injected(check: Check) -> bool:
     return check.name == "silent_corruption" and check.status == "fail" and check.evidence["prompt"]
 
 
-def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> str | None:
-    """How two legs without faults differ, or why that cannot be told; None when they are equal in everything compared."""
+def undisturbed_difference(reference: LegLayout, second: LegLayout, spec: JobSpec) -> tuple[str, Kind | None] | None:
+    """How two legs without faults differ, in words and the first quantity that does, or why that cannot be told; None when
+    they are equal in everything compared."""
     drill = Drill.of(read_leg(reference), read_leg(second), spec, UNDISTURBED)
     divergence = first_divergence(drill)
     if divergence is not None and divergence.reason.code == "parameter_order":
-        return divergence.cause
+        return divergence.cause, None
     if divergence is not None:
-        return f"{divergence.kind} at step {divergence.step}, rank {divergence.rank}"
+        return f"{divergence.kind} at step {divergence.step}, rank {divergence.rank}", divergence.kind
     for check in run_checks(drill):
         if check.name in WITHIN_A_LEG:
             continue
         if check.status == "fail" or (check.status == "inconclusive" and check.name in COMPARABLE):
-            return f"{check.name}: {check.summary}"
+            return f"{check.name}: {check.summary}", None
     return None

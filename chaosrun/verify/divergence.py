@@ -6,7 +6,7 @@ step, the order of diagnosis: an earlier kind that differs explains the later on
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.history import Attempt
@@ -15,38 +15,12 @@ from chaosrun.verify import causes
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Field, compare, first_difference, starts_of, unlike_orders
+from chaosrun.verify.compare import KINDS, Field, Kind, compare, first_difference, starts_of, unlike_orders
 from chaosrun.verify.evidence import Standing, cause_of, standing
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
 
-Kind = Literal[
-    "data order",
-    "batch",
-    "position",
-    "rng",
-    "weights",
-    "buffers",
-    "registered",
-    "loss",
-    "gradient",
-    "learning rate",
-    "optimizer",
-    "saved state",
-]
-
-_KINDS: Mapping[Field, Kind] = {
-    "ids": "data order",
-    "batch": "batch",
-    "position": "position",
-    "rng": "rng",
-    "loss": "loss",
-    "grad": "gradient",
-    "lr": "learning rate",
-    "param": "optimizer",
-    "state": "optimizer",
-}
 _COMPONENT_KINDS: Mapping[str, Kind] = {
     "model": "weights",
     "buffers": "buffers",
@@ -259,7 +233,7 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
                 rank=first.rank,
                 ranks=tuple(mismatch.rank for mismatch in mismatches),
                 attempt=moment.attempt.number,
-                kind=_KINDS[field],
+                kind=KINDS[field],
                 reason=causes.of_field(field, moment, mismatches),
                 tensor=first.tensor,
                 micro_batch=first.micro_batch,

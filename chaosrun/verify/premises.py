@@ -15,8 +15,9 @@ from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
+from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Mismatch, compare, differing_keys, starts_of, unlike_orders
+from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, starts_of, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
 
@@ -175,10 +176,11 @@ def reproducible(drill: Drill) -> Check:
     undisturbed = [start for attempt in drill.reference.attempts for start in starts_of(attempt)]
     if message := unlike_orders([*undisturbed, *starts_of(first)]):
         return inconclusive("reproducible", "parameter_order", message=f"{message}, before the first fault")
-    for where, expected, seen in _starts(drill, first):
+    for kind, where, expected, seen in _starts(drill, first):
         if expected != seen:
             how = f"before the first step, {where} already differs from the reference"
-            return inconclusive("reproducible", "job_not_repeatable", how=how, expected=expected, seen=seen)
+            about = {"because": wandering(kind), "expected": expected, "seen": seen}
+            return inconclusive("reproducible", "job_not_repeatable", how=how, **about)
     compared = 0
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
@@ -189,7 +191,8 @@ def reproducible(drill: Drill) -> Check:
             found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
             if found:
                 how = f"{field} differs at {found.place}, before the first fault"
-                return inconclusive("reproducible", "job_not_repeatable", how=how, first=found.to_json())
+                about = {"because": wandering(KINDS[field]), "first": found.to_json()}
+                return inconclusive("reproducible", "job_not_repeatable", how=how, **about)
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):
             continue
@@ -227,15 +230,15 @@ def _mismatch(drill: Drill, expected: StepRecord, seen: StepRecord) -> Mismatch 
     return next(filter(None, found), None)
 
 
-def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[str, str, str]]:
+def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]]:
     for rank, trace in sorted(first.traces.items()):
         origin = drill.reference_lineage.at(rank, 1)
         expected = drill.reference.trace(origin.attempt, rank) if origin else None
         if trace.start and expected and expected.start:
             if drill.streams_count:
-                yield f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
+                yield "rng", f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
             if drill.exact_weights:
-                yield f"the initial weights of rank {rank}", expected.start.param, trace.start.param
+                yield "weights", f"the initial weights of rank {rank}", expected.start.param, trace.start.param
 
 
 def _pairs(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:

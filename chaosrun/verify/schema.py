@@ -13,7 +13,7 @@ from chaosrun.records.events import OUTCOMES
 from chaosrun.verify.blame import Whose
 from chaosrun.verify.check import Status
 from chaosrun.verify.codes import public_codes
-from chaosrun.verify.divergence import Kind
+from chaosrun.verify.compare import Kind
 from chaosrun.verify.ruling import EXIT_CODES, OUTCOME_EXIT_CODES
 from chaosrun.verify.verdict import VERDICT_VERSION
 

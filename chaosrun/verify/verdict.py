@@ -22,6 +22,7 @@ from chaosrun.verify.advice import masked_loads, warnings
 from chaosrun.verify.blame import Blame
 from chaosrun.verify.check import Check, Drill
 from chaosrun.verify.checks import run_checks
+from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.evidence import passed_over
@@ -138,7 +139,7 @@ def _irreproducible(info: RunInfo) -> Cause | None:
         return Cause.of("undisturbed_runs_differ", because="agreed_at_first", difference=difference)
     if reference.source is not None:
         return Cause.of("reference_of_another_job", run=Path(reference.mode).name, difference=difference)
-    return Cause.of("undisturbed_runs_differ", difference=difference)
+    return Cause.of("undisturbed_runs_differ", because=info.wanders and wandering(info.wanders), difference=difference)
 
 
 def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed: int = 0) -> Verdict:

@@ -17,7 +17,8 @@ SPEC = JobSpec.model_validate({"name": "toy", "script": "train.py", "workers": 3
 
 
 def confirm(run: RunLayout) -> str | None:
-    return undisturbed_difference(run.leg("reference"), run.leg("confirm"), SPEC)
+    found = undisturbed_difference(run.leg("reference"), run.leg("confirm"), SPEC)
+    return found and f"{found[1]}: {found[0]}"
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_unprimed_buckets_are_not_called_irreproducible(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (only("step", put(grad="0" * 16), step=9), "gradient at step 9, rank 1"),
+        (only("step", put(grad="0" * 16), step=9), "gradient: gradient at step 9, rank 1"),
         (only("step", drop, step=9), "lineage: rank 1 lacks step 9"),
         (only("step", put(rng=None), step=9), "records: "),
         (only("end", drop), "completed: the confirm leg has no end record of rank 1"),
@@ -109,4 +110,4 @@ def test_a_restore_found_inexact_is_asked_for_its_premise(tmp_path: Path) -> Non
 def test_an_undisturbed_leg_with_another_parameter_order_is_named_so(run: RunLayout) -> None:
     edit_trace(run, "confirm", 1, 1, only("start", put(tensors=["block.weight", "embed.weight", "head.bias"], param="0" * 16)))
     difference = confirm(run)
-    assert difference is not None and difference.startswith("the script's parameter order: parameter 0 is block.weight")
+    assert difference is not None and difference.startswith("None: the script's parameter order: parameter 0 is block.weight")

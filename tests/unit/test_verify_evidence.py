@@ -36,6 +36,16 @@ def test_a_script_that_resumes_exactly_passes(tmp_path: Path) -> None:
     assert not names & {"resume_points", "checkpointed_state", "final_checkpoint", "final_position", "final_registered"}
 
 
+def test_before_the_first_fault_nothing_was_restored(tmp_path: Path) -> None:
+    run = write_script_run(tmp_path)
+    edit_trace(run, "chaos", 1, 1, only("start", put(found={"step": None, "weights": [0], "rng": []})))
+    edit_trace(run, "chaos", 1, 1, only("step", put(lr=["0x1p-3"])))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code) == ("INCONCLUSIVE", "job_not_repeatable")
+    assert verdict.divergence is not None and verdict.divergence.attempt == 1
+    assert verdict.divergence.cause == verdict.cause and "restored" not in verdict.divergence.hint
+
+
 @pytest.mark.parametrize(
     ("bugs", "habits", "kind", "code", "stood"),
     [

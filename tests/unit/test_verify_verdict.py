@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
@@ -17,6 +17,8 @@ from chaosrun.verify import ruling
 from chaosrun.verify import verdict as verdict_module
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
+from chaosrun.verify.code_checks import WANDERS, wandering
+from chaosrun.verify.compare import Kind
 from chaosrun.verify.verdict import Verdict, judge
 
 
@@ -162,6 +164,7 @@ def test_random_script_is_not_blamed_on_recovery(tmp_path: Path) -> None:
     verdict = judge(write_run(tmp_path, bugs=Bugs(random_script=True)))
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert "does not repeat itself" in verdict.cause
+    assert verdict.hint is not None and "seed" in verdict.hint
     assert failing(verdict)
 
 
@@ -177,6 +180,13 @@ def test_confirmed_irreproducible(tmp_path: Path) -> None:
     assert verdict.divergence is not None
     assert (verdict.divergence.kind, verdict.divergence.cause) == ("optimizer", "not shown to come from the restore")
     assert verdict.divergence.hint == verdict.hint
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if wandering(kind) in WANDERS])
+def test_what_wanders_first_is_what_to_set(tmp_path: Path, kind: str) -> None:
+    about: dict[str, Any] = {"irreproducible": f"{kind} at step 3, rank 0", "wanders": kind}
+    verdict = judge(write_run(tmp_path, bugs=Bugs(keep_optimizer=False), reference_bugs=Bugs(), **about))
+    assert verdict.hint == WANDERS[wandering(kind)].hint
 
 
 def test_a_reference_that_the_first_attempt_agreed_with_is_not_called_anothers(tmp_path: Path) -> None:
