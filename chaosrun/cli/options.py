@@ -158,18 +158,9 @@ def as_text(page: "RenderableType") -> str:
 @contextmanager
 def ticking(*, quiet: bool, preflight: bool = False) -> "Iterator[Callable[[EventRecord], None] | None]":
     """As `report.live.progress`, for many drills, or a preflight."""
-    if quiet:
-        with redirect_stdout(sys.stderr):
-            yield None
-        return
-    from chaosrun.report.live import is_live_terminal
     from chaosrun.report.ticker import Ticker as kind
 
     if preflight:
         from chaosrun.preflight.report.ticker import PreflightTicker as kind
-    ticker = kind(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ))
-    try:
-        with redirect_stdout(sys.stderr):
-            yield ticker.on_event
-    finally:
-        ticker.close()
+    with redirect_stdout(sys.stderr):
+        yield None if quiet else kind(sys.stderr).on_event

@@ -1,7 +1,5 @@
-"""Progress of much on stderr: on a terminal one line that changes, and lines that stay for what did not pass; elsewhere a line
-for each. A terminal that goes away ends the display, not what it shows."""
+"""Progress of much on stderr, a line for each event. A terminal that goes away ends the display, not what it shows."""
 
-import shutil
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -9,9 +7,6 @@ from typing import TextIO
 from chaosrun.records.events import EventRecord
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.output import LeavingStream
-
-ERASE = "\r\x1b[2K"
-
 
 _WORDS = {
     "sweep.survey": "sweep {sweep}: looking for points, the job undisturbed and killed once",
@@ -42,40 +37,17 @@ def _passes(record: EventRecord) -> bool:
     return record.get("ok", record.get("status", "PASS") == "PASS")
 
 
-class TickingLine:
+class Ticker:
     """Sentences, each with the time since the first."""
 
-    def __init__(self, stream: TextIO, *, terminal: bool, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream = LeavingStream(stream)
-        self.terminal = terminal
         self._now_s = now_s
         self._began_s = now_s()
 
-    def change(self, sentence: str) -> None:
-        """Until the next; nothing where lines cannot change."""
-        if self.terminal:
-            self._stream.write(f"{ERASE}{self._dated(sentence)[: shutil.get_terminal_size().columns - 1]}")
-
-    def stay(self, sentence: str) -> None:
-        self._stream.write(f"{ERASE if self.terminal else ''}{self._dated(sentence)}\n")
-
-    def close(self) -> None:
-        if self.terminal:
-            self._stream.write(ERASE)
-
-    def _dated(self, sentence: str) -> str:
-        minutes, seconds = divmod(int(self._now_s() - self._began_s), 60)
-        return f"[{minutes}:{seconds:02}] {on_one_line(sentence)}"
-
-
-class Ticker:
-    def __init__(self, stream: TextIO, *, terminal: bool, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._line = TickingLine(stream, terminal=terminal, now_s=now_s)
-        self._running: dict[str, str] = {}
-        """What goes on at the same time, in words."""
-
     def on_event(self, record: EventRecord) -> None:
-        (self._line.change if _passes(record) and self._line.terminal else self._line.stay)(tick(record))
+        self.tell(tick(record))
 
-    def close(self) -> None:
-        self._line.close()
+    def tell(self, sentence: str) -> None:
+        minutes, seconds = divmod(int(self._now_s() - self._began_s), 60)
+        self._stream.write(f"[{minutes}:{seconds:02}] {on_one_line(sentence)}\n")

@@ -358,40 +358,29 @@ class TestTicker:
     EVENTS = (
         {"event": "cluster.joined", "nodes": 3, "address": None},
         {"event": "check.began", "check": "bits", "about": "the same bits", "nodes": 3},
-        {"event": "node.done", "check": "bits", "node": "gpu-001", "done": 1, "of": 3},
         {"event": "check.began", "check": "host", "about": "memory", "nodes": 3},
         {"event": "check.ended", "check": "bits", "seconds": 3.42, "statuses": {"PASS": 5, "FAIL": 1}},
         {"event": "node.out", "node": f"gpu-002{ESCAPE}", "check": "bits", "why": "FAIL of bits: repeats"},
         {"event": "check.ended", "check": "host", "seconds": 0.5, "statuses": {"WARN": 1, "PASS": 2}},
     )
 
-    def told(self, *, terminal: bool) -> str:
-        stream = io.StringIO()
-        ticks = iter(range(100))
-        ticker = PreflightTicker(stream, terminal=terminal, now_s=lambda: float(next(ticks)))
+    def test_lines(self) -> None:
+        stream, ticks = io.StringIO(), iter(range(100))
+        ticker = PreflightTicker(stream, now_s=lambda: float(next(ticks)))
         for event in self.EVENTS:
             ticker.on_event(event)
-        ticker.close()
-        return stream.getvalue()
-
-    def test_lines(self) -> None:
-        assert [line.partition("] ")[2] for line in self.told(terminal=False).splitlines()] == [
+        assert [line.partition("] ")[2] for line in stream.getvalue().splitlines()] == [
             "3 nodes in the cluster; only this machine is looked at: --address, or $RAY_ADDRESS, names a cluster",
+            "bits: the same bits",
+            "host: memory",
             "bits: 1 FAIL, 5 PASS, 3.42 s",
             "gpu-002 ]0;owned  is left out from now on: FAIL of bits: repeats (bits)",
             "host: 1 WARN, 2 PASS, 0.50 s",
         ]
 
-    def test_a_line_that_changes_and_lines_that_stay(self) -> None:
-        told = self.told(terminal=True)
-        assert "bits 1/3 · host: memory" in told and told.endswith("\r\x1b[2K")
-        stay = [line.rpartition("\x1b[2K")[2].partition("] ")[2] for line in told.split("\n")[:-1]]
-        assert [line.partition(" ")[0] for line in stay] == ["3", "bits:", "gpu-002"]
-
     def test_nobody_reads_any_more(self) -> None:
         stream = io.StringIO()
         stream.close()
-        ticker = PreflightTicker(stream, terminal=True)
+        ticker = PreflightTicker(stream)
         for event in self.EVENTS:
             ticker.on_event(event)
-        ticker.close()

@@ -82,7 +82,7 @@ def test_a_drill_that_cannot_be_planned_stops_everything(suite: Path, capsys: py
 
 def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    ticker = Ticker(stream, terminal=False)
+    ticker = Ticker(stream)
     about = {"leg": None, "of": 2}
     ticker.on_event({**about, "event": "suite.started", "suite": "toys-1", "seed": 7})
     ticker.on_event({**about, "event": "suite.drill", "name": "a", "number": 1})

@@ -302,19 +302,7 @@ class TestTicker:
         assert tick({**record, "status": "FAIL"}) == "3/9 step@7/rank1: FAIL: equal"
         path = tmp_path / "stream"
         with path.open("w") as stream:
-            Ticker(stream, terminal=False).on_event(record)
-            gone = Ticker(stream, terminal=False)
+            Ticker(stream).on_event(record)
+            gone = Ticker(stream)
         gone.on_event(record)
         assert path.read_text() == "[0:00] 3/9 step@7/rank1: PASS\n"
-
-    def test_on_a_terminal_only_what_did_not_pass_stays(self, tmp_path: Path) -> None:
-        record = {"event": "shrink.tried", "number": 3, "faults": 2, "of": 9, "symptom": None}
-        path = tmp_path / "stream"
-        with path.open("w", newline="") as stream:
-            ticker = Ticker(stream, terminal=True)
-            ticker.on_event(record)
-            ticker.on_event({"event": "sweep.tried", "number": 1, "of": 2, "point": "p", "status": "FAIL", "cause": "c"})
-            ticker.close()
-        assert path.read_bytes().decode() == (
-            "\r\x1b[2K[0:00] drill 3, 2 of 9 faults: does not fail\r\x1b[2K[0:00] 1/2 p: FAIL: c\n\r\x1b[2K"
-        )
