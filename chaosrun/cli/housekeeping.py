@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_AGE = "14d"
 DAY_S = 86400.0
-UNLIMITED = -1
 
 
 def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
@@ -36,59 +35,14 @@ def env(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> 
     return 0
 
 
-def environment_lines(facts: "Facts") -> list[str]:
-    return [f"{label:<12} {text}".rstrip() for label, text in _labelled(facts)]
-
-
-def _labelled(facts: "Facts") -> Iterator[tuple[str, str]]:
-    python, system, cpu, memory, root = (facts[key] for key in ("python", "system", "cpu", "memory", "root"))
-    yield "chaosrun", f"{facts['chaosrun']['version']} ({facts['chaosrun']['path']})"
-    yield "python", f"{python['version']} {python['implementation']} ({python['path']})"
-    yield "torch", _torch(facts["torch"])
-    for name, version in facts["packages"].items():
-        yield name, version or "not installed"
-    yield "system", ", ".join(filter(None, (system["distribution"], system["kernel"], system["machine"], system["libc"])))
-    yield "container", "yes" if system["container"] else "no sign of one"
-    limit = f", limited to {cpu['cgroup_limit']:g}" if cpu["cgroup_limit"] is not None else ""
-    yield "cpu", f"{cpu['model'] or 'unknown'}, {cpu['usable']} of {cpu['count']} cores usable{limit}"
-    limit = f", limited to {size(memory['cgroup_limit_bytes'])}" if memory["cgroup_limit_bytes"] is not None else ""
-    yield "memory", f"{size(memory['total_bytes'])}, {size(memory['available_bytes'])} available{limit}"
-    yield "/dev/shm", _room(memory["shm"])
-    gpus = facts["gpus"]
-    for gpu in [gpus] if isinstance(gpus, str) else gpus or ["none"]:
-        yield "gpu", gpu
-    for name, (soft, hard) in facts["limits"].items():
-        yield name.replace("_", " "), f"at most {_number(soft)} (hard limit {_number(hard)})"
-    about = [] if root["exists"] else ["not there yet"]
-    about += [] if root["writable"] else ["not writable"]
-    yield "root", ", ".join([root["path"], *about, root["file_system"] or "unknown file system", _room(root)])
-    if not facts["environment"]:
-        yield "variables", "none that matter"
-    for name, value in facts["environment"].items():
-        yield "variable", f"{name}={value}"
-
-
-def _torch(torch: "Facts") -> str:
-    if error := torch.get("error"):
-        return f"{torch['version']}, BROKEN: {error}" if torch["version"] else error
-    built = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else "for CPUs"
-    parts = [torch["version"], built, f"CPU kernels {torch['cpu_capability']}"]
-    if torch["cuda_available"]:
-        devices = ", ".join(f"{device['name']} ({size(device['memory_bytes'])})" for device in torch["devices"])
-        parts += [f"cuDNN {torch['cudnn']}", f"NCCL {torch['nccl']}", f"{len(torch['devices'])} devices: {devices}"]
-    elif torch["cuda"]:
-        parts.append("CUDA NOT AVAILABLE")
-    return ", ".join(parts)
-
-
-def _room(room: "Facts") -> str:
-    if "error" in room:
-        return f"cannot be looked at: {room['error']}"
-    return f"{size(room['total_bytes'])}, {size(room['free_bytes'])} free"
-
-
-def _number(limit: int) -> str:
-    return "unlimited" if limit == UNLIMITED else str(limit)
+def environment_lines(facts: "Facts", indent: str = "") -> Iterator[str]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield f"{indent}{name}:"
+            yield from environment_lines(value, f"{indent}  ")
+        else:
+            told = size(value) if name.endswith("_bytes") and value is not None else "-" if value is None else value
+            yield f"{indent}{name}: {told}"
 
 
 def clean(
