@@ -46,6 +46,15 @@ class Tail:
             self._head = head[: self._offset]
             return lines
 
+    def rest(self) -> bytes:
+        """What follows the last whole line. Raises as `lines`."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+
     def _read(self, file: int, limit: int) -> list[bytes]:
         block, end = b"", -1
         # A line that is longer than the limit is still one line.

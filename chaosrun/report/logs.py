@@ -1,19 +1,16 @@
 """What workers and launchers printed: the logs that `chaosrun logs` shows, and their lines as they come, of whatever bytes."""
 
-import os
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, AttemptLayout, RunLayout
 from chaosrun.records.naming import run_argument
+from chaosrun.records.tail import Tail
 
 LOG_NAME = re.compile(r"(launcher|rank)-([0-9]+)\.log")
-READ_BYTES = 1 << 18
-LONGEST_LINE_BYTES = 1 << 14
-"""What is longer is shown in pieces: a program that never ends its line would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +107,7 @@ class LogFollower:
             leg = begun[-1] if begun else LEGS[0]
         self._legs = LEGS if leg is None else (leg,)
         self._attempt, self._rank = attempt, rank
-        self._logs: dict[Path, _Growing] = {}
+        self._logs: list[tuple[WorkerLog, Tail]] = []
         there = [(name, number) for name in self._legs for number in run.leg(name).attempts()]
         self._past = set() if whole or attempt is not None else set(there[:-1])
 
@@ -130,10 +127,16 @@ class LogFollower:
 
     def poll(self) -> list[LogLine]:
         self._look_for_logs()
-        return [LogLine(log=growing.log, text=text) for growing in self._logs.values() for text in growing.lines()]
+        found: list[LogLine] = []
+        for log, tail in self._logs:
+            with suppress(OSError):
+                while lines := tail.lines():
+                    found += (LogLine(log=log, text=_text(line)) for line in lines)
+        return found
 
     def over(self) -> list[LogLine]:
-        return [LogLine(log=growing.log, text=text) for growing in self._logs.values() for text in growing.rest()]
+        rests = ((log, tail.rest()) for log, tail in self._logs)
+        return [LogLine(log=log, text=_text(rest)) for log, rest in rests if rest]
 
     def _look_for_logs(self) -> None:
         for leg in self._legs:
@@ -141,47 +144,8 @@ class LogFollower:
                 if (leg, attempt) in self._past or self._attempt not in (None, attempt):
                     continue
                 for log in _logs_of(self._run.leg(leg).attempt(attempt), leg, attempt):
-                    if self._rank in (None, log.rank) and log.path not in self._logs:
-                        self._logs[log.path] = _Growing(log)
-
-
-@dataclass(slots=True)
-class _Growing:
-    log: WorkerLog
-    _offset: int = 0
-    _inode: int | None = None
-    _begun: bytes = b""
-
-    def lines(self) -> Iterator[str]:
-        while block := self._read():
-            *whole, self._begun = (self._begun + block).split(b"\n")
-            for line in whole:
-                yield from _pieces(line)
-            while len(self._begun) > LONGEST_LINE_BYTES:
-                yield _text(self._begun[:LONGEST_LINE_BYTES])
-                self._begun = self._begun[LONGEST_LINE_BYTES:]
-
-    def rest(self) -> Iterator[str]:
-        begun, self._begun = self._begun, b""
-        if begun:
-            yield from _pieces(begun)
-
-    def _read(self) -> bytes:
-        try:
-            with self.log.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:
-                    self._offset, self._inode, self._begun = 0, found.st_ino, b""
-                block = os.pread(file.fileno(), READ_BYTES, self._offset)
-        except OSError:
-            return b""
-        self._offset += len(block)
-        return block
-
-
-def _pieces(line: bytes) -> Iterator[str]:
-    for start in range(0, max(1, len(line)), LONGEST_LINE_BYTES):
-        yield _text(line[start : start + LONGEST_LINE_BYTES])
+                    if self._rank in (None, log.rank) and log not in (known for known, _ in self._logs):
+                        self._logs.append((log, Tail(log.path)))
 
 
 def _text(line: bytes) -> str:

@@ -129,7 +129,6 @@ class TestFollower:
         write(run, "chaos", 1, 0, b"half")
         assert self.lines(follower) == []
         assert [line.text for line in follower.over()] == ["half"]
-        assert follower.over() == []
 
     def test_a_character_that_comes_in_two_parts(self, run: RunLayout) -> None:
         follower = self.follow(run)
@@ -149,16 +148,6 @@ class TestFollower:
     def test_whatever_bytes_it_holds(self, run: RunLayout, written: bytes, lines: list[str]) -> None:
         write(run, "chaos", 1, 0, written)
         assert [line.text for line in self.follow(run).poll()] == lines
-
-    def test_huge_lines_come_in_pieces(self, run: RunLayout) -> None:
-        follower = self.follow(run)
-        write(run, "chaos", 1, 0, b"x" * 3_000_000)
-        lines = [line.text for line in follower.poll()]
-        assert max(map(len, lines)) <= 1 << 14
-        write(run, "chaos", 1, 0, b"y\nshort\n")
-        rest = [line.text for line in follower.poll()]
-        assert rest[-1] == "short"
-        assert "".join(lines + rest[:-1]) == "x" * 3_000_000 + "y"
 
     def test_a_log_that_is_begun_again(self, run: RunLayout) -> None:
         write(run, "chaos", 1, 0, b"one\n")
