@@ -169,6 +169,7 @@ def test_ready_twice_is_a_user_error_that_names_the_parameter(drills: Drills) ->
     assert "chaos" not in {event["leg"] for event in drills.events}
 
 
+@pytest.mark.nightly
 def test_detail_changes_no_bits(drills: Drills, plain: RunResult) -> None:
     # The complaint does not come again: the attempt in DETAIL goes on to the end, and is judged like any other.
     result = drills(SCRIPT, "--break-with", "once", faults=RESTORED, reference=plain)

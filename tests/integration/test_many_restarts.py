@@ -111,8 +111,8 @@ def resident_bytes(pid: int) -> int:
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_50_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
-    strike_at_random(submit, 50)
+def test_25_random_faults_in_one_run(submit: Callable[..., Any]) -> None:
+    strike_at_random(submit, 25)
 
 
 @pytest.mark.ray
