@@ -1,5 +1,5 @@
 """`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine,
-and what many nodes cost a preflight.
+what a drill of a script as it is adds to it, and what many nodes cost a preflight.
 
 Tables on stdout, progress on stderr, everything measured in `--json FILE`. Ends with 1 when a run of chaosrun failed; a target
 that was missed is shown, and no failure: times depend on what else the machine does.
@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import preflight, recovery, startup, step_time
+from tests.benchmarks import own_scripts, preflight, recovery, startup, step_time
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "steps", "startup", "preflight")
+PARTS = ("recovery", "steps", "scripts", "startup", "preflight")
 
 
 def main() -> int:
@@ -47,6 +47,11 @@ def main() -> int:
         failures += steps.wall["chaosrun"].failures
         report["steps"] = {"target_ratio": step_time.TARGET_RATIO, **steps.to_json()}
         console.print(steps_table(steps))
+    if "scripts" in parts:
+        scripts = own_scripts.measure_own_scripts(arguments.repeats, progress)
+        failures += scripts.failures()
+        report["scripts"] = {"targets": own_scripts.TARGETS, **scripts.to_json()}
+        console.print(scripts_table(scripts))
     if "preflight" in parts:
         by_nodes = preflight.measure_preflight(arguments.repeats, progress)
         ratios = {"target_ratio": preflight.TARGET_RATIO, "nodes": {n: s.to_json() for n, s in by_nodes.items()}}
@@ -77,6 +82,33 @@ def steps_table(steps: step_time.StepTimes) -> Table:
             target = met(ratio, step_time.TARGET_RATIO, "×") if ours and not kind else ""
             shown = f"{ratio:.3f} ×" if ours and ratio is not None else ""
             table.add_row(name + kind, *columns(samples, 1000, "ms", 2), shown, target)
+    return table
+
+
+def scripts_table(times: own_scripts.OwnScriptTimes) -> Table:
+    table = new_table(
+        "A script as it is, with its own checkpoints (tests/benchmarks/own_script.py, 2 workers)", "of torchrun's", "target"
+    )
+    for kind, group in (("a step", times.wall), ("a step, CPU time", times.cpu)):
+        for name, samples in group.items():
+            ratio = None if name == "torchrun" else times.ratio(name, group)
+            target = met(ratio, own_scripts.TARGETS["step"], "×") if ratio is not None and group is times.wall else ""
+            table.add_row(
+                f"{kind}, {name}", *columns(samples, 1000, "ms", 2), "" if ratio is None else f"{ratio:.3f} ×", target
+            )
+    for name, samples in times.recovery.items():
+        what = "its launcher's start → first line" if name == "launcher" else f"kill → step without its own part, {name}"
+        target = met(samples.median, own_scripts.TARGETS["recovery"], "s") if name == "script" else ""
+        table.add_row(what, *columns(samples, 1, "s", 3), "", target)
+    for name, samples in times.around.items():
+        added = times.added_s() if name == "command" else None
+        target = met(added, own_scripts.TARGETS["added"], "s") if name == "command" else ""
+        table.add_row(
+            f"before and after the script, {name}",
+            *columns(samples, 1, "s", 3),
+            "" if added is None else f"{added:+.3f} s",
+            target,
+        )
     return table
 
 

@@ -32,6 +32,7 @@ args: {arguments}
 workers: {workers}
 per_worker: {{gpu: 0}}
 seed: 1
+resume: {{by: chaosrun}}           # the stopwatch does not import it, the script that it runs does
 checkpoint: {{every_steps: 100000}}
 faults:
   schedule:
