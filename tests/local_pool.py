@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class LocalPool(Answering):
             for index, name in enumerate(nodes, start=2)
         )
 
-    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         return asyncio.run(self._probe(calls))
 
     async def _probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:

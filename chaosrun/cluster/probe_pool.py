@@ -7,7 +7,7 @@ no more: it counts as lost from then on. Knows no check and judges nothing.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -81,9 +81,8 @@ class ProbePool:
             elif isinstance(answer, RayError):
                 self._lose(name, f"{broken}: {_cause(answer)}")
 
-    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
-        """Run calls, by node name, at the same time, and tell who has answered; returns when every one has ended. Never raises
-        for what happens there."""
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        """Run calls, by node name, at the same time; returns when every one has ended. Never raises for what happens there."""
         outcomes: dict[str, Outcome] = {}
         waiting: dict[Any, str] = {}
         limits, left_s = dict[str, float](), math.inf if self.until is None else self.until - time.monotonic()
@@ -100,7 +99,6 @@ class ProbePool:
             if outcome.ended == "limit" and left_s < calls[name].limit_s:
                 outcome = replace(outcome, ended="late")
             outcomes[name] = outcome
-            on_answer(name)
         return outcomes
 
     def _no_answer(self, name: str, error: RayError | None, waited_s: float) -> Outcome:

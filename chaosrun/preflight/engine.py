@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, Protocol
 
 from chaosrun.cluster.probing import Call, Node, Outcome
@@ -50,8 +49,8 @@ class Agents(Protocol):
         """Why, by the name of a node that does not answer any more."""
         ...
 
-    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = ...) -> dict[str, Outcome]:
-        """Run calls, by node name, at the same time, and tell who has answered; returns when every one has ended."""
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
+        """Run calls, by node name, at the same time; returns when every one has ended."""
         ...
 
     def check_agents(self) -> None:
@@ -73,12 +72,8 @@ class Participants:
         return [node for node in self.agents.nodes if node.name in self.names]
 
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
-        return self.hear(calls, facts, lambda name: None)
-
-    def hear(self, calls: Mapping[str, Call], facts: type[F], on_answer: Callable[[str], None]) -> Answers[F]:
-        """`ask`, and tell of each node that has answered."""
         began_s = time.time()
-        outcomes = self.agents.probe(calls, on_answer)
+        outcomes = self.agents.probe(calls)
         told = read_answers(outcomes, calls, facts, (began_s, time.time()))
         self.answered.update(told.answered)
         return told
@@ -171,12 +166,8 @@ class Engine:
     def _each(self, check: Check[Any], pool: Participants, nodes: Sequence[Node]) -> Answers[Any]:
         """Every node by itself."""
         assert check.call is not None
-        here, done = self._setting(), count(1)
-
-        def on_answer(name: str) -> None:
-            self.on_event({"event": "node.done", "check": check.name, "node": name, "done": next(done), "of": len(nodes)})
-
-        return pool.hear({node.name: check.call(here, node) for node in nodes}, check.facts, on_answer)
+        here = self._setting()
+        return pool.ask({node.name: check.call(here, node) for node in nodes}, check.facts)
 
     # All of them
 

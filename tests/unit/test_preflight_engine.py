@@ -44,14 +44,13 @@ class SimulatedPool:
     def nodes(self) -> Sequence[Node]:
         return [each for each in self.everyone if each.name not in self.lost]
 
-    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         found: dict[str, Outcome] = {}
         for name, call in calls.items():
             self.asked.append((name, call.probe))
             found[name] = self.answer(name, call)
             if found[name].ended == "lost":
                 self.lost[name] = found[name].error
-            on_answer(name)
         return found
 
     def check_agents(self) -> None:
