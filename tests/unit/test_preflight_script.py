@@ -1,6 +1,5 @@
 """What a script needs is read from its source; nothing of it runs."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -9,8 +8,6 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-
-from chaosrun.preflight.probes.script import imports_of
 
 
 def facts(script: Path) -> dict[str, Any]:
@@ -56,6 +53,7 @@ def test_imports_are_followed_through_what_lies_beside_it(tmp_path: Path) -> Non
         "not_installed": (False, False),
         "fast_json": (False, True),
         "needed_by_other": (False, False),
+        "only_when_called": (False, True),
     }
 
 
@@ -64,21 +62,3 @@ def test_a_script_that_cannot_be_read(tmp_path: Path, content: str | None, said:
     if content is not None:
         (tmp_path / "train.py").write_text(content)
     assert said in facts(tmp_path / "train.py")["error"]
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("import a.b", [("a.b", False)]),
-        ("from a import b", [("a", False)]),
-        ("if __name__ == '__main__':\n    import a", [("a", False)]),
-        ("if old:\n    import a\nelse:\n    import b", [("a", True), ("b", True)]),
-        ("if TYPE_CHECKING:\n    import a", []),
-        ("try:\n    import a\nexcept ImportError:\n    import b", [("a", True), ("b", True)]),
-        ("try:\n    import a\nfinally:\n    pass", [("a", False)]),
-        ("with x:\n    import a\nclass C:\n    import b", [("a", False), ("b", False)]),
-        ("def f():\n    import a", []),
-    ],
-)
-def test_which_imports_are_executed(source: str, expected: list[tuple[str, bool]]) -> None:
-    assert [(found.names[0], found.optional) for found in imports_of(ast.parse(source))] == expected
