@@ -10,7 +10,7 @@ from chaosrun.preflight.model import Finding, Status
 from tests.preflight_answers import SETTING, judged, node_of
 
 GOOD: Mapping[str, Any] = {
-    **{"alive": [], "killed_s": 0.006, "port": 4711, "unreached": "", "port_s": 0.0, "port_error": "", "held_by": ""},
+    **{"alive": [], "killed_s": 0.006},
     **{"devices": {}, "device_error": ""},
 }
 STUCK = {"alive": [{"what": "child", "pid": 7, "state": "D"}]}
@@ -29,8 +29,6 @@ def judge(found: Mapping[str, Any], gpus: int = 0) -> dict[str, Finding]:
     ("changed", "name", "status", "says"),
     [
         (STUCK, "time until gone", Status.FAIL, "child (process 7, state D): alive 5 s"),
-        ({"port_error": "Address already in use"}, "port", Status.FAIL, "Address already in use, 5 s after"),
-        ({"unreached": "Connection refused"}, "port", Status.FAIL, "Connection refused, while a worker listened there"),
         (memory(290, None), "device memory", Status.FAIL, "290 MiB in use 5 s after the kill, 10 MiB before"),
         (memory(12, 0.4), "device memory", Status.PASS, "288 MiB free again after 0.4 s"),
         ({"device_error": "no CUDA"}, "device memory", Status.SKIP, ""),
@@ -45,4 +43,4 @@ def test_what_is_left_is_judged(changed: Mapping[str, Any], name: str, status: S
 def test_the_call_has_time_for_all_its_waiting() -> None:
     assert KILL.call is not None
     call = KILL.call(SETTING, node_of())
-    assert call.limit_s > 3 * call.parameters["within_s"]
+    assert call.limit_s > 2 * call.parameters["within_s"]

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.majority import majority
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, may_take_gpus
 from chaosrun.preflight.probes.compute import FEWER_THREADS, ComputeFacts, Kind
@@ -45,23 +44,13 @@ def ask_devices(setting: Setting, node: Node, seconds: float, **works: Any) -> C
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) -> list[Finding]:
     asked = [(node, facts) for node in nodes if (facts := told.answered.get(node.name))]
-    models: dict[str, str] = {}
-    for node, facts in asked:
-        used = gpus_for_work(setting, nodes, node)
-        if named := {gpu.model or "?" for name, gpu in matched(facts.driver.gpus, facts.visible).items() if name in used}:
-            models[node.name] = ", ".join(sorted(named))
-    usual = majority(models).value if models else ""
     found: list[Finding] = []
     for node, facts in asked:
-        other = usual if models.get(node.name) != usual else ""
-        found += _of_node(setting, node, facts, gpus_for_work(setting, nodes, node), gpus_per_worker(setting, nodes), other)
+        found += _of_node(setting, node, facts, gpus_for_work(setting, nodes, node), gpus_per_worker(setting, nodes))
     return found
 
 
-def _of_node(
-    setting: Setting, node: Node, facts: DevicesFacts, used: Sequence[str], per_worker: int, usual: str
-) -> Iterator[Finding]:
-    """`usual`: what most nodes have, where this one has another model."""
+def _of_node(setting: Setting, node: Node, facts: DevicesFacts, used: Sequence[str], per_worker: int) -> Iterator[Finding]:
     row = Rows(check="devices", node=node.name)
     if not node.gpus and not facts.driver.gpus:
         yield row.skip("no GPU: Ray counts none on this node, and no driver does", name="GPUs")
@@ -73,7 +62,7 @@ def _of_node(
     for device in dict.fromkeys([*health, *facts.computed]):
         here = row.of(device=device)
         gpu, computed = health.get(device), facts.computed.get(device)
-        rows = [] if gpu is None else _gpu(here, gpu, usual, one_worker)
+        rows = [] if gpu is None else _gpu(here, gpu, one_worker)
         if computed is not None and computed.facts is not None:
             rows += product(here, computed.facts)
         elif computed is not None:
@@ -115,11 +104,10 @@ def _driver(row: Rows, node: Node, facts: DevicesFacts, *, wanted: bool) -> Iter
 # What the driver says of one GPU
 
 
-def _gpu(row: Rows, gpu: Gpu, usual: str, one_worker: bool) -> list[Finding]:
+def _gpu(row: Rows, gpu: Gpu, one_worker: bool) -> list[Finding]:
     # What a technician finds it by.
     place = f"({gpu.uuid or 'no UUID'}, bus {gpu.bus})"
     return [
-        _model(row.of(name="model"), gpu, usual),
         _state(row.of(name="state"), gpu, place),
         _ecc(row.of(name="ECC"), gpu, place),
         _rows(row.of(name="remapped rows"), gpu, place),
@@ -128,15 +116,6 @@ def _gpu(row: Rows, gpu: Gpu, usual: str, one_worker: bool) -> list[Finding]:
         _memory(row.of(name="free memory"), gpu),
         _others(row.of(name="other processes"), gpu),
     ]
-
-
-def _model(row: Rows, gpu: Gpu, usual: str) -> Finding:
-    if not gpu.model:
-        return row.skip("the driver does not say")
-    if not usual:
-        return row.passed(gpu.model)
-    why = "steps are as slow as the slowest GPU, and a rank that moves between models computes other bits"
-    return row.warn(gpu.model, f"{usual}, as most nodes have", "keep a job to nodes of one model", reason=why)
 
 
 def _state(row: Rows, gpu: Gpu, place: str) -> Finding:

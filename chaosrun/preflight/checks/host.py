@@ -4,7 +4,7 @@ Of the job's need only a lower bound is known before it has run; what is below t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,8 +31,6 @@ ROOM = {"storage": (256 * MIB, 2 * GIB), "runs": (256 * MIB, 2 * GIB)}
 fit, the check of the storage knows."""
 ROOM_ELSEWHERE = (32 * MIB, 512 * MIB)
 """Sockets, logs, a compiler's temporary files."""
-INODES = (1_000, 20_000)
-"""A run of a few hundred checkpoints makes some thousand files."""
 SHM_FAIL_BYTES = MIB
 """A lock that processes share takes a page there, a batch of text 128 KiB."""
 SHM_WARN_BYTES = 64 * MIB
@@ -91,7 +89,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
             *_limits(row, facts.limits, workers, world),
             _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
             _left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden),
-            *_kernel_log(row, facts.kernel_log, facts.places),
+            *_kernel_log(row, facts.kernel_log),
         ]
     return found
 
@@ -162,11 +160,6 @@ def _place(row: Rows, purpose: str, place: Place) -> Iterator[Finding]:
         measured=f"{size(place.free)} of {size(place.total)} free",
         remedy=f"make room below {place.there}, {elsewhere}",
     )
-    # Only where they are short: some file systems count none, and elsewhere bytes run out first.
-    if place.inodes and graded(place.inodes_free, *INODES) is not Status.PASS:
-        measured = f"{place.inodes_free} of {place.inodes} inodes free"
-        remedy = f"remove files below {place.there}; `df -i` shows which file system is full of them"
-        yield _enough(row.of(name=f"{row.name}, files"), place.inodes_free, INODES, str, measured=measured, remedy=remedy)
 
 
 def _shared_memory(row: Rows, shm: Place, *, several_gpus: bool) -> Finding:
@@ -254,7 +247,7 @@ def _since(created_s: float) -> str:
 # What the kernel complains of
 
 
-def _kernel_log(row: Rows, log: KernelLog, places: Mapping[str, Place]) -> Iterator[Finding]:
+def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
     name, limit = "kernel's messages", "none within a day"
     told = [message for message in log.messages if message.code not in OF_PROGRAMS]
     groups: dict[tuple[str, str], list[Message]] = {}
@@ -270,16 +263,13 @@ def _kernel_log(row: Rows, log: KernelLog, places: Mapping[str, Place]) -> Itera
     elif not groups:
         old = f", {len(told)} older ones" if told else ""
         yield row.passed(f"no error of a GPU, a disk or the memory{old}", limit, name=name)
-    disks = {disk for place in places.values() for disk in place.block_devices}
     for (kind, device), messages in groups.items():
         what, reason, remedy = MESSAGES[kind]
         last = min(messages, key=lambda message: message.age_s)
         codes = Counter(message.code for message in messages if message.code is not None)
         xids = "Xid " + ", ".join(f"{code} × {count}" for code, count in sorted(codes.items())) + ": " if codes else ""
-        # A disk that the preflight's own files are on. Of a GPU its driver and what it computes tell more.
-        broken = kind == "disk" and _is_one_of(device, disks)
-        yield row.judged(
-            Status.FAIL if broken else Status.WARN,
+        # Of a GPU its driver and what it computes tell more, of a disk the checks of storage.
+        yield row.warn(
             f"{xids}{len(messages)}, the last {ago(last.age_s)}: {last.text}",
             limit,
             remedy,
@@ -287,11 +277,6 @@ def _kernel_log(row: Rows, log: KernelLog, places: Mapping[str, Place]) -> Itera
             name=f"{name} {what}",
             device=device or None,
         )
-
-
-def _is_one_of(device: str, disks: set[str]) -> bool:
-    """The kernel speaks of an NVMe disk, nvme0n1, also by its controller."""
-    return device in disks or (device.startswith("nvme") and any(disk.startswith(f"{device}n") for disk in disks))
 
 
 CHECK = Check(

@@ -19,8 +19,8 @@ WAITS = {
 
 def call(setting: Setting, node: Node) -> Call:
     gpus = node.gpus if may_take_gpus(setting) else 0
-    # Processes, port and device memory have their time one after the other.
-    return ask("kill", 4 * LIMIT_S + 10 + (DEVICES_S if gpus else 0), within_s=LIMIT_S, gpus=gpus)
+    # Processes and device memory have their time one after the other.
+    return ask("kill", 3 * LIMIT_S + 10 + (DEVICES_S if gpus else 0), within_s=LIMIT_S, gpus=gpus)
 
 
 def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> list[Finding]:
@@ -28,7 +28,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> 
     for node in nodes:
         if (facts := told.answered.get(node.name)) is not None:
             row = ROWS.of(node=node.name)
-            findings += [_processes(row.of(name="time until gone"), facts), _port(row.of(name="port"), facts)]
+            findings.append(_processes(row.of(name="time until gone"), facts))
             findings += _devices(row.of(name="device memory"), node.gpus, may_take_gpus(setting), facts)
     return findings
 
@@ -41,20 +41,6 @@ def _processes(row: Rows, facts: KillFacts) -> Finding:
         return row.fail(f"{what}: alive {LIMIT_S:g} s after SIGKILL", most, remedy)
     measure = Measure(number=facts.killed_s, unit="s", better="lower")
     return row.passed(f"worker, child and grandchild gone after {facts.killed_s * 1000:.0f} ms", measure=measure)
-
-
-def _port(row: Rows, facts: KillFacts) -> Finding:
-    row = row.of(device=f"port {facts.port}")
-    if facts.unreached:
-        remedy = "see what keeps processes of one node from each other: a firewall on the loopback interface, a sandbox"
-        measured = f"{facts.unreached}, while a worker listened there"
-        return row.fail(measured, "a worker can be connected to on its own node", remedy)
-    if facts.port_error:
-        holder = f", held by {facts.held_by}" if facts.held_by else ""
-        measured = f"{facts.port_error}{holder}, {LIMIT_S:g} s after the worker was killed"
-        remedy = "end what holds the port; a restarted worker could not listen there"
-        return row.fail(measured, f"free after at most {LIMIT_S:g} s", remedy)
-    return row.passed(f"free after {facts.port_s * 1000:.0f} ms", device=None)
 
 
 def _devices(row: Rows, gpus: int, wanted: bool, facts: KillFacts) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +17,7 @@ from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder
 from chaosrun.processes import pids, stat_fields
 
-OF_RAYLET = {"temp_dir": "Ray's files", "fallback_directory": "Ray's spill"}
-
-
+OF_RAYLET = {"temp_dir": "Ray's files"}
 LONGEST_S = 0.5
 RECORD_BYTES = 8192
 MOST = 20
@@ -67,12 +64,8 @@ class Place(Struct, frozen=True, kw_only=True):
     """The nearest folder that is there already."""
     total: int = 0
     free: int = 0
-    inodes: int = 0
-    inodes_free: int = 0
     read_only: bool = False
     writable: bool = False
-    block_devices: tuple[str, ...] = ()
-    """As the kernel's messages call it: the partition, and the disk that it is on."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -114,7 +107,8 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 def probe(*, places: dict[str, str]) -> HostFacts:
     """`places`: paths by purpose. Temporary files and what Ray uses are looked at besides."""
-    asked = {**places, "temporary files": temporary_files(), **_of_ray()}
+    ray = {purpose: path for option, purpose in OF_RAYLET.items() if (path := raylet_options().get(option))}
+    asked = {**places, "temporary files": temporary_files(), **ray}
     return HostFacts(
         cpus=_cpus(),
         memory=_memory(),
@@ -143,16 +137,6 @@ def _memory() -> Memory:
     )
 
 
-def _of_ray() -> Mapping[str, str]:
-    """Where Ray writes; where it spills, unless that is among its files."""
-    options = raylet_options()
-    found = {purpose: options[option] for option, purpose in OF_RAYLET.items() if option in options}
-    files, spill = OF_RAYLET.values()
-    if files in found and spill in found and Path(found[spill]).is_relative_to(found[files]):
-        del found[spill]
-    return found
-
-
 def _nearest(path: str) -> Place:
     try:
         return _place(path, str(nearest_folder(Path(path))))
@@ -162,7 +146,7 @@ def _nearest(path: str) -> Place:
 
 def _place(path: str, there: str) -> Place:
     try:
-        seen, number = os.statvfs(there), os.stat(there).st_dev
+        seen = os.statvfs(there)
     except OSError as error:
         return Place(path=path, error=f"{error.filename}: {error.strerror}")
     return Place(
@@ -171,20 +155,9 @@ def _place(path: str, there: str) -> Place:
         total=seen.f_blocks * seen.f_frsize,
         # What is kept for root is not for training.
         free=seen.f_bavail * seen.f_frsize,
-        inodes=seen.f_files,
-        inodes_free=seen.f_favail,
         read_only=bool(seen.f_flag & os.ST_RDONLY),
         writable=os.access(there, os.W_OK | os.X_OK),
-        block_devices=_block_devices(number),
     )
-
-
-def _block_devices(number: int) -> tuple[str, ...]:
-    try:
-        device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
-    except OSError:
-        return ()  # of a network, or of memory
-    return (device.name, device.parent.name) if (device / "partition").exists() else (device.name,)
 
 
 def _limits() -> Limits:

@@ -1,20 +1,18 @@
 """Whether a worker can be killed here, with all that is below it, and leaves nothing behind. Ends every process it starts.
 
 The worker does what makes real ones hard to end: it has a child, which has a child that left its process group, all of them
-ignore SIGTERM and hold the worker's listening socket open; where there are GPUs it holds memory on each.
+ignore SIGTERM; where there are GPUs it holds memory on each.
 It is killed the way the fork server kills: its process group, then whatever falls to this subreaper, by pid and start time.
 """
 
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
-import psutil
 from msgspec import Struct
 
 from chaosrun.preflight.probes.devices import ask_driver, visible_gpus
@@ -35,7 +33,6 @@ BACK_MIB = 64
 """Memory counts as free again when so much or less is missing: others may use the device too."""
 OUTLIVES_S = 100
 """Whatever happens to this process, the kernel ends the worker and its children after this."""
-POLL_S = 0.005
 
 
 class Alive(Struct, frozen=True, kw_only=True):
@@ -60,21 +57,12 @@ class Started(Struct, frozen=True, kw_only=True):
 
     family: dict[str, int]
     """Pids of worker, child and grandchild."""
-    port: int
     device_error: str
 
 
 class KillFacts(Struct, frozen=True, kw_only=True):
     alive: list[Alive]
     killed_s: float
-    port: int
-    unreached: str
-    """Why nobody could connect to the port while the worker listened there."""
-    port_s: float
-    """Until it was free."""
-    port_error: str
-    """Why it was not, within the limit."""
-    held_by: str
     devices: dict[str, DeviceMemory]
     device_error: str
 
@@ -84,31 +72,17 @@ def probe(*, within_s: float, gpus: int) -> KillFacts:
     become_subreaper()
     memory_before = _device_memory(gpus)
     worker, about = _start(gpus)
-    port = about.port
     family = {name: identity for name, pid in about.family.items() if (identity := identify(pid)) is not None}
-    # In TIME_WAIT the connections of a killed process keep its port taken, unless it is bound to as the fork server does.
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=within_s))
-            unreached = ""
-        except OSError as error:
-            unreached = error.strerror or str(error)
-        held = _device_memory(gpus)
-        began = time.monotonic()
-        alive = _kill(worker, family, within_s)
-        killed_s = time.monotonic() - began
-    port_s, port_error = _free_again(port, within_s)
+    held = _device_memory(gpus)
+    began = time.monotonic()
+    alive = _kill(worker, family, within_s)
+    killed_s = time.monotonic() - began
     device_error = about.device_error
     if gpus and not device_error and (memory_before is None or held is None):
         device_error = "nvidia-smi does not say how much memory is used"
     return KillFacts(
         alive=[Alive(what=name, pid=one.pid, state=state_of(one) or "?") for name, one in family.items() if one in alive],
         killed_s=killed_s,
-        port=port,
-        unreached=unreached,
-        port_s=port_s,
-        port_error=port_error,
-        held_by=_holder(port) if port_error else "",
         devices={} if device_error else _freed(memory_before or {}, held or {}, gpus, within_s),
         device_error=device_error,
     )
@@ -127,10 +101,6 @@ def _start(gpus: int) -> tuple[int, Started]:
 def _work(say: Say, gpus: int) -> None:
     os.setsid()
     _ignore_and_end_in_time()
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("0.0.0.0", 0))
-    listener.listen()
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -147,7 +117,7 @@ def _work(say: Say, gpus: int) -> None:
         said += os.read(ours, 64)
     family = {"worker": os.getpid(), "child": child, "grandchild": max(map(int, said.split()))}
     error, _held = _take_device_memory(gpus)
-    say(Started(family=family, port=listener.getsockname()[1], device_error=error))
+    say(Started(family=family, device_error=error))
     _wait_for_the_end()
 
 
@@ -185,31 +155,6 @@ def _kill(worker: int, family: Mapping[str, ProcessIdentity], limit_s: float) ->
         return [*family.values(), *fallen]
 
     return kill_all(below, timeout_s=limit_s)
-
-
-def _free_again(port: int, limit_s: float) -> tuple[float, str]:
-    """Seconds until one can listen there again, and why not within the limit."""
-    began = time.monotonic()
-    while True:
-        try:
-            with socket.socket() as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("0.0.0.0", port))
-                listener.listen()
-            return time.monotonic() - began, ""
-        except OSError as error:
-            if time.monotonic() - began > limit_s:
-                return limit_s, error.strerror or str(error)
-        time.sleep(POLL_S)
-
-
-def _holder(port: int) -> str:
-    """Who listens there, as far as this user may know."""
-    with suppress(psutil.Error, OSError):
-        for entry in psutil.net_connections("tcp"):
-            if entry.laddr and entry.laddr.port == port and entry.status == psutil.CONN_LISTEN and entry.pid:
-                return f"process {entry.pid} ({psutil.Process(entry.pid).name()})"
-    return ""
 
 
 def _device_memory(gpus: int) -> dict[str, int] | None:
