@@ -45,11 +45,13 @@ from chaosrun.plan.points import (
     saved_steps,
 )
 from chaosrun.records.codec import read_records
+from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.operations import read_operations
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
 from chaosrun.records.traces import read_trace
+from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import leg_of
@@ -57,6 +59,7 @@ from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener
 
+TYPED = "job.yaml"
 UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {
     "user_error": UserScriptError,
     "resources": ResourcesError,
@@ -66,7 +69,7 @@ UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {
 
 
 def sweep(
-    job: Path,
+    job: Path | TypedJob,
     *,
     overrides: Sequence[str] = (),
     steps: Sequence[int] = (),
@@ -93,7 +96,7 @@ def sweep(
     with Interrupts() as interrupts, _opened(base, job, resume, tuple(overrides), steps or only or saves) as (folder, known):
         run = _SweepRun(
             folder=folder,
-            job=load_job(job, overrides if known is None else known.overrides),
+            job=load_job(_as_file(job, folder), overrides if known is None else known.overrides),
             root=base,
             keep=keep,
             saves=saves,
@@ -121,7 +124,7 @@ def sweep(
 
 @contextmanager
 def _opened(
-    root: Path, job: Path, resume: str | None, overrides: tuple[str, ...], chosen: object
+    root: Path, job: Path | TypedJob, resume: str | None, overrides: tuple[str, ...], chosen: object
 ) -> Iterator[tuple[SweepFolder, Sweep | None]]:
     """The folder of a new sweep, or of the one called `resume` with what is known of it; held for this process. `chosen`: what
     was asked for of its points.
@@ -137,6 +140,9 @@ def _opened(
             if not folder.file.exists():
                 shutil.rmtree(folder.path)
         return
+    if isinstance(job, TypedJob):
+        hint = f"chaosrun sweep {root / 'sweeps' / resume / TYPED} --resume {resume}"
+        raise UsageError("a sweep that was typed goes on by the job file in its folder", hint=hint)
     folder = SweepFolder.find(root, resume, job)
     with folder.locked():
         known = folder.load()
@@ -146,6 +152,14 @@ def _opened(
                 hint="leave out --steps, --only and overrides, or begin a new one without --resume",
             )
         yield folder, known
+
+
+def _as_file(job: Path | TypedJob, folder: SweepFolder) -> Path:
+    """What was typed is kept in the sweep's folder: its drills, and going on with it, begin there."""
+    if not isinstance(job, TypedJob):
+        return job
+    write_durably(folder.path / TYPED, job.text(anywhere=True).encode())
+    return folder.path / TYPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

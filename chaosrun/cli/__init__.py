@@ -47,13 +47,11 @@ app = App(
 )
 
 
-WITH_CHANGES = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...]"
-OF_ANY_JOB = WITH_CHANGES + " [-- ARGUMENTS...]"
+OF_ANY_JOB = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...] [-- ARGUMENTS...]"
 
-TAKE_COMMANDS = ("submit", "plan", "validate")
-for command in (drills.submit, drills.plan, drills.validate):
+TAKE_COMMANDS = ("submit", "plan", "validate", "sweep")
+for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
-app.command(campaigns.sweep, usage=WITH_CHANGES.format(command="sweep"))
 for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
     app.command(command)
 app.command(drills.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
+    NOTHING,
     Address,
+    After,
     AtOnce,
+    Drilled,
     Format,
-    Job,
     Overrides,
     Quiet,
     Root,
     Run,
+    WayIn,
     as_text,
+    job_asked,
     numbers,
     one_or_more,
     show,
@@ -119,9 +123,11 @@ def _run_suite(
 
 
 def sweep(
-    job: Job,
+    job: Drilled = None,
     /,
     *overrides: Overrides,
+    asked: WayIn = NOTHING,
+    after: After = (),
     steps: Annotated[
         str,
         Parameter(help="Steps at which the training's phases are tried, such as 1,27,66 (default: five that stand for all)."),
@@ -150,10 +156,15 @@ def sweep(
     from chaosrun.campaign.report.text import render_sweep
 
     one_or_more("--at-once", at_once)
+    if asked.kill or asked.preempt:
+        raise UsageError(
+            "a sweep strikes at every point by itself", hint="leave out --kill and --preempt; --only chooses points"
+        )
+    drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     with ticking(quiet=quiet) as on_event:
         swept = api.sweep(
-            job,
-            overrides=overrides,
+            drilled,
+            overrides=changes,
             steps=numbers("--steps", steps, "steps"),
             only=only or (),
             at_once=at_once,

@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,6 +68,8 @@ class TeamFiles:
         """It has trained: files that were made before are caches and downloads."""
         self._read: dict[str, None] = {}
         """Files that were there before the drill, relative to the working folder."""
+        self._made: list[str] = []
+        """Folders outside of the leg, outermost first."""
         self._busy = False
 
     def install(self) -> None:
@@ -155,6 +157,8 @@ class TeamFiles:
         is_guarded = f"{real}/".startswith(self._guarded)
         if not is_guarded and (is_save or real.endswith(CHECKPOINTS)) and not real.startswith(self._caches):
             is_guarded = there is not None or not real.startswith(self._passing)
+        if makes_folder and there is None and not real.startswith(self._leg):
+            self._made.append(real)
         if real.startswith(self._free) or not is_guarded:
             return
         if there is None:
@@ -196,6 +200,10 @@ class TeamFiles:
         return ", ".join(sorted(os.path.join(folder, each) for each in os.listdir(whole) if _series(each) == first))
 
     def _refuse_changing(self, real: str, message: str) -> NoReturn:
+        for folder in reversed(self._made):
+            if real.startswith(os.path.join(folder, "")):
+                with suppress(OSError):  # there is something in it
+                    os.rmdir(folder)
         inside = f"{real}/".startswith(os.path.join(self._directory, ""))
         self._refuse(message, outputs=self._outputs(os.path.relpath(real, self._directory)) if inside else None)
 

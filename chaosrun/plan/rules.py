@@ -68,7 +68,7 @@ def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterat
     """`unusual`: steps at which a checkpoint may be saved before it is due; None: any."""
     workers, step = timeline.workers, fault.at_step
     if fault.rank >= workers:
-        yield f"rank {fault.rank} does not exist, {count(workers, 'worker')} have ranks 0 to {workers - 1}"
+        yield f"rank {fault.rank} does not exist: the last of {count(workers, 'worker')} is rank {workers - 1}"
     yield from _alone_at_its_place(timeline, fault)
     if fault.kind == "pause" and fault.option("duration_s") >= timeline.patience_s:
         yield (

@@ -300,7 +300,8 @@ def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:
 
 def _attempt_row(attempt: "AttemptSummary") -> AttemptRow:
     named = attempt.faults
-    whole = attempt.ended_by.replace("_", " ")
+    # The outcome of a leg is one word; what a script raised stays as it is.
+    whole = attempt.ended_by if " " in attempt.ended_by else attempt.ended_by.replace("_", " ")
     return AttemptRow(
         number=attempt.attempt,
         resumed_from=attempt.resumed_from or "the beginning",

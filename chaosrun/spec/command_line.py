@@ -22,9 +22,11 @@ STRIKE = re.compile(r"(?P<rank>[0-9]{1,6}|all|random)@(?P<step>[0-9]{1,9})(:(?P<
 PER_NODE = ("--nproc-per-node", "--nproc_per_node", "--num_processes", "--num-processes", "--num_gpus")
 """How launchers are told the number of ranks: torchrun, accelerate, deepspeed."""
 PARALLEL = re.compile(
-    rb"^\s*(?:import|from)\s+(torch\.distributed|accelerate|transformers|lightning|pytorch_lightning|deepspeed)\b", re.MULTILINE
+    rb"^(?:\s*(?:from|import(?:[^\n#]*,)?)\s+|[^\n#]*(?=torch\.distributed))"
+    rb"(torch\.distributed|accelerate|transformers|lightning|pytorch_lightning|deepspeed)\b",
+    re.MULTILINE,
 )
-"""Imports of scripts that train on several ranks."""
+"""Imports, and uses, of what trains on several ranks."""
 GUESSED_WORKERS = 2
 LAUNCHING_PACKAGES = frozenset({"torch", "accelerate", "deepspeed", "lightning", "torchx"})
 """Modules of theirs start several ranks."""

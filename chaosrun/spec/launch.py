@@ -17,7 +17,7 @@ from pathlib import Path
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
 
-ATTACHES = re.compile(rb"^\s*(?:import|from)\s+chaosrun\b", re.MULTILINE)
+ATTACHES = re.compile(rb"^\s*(?:from|import(?:[^\n#]*,)?)\s+chaosrun\b", re.MULTILINE)
 LOADS = re.compile(r"(^|\.)(torch\.load|load_state|load_checkpoint|dcp\.load|checkpoint\.load|load_file|load_model)$")
 LOADING_WORDS = ("resume_from_checkpoint", "ckpt_path")
 """Arguments of trainers that name a checkpoint."""

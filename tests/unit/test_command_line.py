@@ -3,11 +3,16 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from chaosrun import cli
+from chaosrun.campaign import sweep
+from chaosrun.errors import UsageError
 from chaosrun.spec.source import load_job
 
 SCRIPT = "import torch.distributed\nimport torch\n"
@@ -67,6 +72,23 @@ def test_workers_are_guessed(line: str, workers: int, told: str, capsys: pytest.
     spec, said = spec_of(line if line.startswith("train") or line.startswith("alone") else f" {line}", capsys)
     assert spec["workers"] == workers and told in said
     assert (spec["command"] is None) == ("--" not in line.split())
+
+
+@pytest.mark.parametrize(
+    ("source", "workers", "by"),
+    [
+        ("import os, torch.distributed as dist", 2, "script"),
+        ("import torch\ntorch.distributed.init_process_group('gloo')", 2, "script"),
+        ("import torch  # torch.distributed, accelerate", 1, "script"),
+        ("from mine import accelerate", 1, "script"),
+        ("import os, chaosrun", 1, "chaosrun"),
+        ("import os  # , chaosrun", 1, "script"),
+    ],
+)
+def test_what_a_script_imports(source: str, workers: int, by: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "other.py").write_text(f"{source}\n")
+    spec, _ = spec_of("other.py", capsys)
+    assert (spec["workers"], spec["resume"]["by"]) == (workers, by)
 
 
 def test_python_alone_is_started_on_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,3 +180,25 @@ def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.Capt
     assert "warning" not in run("validate train.py", capsys)[2]
     (here / "attached.py").write_text("import chaosrun\ntrainer.train(resume_from_checkpoint=None)\n")
     assert "warning" not in run("validate attached.py", capsys)[2]
+
+
+@pytest.mark.parametrize(("line", "workers"), [("train.py --workers 3 -- --epochs 3", 3), ("--saves -- torchrun train.py", 1)])
+def test_a_sweep_takes_what_submit_takes(
+    line: str, workers: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was typed is a job file in the sweep's folder from then on."""
+
+    def begin(self: Any, *_: object) -> None:
+        text = self.job.path.read_text()
+        assert self.job.path.parent == self.folder.path and "# what was typed: chaosrun submit" in text
+        raise UsageError(f"{self.job.spec.workers} workers in {self.job.directory}")
+
+    monkeypatch.setattr(sweep._SweepRun, "begin", begin)
+    monkeypatch.setattr(sweep, "one_ray", lambda *_: nullcontext(MagicMock()))
+    code, _, err = run(f"sweep {line} --root root" if "--" not in line.split() else f"sweep --root root {line}", capsys)
+    assert code == 2 and f"error: {workers} workers in {here}" in err
+    assert list((here / "root" / "sweeps").iterdir()) == []
+    code, _, err = run("sweep --kill 0@3 train.py", capsys)
+    assert code == 2 and "a sweep strikes at every point by itself" in err
+    code, _, err = run("sweep --resume x train.py", capsys)
+    assert code == 2 and "x/job.yaml --resume x" in err

@@ -82,7 +82,7 @@ KNOWN_MEAN = [(4, 2), (7, 0), (9, 2), (11, 1), (22, 1), (34, 1), (35, 2), (57, 2
 @pytest.mark.parametrize(
     ("entry", "fields", "reason"),
     [
-        ({"at_step": 7, "rank": 3}, {}, "faults.schedule[0]: rank 3 does not exist, 3 workers have ranks 0 to 2"),
+        ({"at_step": 7, "rank": 3}, {}, "faults.schedule[0]: rank 3 does not exist: the last of 3 workers is rank 2"),
         ({"at_step": 61, "rank": 0}, {}, "faults.schedule[0]: step 61 is never reached, max_steps is 60"),
         ({"at_step": 7, "phase": "reduce"}, {"workers": 1}, "needs at least 2 workers"),
         ({"at_step": 7, "phase": "checkpoint.file"}, {}, "no checkpoint is saved at step 7, only at multiples of 10"),

@@ -290,7 +290,7 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str
         ("F1 (preemption notice (SIGTERM, 30 s of grace) to rank 0 after step 18)", ("F1",), "fault F1"),
         ("F1 (SIGKILL rank 1 after step 7), F2 (SIGKILL rank 0 after step 7)", ("F1", "F2"), "faults F1, F2"),
         ("inexact_restore", (), "inexact restore"),
-        ("unplanned death of rank 0: raised F1 (odd)", (), "unplanned death of rank 0: raised F1 (odd)"),
+        ("unplanned death of rank 0: raised F_1 (odd)", (), "unplanned death of rank 0: raised F_1 (odd)"),
     ],
 )
 def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, faults: tuple[str, ...], shown: str) -> None:
