@@ -28,6 +28,7 @@ from chaosrun.verify.verdict import Verdict, judge
 from tests.long_runs import write_long_run
 from tests.unit.fuzzing import AMOUNTS, changed_file, changed_lines, tried
 from tests.unit.legs import Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
+from tests.unit.script_legs import write_script_run
 from tests.unit.test_report_diagnosis import DIAGNOSIS
 
 MARKUP = "<script>alert('x')</script>&\"'"
@@ -104,6 +105,14 @@ def test_a_drill_that_passed(whole: RunLayout) -> None:
     assert page.said("attempts").count("step-0000000") == 3
     assert page.said("recovery").startswith("Recovery 3 restarts: 8.5 s in the median, ")
     assert not {"divergence", "deaths", "diagnosis"} & page.sections.keys()
+
+
+def test_what_a_script_saved_by_itself_is_on_the_timeline(tmp_path: Path) -> None:
+    page = page_of(write_script_run(tmp_path))
+    saved = [value for name, value in page.attributes if name == "aria-label" and value.startswith("Saved by the script")]
+    assert len(saved) == len(set(saved)) and "after step 4, attempt 1" in saved[0]
+    assert all(value.endswith("model.pt, ckpt-" + value.rsplit("ckpt-", 1)[1]) for value in saved)
+    assert not any("Saved by the script" in value for _, value in page_of(write_run(tmp_path / "attached")).attributes)
 
 
 def test_a_drill_that_passed_within_tolerances(tmp_path: Path) -> None:

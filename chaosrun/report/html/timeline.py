@@ -17,13 +17,14 @@ from chaosrun.records.events import (
     JournalEvent,
 )
 from chaosrun.records.history import Attempt
+from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
 from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import sentence
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
-from chaosrun.wording import count
+from chaosrun.wording import count, listed
 
 LANE = 26.0
 HEAD = 24.0
@@ -360,6 +361,18 @@ def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
                 took = f"{checkpoint.duration_s * 1000:.0f} ms"
                 label = f"Checkpoint {checkpoint.name}, attempt {attempt.number}\n{since(at)}, saved in {took}{use}"
                 yield None, Mark(at=at, y=0, shape="save", label=label)
+        for step, records in sorted(_own_saves(attempt).items()):
+            at = clock.at(max(record.time_s for record in records))
+            names = listed(list(dict.fromkeys(record.path for record in records)), 3)
+            label = f"Saved by the script after step {step}, attempt {attempt.number}\n{since(at)}, {names}"
+            yield None, Mark(at=at, y=0, shape="save", label=label)
+
+
+def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
+    """What the script saved by itself, by step; where torch or safetensors wrote, that alone."""
+    made = [record for _, trace in sorted(attempt.traces.items()) for record in trace.saves if record.how != "remove"]
+    written = [record for record in made if record.how not in ("open", "rename")] or made
+    return {step: [each for each in written if each.step == step] for step in {record.step for record in written}}
 
 
 def _told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
