@@ -28,7 +28,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
-from chaosrun.records.traces import EndRecord, RankTrace, read_trace
+from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord, read_trace
 
 _Event = TypeVar("_Event", bound=JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
@@ -54,6 +54,20 @@ class Attempt:
     traces: Mapping[int, RankTrace]
     by: Literal["chaosrun", "script"] = "chaosrun"
     """Who resumed."""
+
+    @property
+    def starts(self) -> Mapping[int, StartRecord]:
+        """Of the ranks that began to train, in their order."""
+        return {rank: trace.start for rank, trace in sorted(self.traces.items()) if trace.start}
+
+    @property
+    def steps(self) -> Mapping[int, Mapping[int, StepRecord]]:
+        """What ranks recorded of each step, in the order of time."""
+        found: dict[int, dict[int, StepRecord]] = {}
+        for rank, trace in sorted(self.traces.items()):
+            for record in trace.steps:
+                found.setdefault(record.step, {})[rank] = record
+        return dict(sorted(found.items()))
 
     @property
     def went_on(self) -> bool:
@@ -94,6 +108,11 @@ class LegHistory:
 
     def events(self, kind: type[_Event]) -> tuple[_Event, ...]:
         return tuple(event for event in self.journal if isinstance(event, kind))
+
+    @property
+    def traces(self) -> Iterator[RankTrace]:
+        """Of all attempts and ranks, in their order."""
+        return (trace for attempt in self.attempts for _, trace in sorted(attempt.traces.items()))
 
     def trace(self, attempt: int, rank: int) -> RankTrace | None:
         for entry in self.attempts:

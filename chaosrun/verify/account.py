@@ -10,6 +10,8 @@ from chaosrun.faults.landed import fault_problem, requests_of
 from chaosrun.faults.observed import Observation
 from chaosrun.records.events import FaultObserved, SupervisorResumed
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.verify.check import Drill
+from chaosrun.verify.evidence import passed_over
 from chaosrun.verify.recovery_times import recoveries_of
 
 
@@ -86,7 +88,9 @@ def _fault_outcome(fault: Fault, chaos: LegHistory) -> FaultOutcome:
     )
 
 
-def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummary, ...]:
+def attempt_summaries(drill: Drill) -> tuple[AttemptSummary, ...]:
+    """Of the chaos leg."""
+    plan, chaos = drill.plan, drill.chaos
     recovery_s = {recovery.attempt: recovery.total_s for recovery in recoveries_of(chaos)}
     summaries: list[AttemptSummary] = []
     for number, attempt in enumerate(chaos.attempts):
@@ -94,8 +98,9 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
         later = chaos.attempts[number + 1 :]
         after = next(iter(later), None)
         # Where one of a script would have gone on that never began nobody knows.
-        following = next((each for each in later if each.by == "chaosrun" or any(t.start for t in each.traces.values())), None)
-        steps = [record.step for trace in attempt.traces.values() for record in trace.steps]
+        following = next((each for each in later if each.by == "chaosrun" or each.starts), None)
+        steps = attempt.steps
+        newer = passed_over(drill, attempt) if drill.by_script and attempt.number > 1 and attempt.starts else None
         reached = max(steps, default=attempt.resume_step)
         summaries.append(
             AttemptSummary(
@@ -107,8 +112,9 @@ def attempt_summaries(plan: FaultPlan, chaos: LegHistory) -> tuple[AttemptSummar
                 ended_by=", ".join(faults.values()) or _ended_by(attempt, chaos, last=after is None),
                 lost_steps=max(0, reached - following.resume_step) if following else 0,
                 recovery_s=recovery_s.get(attempt.number),
-                ranks=sum(trace.start is not None for trace in attempt.traces.values()),
+                ranks=len(attempt.starts),
                 faults=tuple(faults),
+                passed_over=newer and newer.step,
             )
         )
     return tuple(summaries)

@@ -53,16 +53,13 @@ def repeated_order(drill: Drill) -> Iterator[str]:
 
 def saves_that_change_state(drill: Drill) -> Iterator[str]:
     """What a save does to the training comes back with every restore, and is another thing where a job saves more often."""
-    for leg in (drill.reference, drill.chaos):
-        for attempt in leg.attempts:
-            for trace in attempt.traces.values():
-                saved = next((record for record in trace.checkpoints if record.changed), None)
-                if saved:
-                    yield (
-                        f"the save of step {saved.step} changed {saved.effect}: how often the job saves has "
-                        "become part of the training (write copies, and put back what a hook changes)"
-                    )
-                    return
+    traces = (*drill.reference.traces, *drill.chaos.traces)
+    saved = next((record for trace in traces for record in trace.checkpoints if record.changed), None)
+    if saved:
+        yield (
+            f"the save of step {saved.step} changed {saved.effect}: how often the job saves has become part of the training "
+            "(write copies, and put back what a hook changes)"
+        )
 
 
 def masked_loads(loads: Sequence[str]) -> str:
@@ -110,12 +107,7 @@ def state_outside(drill: Drill) -> Iterator[str]:
 
 def sample_finding(drill: Drill) -> ProbeRecord | None:
     """What the probe found out about the training loader; the chaos leg's own, else the reference's."""
-    for leg in (drill.chaos, drill.reference):
-        for attempt in leg.attempts:
-            for trace in attempt.traces.values():
-                if trace.probe:
-                    return trace.probe
-    return None
+    return next((trace.probe for trace in (*drill.chaos.traces, *drill.reference.traces) if trace.probe), None)
 
 
 def unrepeatable(finding: ProbeRecord | None) -> str | None:
@@ -127,23 +119,19 @@ def unrepeatable(finding: ProbeRecord | None) -> str | None:
 
 def irreproducible_samples(drill: Drill) -> Iterator[str]:
     """Samples that a restart cannot repeat, even where this drill's restarts did not need to (hazards R4, R5, R6)."""
-    seen = unrepeatable(sample_finding(drill))
-    if seen:
+    if seen := unrepeatable(sample_finding(drill)):
         yield f"a restart within an epoch cannot repeat the samples: {seen}"
 
 
 def repeated_streams(drill: Drill) -> Iterator[str]:
     """Loader workers that begin with the same random streams: between workers, between ranks, or from epoch to epoch, which is
     the same augmentation over and over (hazard R9). The first pair is named."""
-    for leg in (drill.reference, drill.chaos):
-        for attempt in leg.attempts:
-            found = _first_repetition(attempt)
-            if found:
-                yield (
-                    f"{found}: a worker_init_fn seeds them alike (leave it out, or seed from torch.initial_seed(), which "
-                    "differs between workers, ranks and epochs)"
-                )
-                return
+    attempts = (*drill.reference.attempts, *drill.chaos.attempts)
+    if found := next(filter(None, map(_first_repetition, attempts)), None):
+        yield (
+            f"{found}: a worker_init_fn seeds them alike (leave it out, or seed from torch.initial_seed(), which differs "
+            "between workers, ranks and epochs)"
+        )
 
 
 def _first_repetition(attempt: Attempt) -> str | None:
@@ -175,7 +163,7 @@ def _workers(attempt: Attempt) -> dict[tuple[int, int, int], dict[str, str]]:
 
 def primed_buckets(drill: Drill) -> Iterator[str]:
     """Of a script that resumes by itself, what it has from chaosrun all the same."""
-    traces = [trace for attempt in drill.chaos.attempts[1:] for trace in attempt.traces.values()]
+    traces = [trace for trace in drill.chaos.traces if trace.attempt > 1]
     primed = any(buckets.layout and buckets.primed for trace in traces for buckets in trace.buckets)
     if drill.by_script and drill.spec.workers > 2 and primed:
         yield (
@@ -187,8 +175,7 @@ def primed_buckets(drill: Drill) -> Iterator[str]:
 def saves_not_struck(drill: Drill) -> Iterator[str]:
     """Of the default plan, what it has to leave out where strace is not to be had."""
     faults = drill.plan.faults
-    traces = (trace for attempt in drill.reference.attempts for trace in attempt.traces.values())
-    saved = any(save.step for trace in traces for save in trace.saves)
+    saved = any(save.step for trace in drill.reference.traces for save in trace.saves)
     if saved and faults and all(fault.source == BY_DEFAULT and fault.phase != "save" for fault in faults):
         yield (
             "no kill struck inside a save: the default plan has one where strace can trace the script (install it, and submit "

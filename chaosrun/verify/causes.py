@@ -10,7 +10,7 @@ from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRe
 from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import Field, Mismatch, differing_keys, starts_of, unlike_orders
+from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.evidence import schedule_shift, standing
 from chaosrun.verify.ledger import displacement
 from chaosrun.verify.recovery import layout_at, wrong_position
@@ -81,7 +81,7 @@ class Moment:
         if self.attempt.by == "script":
             found = standing(self.attempt)
             return found is not None and found.wrong in ((), ("rng",))  # random streams that matter are a cause of their own
-        starts = [trace.start for trace in self.attempt.traces.values() if trace.start and trace.start.digests]
+        starts = [start for start in self.attempt.starts.values() if start.digests]
         known = starts and all(
             reference_state(self.drill, start.rank, start.position.step)
             or saved_before(self.drill, self.attempt, start.rank, start.position.step) == start.digests
@@ -129,7 +129,7 @@ def of_position(moment: Moment, start: StartRecord) -> Cause | None:
 def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
     """Parameters that are wrong before the first step of an attempt."""
     drill = moment.drill
-    if message := unlike_orders([*starts_of(drill.reference.attempts[0]), *starts_of(moment.attempt)]):
+    if message := other_order(drill, moment.attempt):
         return Cause.of("parameter_order", message=message)
     if not moment.restored:
         return Cause.of("initial_weights")
@@ -139,6 +139,11 @@ def of_weights(moment: Moment, rank: int, seen: str) -> Cause:
         if seen == reference_parameters(drill, rank, step):
             return Cause.of("weights_of_another_step", because="start", step=step)
     return Cause.of("weights_not_restored", because="partly")
+
+
+def other_order(drill: Drill, attempt: Attempt) -> str | None:
+    """How this attempt holds its parameters in another order than the reference, where it does."""
+    return unlike_orders([*drill.reference.attempts[0].starts.values(), *attempt.starts.values()])
 
 
 def of_restored_state(moment: Moment, found: StateDifference) -> Cause:
@@ -249,9 +254,8 @@ def _another_window(expected: StepRecord, seen: StepRecord) -> bool:
 
 def _fresh(moment: Moment, rank: int) -> set[str | None]:
     """Where the reference's random streams stood before its first step."""
-    origin = moment.drill.reference_lineage.at(rank, 1)
-    trace = moment.drill.reference.trace(origin.attempt, rank) if origin else None
-    return {origin.rng if origin else None, trace.start.rng if trace and trace.start else None} - {None}
+    first, start = moment.drill.reference_lineage.at(rank, 1), moment.drill.reference_start(rank)
+    return {first and first.rng, start and start.rng} - {None}
 
 
 def _restored_rng(moment: Moment, rank: int) -> str | None:
@@ -335,8 +339,8 @@ def _apart(moment: Moment) -> str:
     """How far the losses of this attempt lie from the reference's, in units in the last place."""
     pairs = [
         (float.fromhex(left), float.fromhex(right))
-        for trace in moment.attempt.traces.values()
-        for seen in trace.steps
+        for records in moment.attempt.steps.values()
+        for seen in records.values()
         if (expected := moment.drill.reference_lineage.at(seen.rank, seen.step)) and len(expected.loss) == len(seen.loss)
         for left, right in zip(expected.loss, seen.loss, strict=True)
     ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.history import LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.records.traces import BucketsRecord, StepRecord
+from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, compare, compared_fields, exact_weights
@@ -103,7 +103,7 @@ class Drill:
     def _numbers_agree(self) -> bool:
         """Each step of each attempt is the reference's bit for bit, whatever is asked for, in all but its random streams."""
         numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
-        records = (step for attempt in self.chaos.attempts for trace in attempt.traces.values() for step in trace.steps)
+        records = (step for trace in self.chaos.traces for step in trace.steps)
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
 
@@ -116,11 +116,16 @@ class Drill:
         """It resumed by itself, from checkpoints of its own."""
         return self.spec.by == "script"
 
+    def reference_start(self, rank: int) -> StartRecord | None:
+        """With what the attempt began that made the reference's first step."""
+        first = self.reference_lineage.at(rank, 1)
+        trace = self.reference.trace(first.attempt, rank) if first else None
+        return trace.start if trace else None
+
     @property
     def left_unprimed(self) -> BucketsRecord | None:
         """Says why a model under DDP was left as it was."""
-        records = (record for attempt in self.chaos.attempts for trace in attempt.traces.values() for record in trace.buckets)
-        return next((record for record in records if record.left), None)
+        return next((record for trace in self.chaos.traces for record in trace.buckets if record.left), None)
 
     @property
     def exact_weights(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.history import LegHistory
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance, VerifySpec
 
@@ -146,10 +146,6 @@ def differing_keys(expected: Mapping[str, object], seen: Mapping[str, object]) -
     keys = [*expected, *(key for key in seen if key not in expected)]
     missing = object()
     return [key for key in keys if expected.get(key, missing) != seen.get(key, missing)]
-
-
-def starts_of(attempt: Attempt) -> list[StartRecord]:
-    return [trace.start for _, trace in sorted(attempt.traces.items()) if trace.start]
 
 
 def unlike_orders(starts: Iterable[StartRecord]) -> str | None:

@@ -120,7 +120,7 @@ def _inside(fault: Fault, step: int) -> Fault:
 
 def _again(drill: Drill, attempt: Attempt, following: Attempt) -> Fault | None:
     """A death that nobody had planned, or from outside, as a fault at the last step that was recorded; None when none was."""
-    last = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=0)
+    last = max(attempt.steps, default=0)
     if not last:
         return None
     saves = last % drill.spec.checkpoint.every_steps == 0

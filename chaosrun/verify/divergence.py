@@ -4,18 +4,18 @@ First in time: attempts in order; in each, what it restored, then its steps, cut
 step, the order of diagnosis: an earlier kind that differs explains the later ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from chaosrun.records.codec import to_plain
 from chaosrun.records.history import Attempt
-from chaosrun.records.traces import StartRecord, StepRecord
+from chaosrun.records.traces import StartRecord
 from chaosrun.verify import causes
 from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import KINDS, Field, Kind, compare, first_difference, starts_of, unlike_orders
+from chaosrun.verify.compare import KINDS, Field, Kind, compare, first_difference
 from chaosrun.verify.evidence import Standing, cause_of, standing
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
@@ -41,10 +41,8 @@ _QUANTITY_KINDS: Mapping[str, Kind] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     step: int
-    rank: int
-    """The lowest of `ranks`."""
     ranks: tuple[int, ...]
-    """Ranks on which this kind differs at this step."""
+    """Ranks on which this kind differs at this step, the lowest first."""
     attempt: int
     kind: Kind
     reason: Cause
@@ -52,6 +50,14 @@ class Divergence:
     micro_batch: int | None = None
     expected: Any = None
     seen: Any = None
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[0]
+
+    @property
+    def code(self) -> str:
+        return self.reason.code
 
     @property
     def cause(self) -> str:
@@ -63,20 +69,14 @@ class Divergence:
         return self.reason.hint or ""
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "step": self.step,
-            "rank": self.rank,
-            "ranks": list(self.ranks),
-            "attempt": self.attempt,
-            "kind": self.kind,
-            "code": self.reason.code,
-            "cause": self.cause,
-            "hint": self.hint,
-            "tensor": self.tensor,
-            "micro_batch": self.micro_batch,
-            "expected": self.expected,
-            "seen": self.seen,
-        }
+        names = ("step", "rank", "ranks", "attempt", "kind", "code", "cause", "hint")
+        return {name: getattr(self, name) for name in (*names, "tensor", "micro_batch", "expected", "seen")}
+
+
+def _found(moment: Moment, kind: Kind, ranks: Iterable[int], reason: Cause, **seen: Any) -> Divergence:
+    return Divergence(
+        step=moment.step, attempt=moment.attempt.number, kind=kind, ranks=tuple(sorted(ranks)), reason=reason, **seen
+    )
 
 
 def first_divergence(drill: Drill) -> Divergence | None:
@@ -114,11 +114,7 @@ def _opening(drill: Drill, attempt: Attempt) -> Moment:
 
 
 def _moments(drill: Drill, attempt: Attempt) -> Iterator[Moment]:
-    by_step: dict[int, dict[int, StepRecord]] = {}
-    for rank, trace in sorted(attempt.traces.items()):
-        for record in trace.steps:
-            by_step.setdefault(record.step, {})[rank] = record
-    for step, records in sorted(by_step.items()):
+    for step, records in attempt.steps.items():
         yield Moment(drill=drill, attempt=attempt, step=step, records=records)
 
 
@@ -149,25 +145,19 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
             return replace(seen, reason=seen.reason.explained(seen.reason.because, stood=found.words))
         # Batches that nobody ever saw are drawn from random streams that stand elsewhere.
         quantity = "rng" if drawn else quantity
-    rank = found.ranks[quantity][0]
-    start = attempt.traces[rank].start
-    return Divergence(
-        step=found.step + 1,
-        rank=rank,
-        ranks=found.ranks[quantity],
-        attempt=attempt.number,
-        kind=_QUANTITY_KINDS[quantity],
-        reason=_of_other_order(drill, attempt, found) or cause_of(drill, attempt, found, quantity),
-        tensor=_first_tensor(drill, rank, start, found.step) if start and quantity == "weights" else None,
-        expected=f"all of step {found.step}",
-        seen=found.words,
-    )
+    ranks = found.ranks[quantity]
+    start = attempt.traces[ranks[0]].start
+    reason = cause_of(drill, attempt, found, quantity)
+    if message := causes.other_order(drill, attempt):
+        # The same parameters in another order are other weights to whom counts them, as optimizers do.
+        reason = Cause.of("parameter_order", message=message, stood=found.words)
+    tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
+    opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
+    return _found(opening, _QUANTITY_KINDS[quantity], ranks, reason, tensor=tensor, **_stood(found))
 
 
-def _of_other_order(drill: Drill, attempt: Attempt, found: Standing) -> Cause | None:
-    """The same parameters in another order are other weights to whom counts them, as optimizers do."""
-    message = unlike_orders([*starts_of(drill.reference.attempts[0]), *starts_of(attempt)])
-    return Cause.of("parameter_order", message=message, stood=found.words) if message else None
+def _stood(found: Standing) -> dict[str, str]:
+    return {"expected": f"all of step {found.step}", "seen": found.words}
 
 
 def _at_checkpoint(moment: Moment) -> Divergence | None:
@@ -179,17 +169,10 @@ def _at_checkpoint(moment: Moment) -> Divergence | None:
 
 def _at_own_save(moment: Moment, among: frozenset[tuple[str, str]]) -> Divergence | None:
     found = kept_difference(moment.drill, moment.attempt, moment.step, among)
-    return found and Divergence(
-        step=moment.step,
-        rank=found.rank,
-        ranks=(found.rank,),
-        attempt=moment.attempt.number,
-        kind="saved state",
-        reason=found.cause,
-        tensor=found.name,
-        expected=found.expected,
-        seen=found.seen,
-    )
+    if found is None:
+        return None
+    seen = {"tensor": found.name, "expected": found.expected, "seen": found.seen}
+    return _found(moment, "saved state", [found.rank], found.cause, **seen)
 
 
 def _at_step(moment: Moment) -> Divergence | None:
@@ -206,9 +189,7 @@ def _of_streams(moment: Moment, found: Divergence) -> Divergence | None:
         return None
     began = standing(attempt)
     if began and began.wrong == ("rng",):
-        ranks, reason = began.ranks["rng"], cause_of(drill, attempt, began, "rng")
-        stood = {"expected": f"all of step {began.step}", "seen": began.words}
-        return replace(found, rank=ranks[0], ranks=ranks, kind="rng", reason=reason, tensor=None, micro_batch=None, **stood)
+        return _found(moment, "rng", began.ranks["rng"], cause_of(drill, attempt, began, "rng"), **_stood(began))
     earlier = (each for each in _moments(drill, attempt) if each.step <= moment.step)
     return next(filter(None, (_in_step(each, ("rng",)) for each in earlier)), None)
 
@@ -227,44 +208,22 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
             and (mismatch := compare(field, expected, record, drill.chaos, drill.losses_of(record)))
         ]
         if mismatches:
-            first = mismatches[0]
-            return Divergence(
-                step=moment.step,
-                rank=first.rank,
-                ranks=tuple(mismatch.rank for mismatch in mismatches),
-                attempt=moment.attempt.number,
-                kind=KINDS[field],
-                reason=causes.of_field(field, moment, mismatches),
-                tensor=first.tensor,
-                micro_batch=first.micro_batch,
-                expected=first.expected,
-                seen=first.seen,
-            )
+            ranks, reason = [mismatch.rank for mismatch in mismatches], causes.of_field(field, moment, mismatches)
+            seen = {name: getattr(mismatches[0], name) for name in ("tensor", "micro_batch", "expected", "seen")}
+            return _found(moment, KINDS[field], ranks, reason, **seen)
     return None
 
 
 def _position(moment: Moment) -> Divergence | None:
     """The place that ranks went on from, if it is not the one that was ordered and where the reference stood."""
-    found = {
-        rank: cause
-        for rank, trace in sorted(moment.attempt.traces.items())
-        if trace.start and (cause := causes.of_position(moment, trace.start))
-    }
+    starts = moment.attempt.starts
+    found = {rank: cause for rank, start in starts.items() if (cause := causes.of_position(moment, start))}
     if not found:
         return None
     rank = min(found)
-    start = moment.attempt.traces[rank].start
-    assert start is not None
-    return Divergence(
-        step=moment.step,
-        rank=rank,
-        ranks=tuple(found),
-        attempt=moment.attempt.number,
-        kind="position",
-        reason=found[rank],
-        expected={"restored": moment.attempt.resume, "step": moment.attempt.resume_step},
-        seen={"restored": start.restored, **to_plain(start.position)},
-    )
+    expected = {"restored": moment.attempt.resume, "step": moment.attempt.resume_step}
+    seen = {"restored": starts[rank].restored, **to_plain(starts[rank].position)}
+    return _found(moment, "position", found, found[rank], expected=expected, seen=seen)
 
 
 def _weights(moment: Moment) -> Divergence | None:
@@ -272,27 +231,16 @@ def _weights(moment: Moment) -> Divergence | None:
     drill, attempt = moment.drill, moment.attempt
     if not drill.exact_weights:
         return None
-    found: dict[int, tuple[str, StartRecord]] = {}
-    for rank, trace in sorted(attempt.traces.items()):
-        if trace.start and trace.start.position.step + 1 == moment.step:
-            expected = reference_parameters(drill, rank, trace.start.position.step)
-            if expected is not None and expected != trace.start.param:
-                found[rank] = (expected, trace.start)
+    step = moment.step - 1
+    starts = {rank: start for rank, start in attempt.starts.items() if start.position.step == step}
+    held = {rank: reference_parameters(drill, rank, step) for rank in starts}
+    found = [rank for rank, start in starts.items() if held[rank] not in (None, start.param)]
     if not found:
         return None
-    rank = min(found)
-    expected, start = found[rank]
-    return Divergence(
-        step=moment.step,
-        rank=rank,
-        ranks=tuple(sorted(found)),
-        attempt=attempt.number,
-        kind="weights",
-        reason=causes.of_weights(moment, rank, start.param),
-        tensor=_first_tensor(drill, rank, start, start.position.step),
-        expected=expected,
-        seen=start.param,
-    )
+    rank = found[0]
+    start = starts[rank]
+    seen = {"tensor": _first_tensor(drill, rank, start, step), "expected": held[rank], "seen": start.param}
+    return _found(moment, "weights", found, causes.of_weights(moment, rank, start.param), **seen)
 
 
 def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str | None:
@@ -305,15 +253,6 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str
 
 
 def _of_state(moment: Moment, found: StateDifference, reason: Cause) -> Divergence:
-    name = found.names[0]
-    return Divergence(
-        step=moment.step,
-        rank=found.rank,
-        ranks=found.ranks,
-        attempt=moment.attempt.number,
-        kind="learning rate" if found.only_rates else _COMPONENT_KINDS[found.component],
-        reason=reason,
-        tensor=name,
-        expected=found.expected.get(name),
-        seen=found.seen.get(name),
-    )
+    name, kind = found.names[0], "learning rate" if found.only_rates else _COMPONENT_KINDS[found.component]
+    seen = {"tensor": name, "expected": found.expected.get(name), "seen": found.seen.get(name)}
+    return _found(moment, kind, found.ranks, reason, **seen)

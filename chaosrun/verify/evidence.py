@@ -69,7 +69,7 @@ class Standing:
 
 def standing(attempt: Attempt) -> Standing | None:
     """None where no rank says what it found: of the very beginning, and of an attempt in which none began."""
-    found = {rank: trace.start.found for rank, trace in attempt.traces.items() if trace.start and trace.start.found}
+    found = {rank: start.found for rank, start in attempt.starts.items() if start.found}
     if not found:
         return None
     agreeing = {quantity: {rank: _steps(each, quantity) for rank, each in found.items()} for quantity in QUANTITIES}
@@ -224,7 +224,7 @@ def resume_evidence(drill: Drill) -> Check:
         return inconclusive(name, "no_attempt")
     told: list[str] = []
     for attempt in drill.chaos.attempts:
-        began = {rank: trace.start.position.step for rank, trace in attempt.traces.items() if trace.start}
+        began = {rank: start.position.step for rank, start in attempt.starts.items()}
         if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
             code, about = problem
             return failed(name, code, attempt=attempt.number, **about)

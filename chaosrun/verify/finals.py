@@ -4,7 +4,6 @@ Digests decide; only a tolerance on weights makes this module read tensors (and 
 RNG and position drift (hazard X4), hence one check each.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,9 @@ def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Che
             if keys:
                 if group == "buffers" and drill.by_script:
                     return failed(name, "buffers_not_restored", name=listed(keys, 1), rank=rank, differing=keys, scope="")
-                return _differing(name, rank, group, keys, expected.digests[group], seen.digests[group])
+                held = [end.digests[group].get(keys[0]) for end in (expected, seen)]
+                first = {"rank": rank, "name": keys[0], "expected": held[0], "seen": held[1]}
+                return failed(name, "final_state_differs", group=group, rank=rank, first=first, differing=keys)
         if not expected.digests[groups[0]]:
             empty.append(rank)
         compared += sum(len(expected.digests[group]) for group in groups)
@@ -155,13 +156,6 @@ def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Che
     if empty:
         return inconclusive(name, "final_ranks_differ", ranks=empty, what=what)
     return passed(name, f"{compared} digests of {what} on {len(drill.ranks)} ranks are equal", compared=compared)
-
-
-def _differing(
-    name: str, rank: int, group: str, keys: list[str], expected: Mapping[str, str], seen: Mapping[str, str]
-) -> Check:
-    first = {"rank": rank, "name": keys[0], "expected": expected.get(keys[0]), "seen": seen.get(keys[0])}
-    return failed(name, "final_state_differs", group=group, rank=rank, first=first, differing=keys)
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:

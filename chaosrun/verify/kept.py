@@ -47,12 +47,13 @@ def comparable(drill: Drill) -> frozenset[tuple[str, str]]:
 
 def kept_difference(drill: Drill, attempt: Attempt, step: int, among: frozenset[tuple[str, str]]) -> KeptDifference | None:
     """The first of these entries that this attempt saved otherwise after `step`; one whose part is known, before others."""
-    differences: list[KeptDifference] = []
-    for rank in sorted(attempt.traces):
-        for expected, seen in _pairs(drill, attempt, rank):
-            names = [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among]
-            if seen.step == step and names:
-                differences.append(_difference(drill, rank, names, expected, seen))
+    differences = [
+        _difference(drill, rank, names, expected, seen)
+        for rank in sorted(attempt.traces)
+        for expected, seen in _pairs(drill, attempt, rank)
+        if seen.step == step
+        and (names := [name for name in differing_keys(expected.held, seen.held) if (_kind(seen), name) in among])
+    ]
     return min(differences, key=lambda each: (each.cause.code == _UNKNOWN, ALIVE in each.name), default=None)
 
 
@@ -67,8 +68,7 @@ def _difference(drill: Drill, rank: int, names: list[str], expected: SaveRecord,
         name, code, values = "its count of steps", _UNKNOWN, [f"step {each.step}" for each in (expected, seen)]
         where = f"{seen.path} is saved after {values[1]}, undisturbed after {values[0]}"
     about = {"name": name, "path": seen.path, "step": seen.step, "rank": rank, "where": where, "differing": names}
-    cause = Cause(code, about)
-    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=cause)
+    return KeptDifference(rank=rank, name=name, expected=values[0], seen=values[1], cause=Cause(code, about))
 
 
 def _pairs(drill: Drill, attempt: Attempt, rank: int) -> Iterator[tuple[SaveRecord, SaveRecord]]:

@@ -17,7 +17,7 @@ from chaosrun.records.traces import StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, starts_of, unlike_orders
+from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
 from chaosrun.verify.restored import saved_difference
 
@@ -52,15 +52,8 @@ def completed(drill: Drill) -> Check:
     seen = {rank: drill.chaos.ends[rank].step for rank in drill.ranks}
     other = [rank for rank in drill.ranks if seen[rank] != step]
     if other:
-        return failed(
-            "completed",
-            "ended_at_another_step",
-            leg=drill.chaos.name,
-            rank=other[0],
-            step=seen[other[0]],
-            expected=step,
-            seen=[seen[rank] for rank in drill.ranks],
-        )
+        about = {"leg": drill.chaos.name, "rank": other[0], "step": seen[other[0]], "expected": step}
+        return failed("completed", "ended_at_another_step", **about, seen=list(seen.values()))
     return passed("completed", f"both legs ended at step {step} on every rank", step=step)
 
 
@@ -74,7 +67,7 @@ def reference(drill: Drill) -> Check:
         return inconclusive("reference", "reference_empty")
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
-    if earlier or last.resume is not None or any(trace.start and trace.start.restored for trace in last.traces.values()):
+    if earlier or last.resume is not None or any(start.restored for start in last.starts.values()):
         return inconclusive("reference", "reference_interrupted", attempts=len(leg.attempts))
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:
@@ -83,11 +76,11 @@ def reference(drill: Drill) -> Check:
 
 
 def _not_from_the_beginning(attempt: Attempt, drill: Drill) -> str | None:
-    for rank, trace in sorted(attempt.traces.items()):
-        if trace.start and trace.start.world_size != drill.spec.workers:
-            return f"rank {rank} saw a world of {trace.start.world_size}, the job has {drill.spec.workers} workers"
-        if trace.start and trace.start.position != Position():
-            return f"rank {rank} began at {trace.start.position}"
+    for rank, start in attempt.starts.items():
+        if start.world_size != drill.spec.workers:
+            return f"rank {rank} saw a world of {start.world_size}, the job has {drill.spec.workers} workers"
+        if start.position != Position():
+            return f"rank {rank} began at {start.position}"
     return None
 
 
@@ -135,10 +128,9 @@ def _comparable(environment: Mapping[str, object] | None) -> Mapping[str, object
 
 def _canaries(drill: Drill) -> Iterator[tuple[str, str]]:
     for leg in (drill.reference, drill.chaos):
-        for attempt in leg.attempts:
-            for rank, trace in sorted(attempt.traces.items()):
-                if trace.start and trace.start.canary is not None:
-                    yield f"rank {rank} of {leg.name} attempt {attempt.number}", trace.start.canary
+        for trace in leg.traces:
+            if trace.start and trace.start.canary is not None:
+                yield f"rank {trace.rank} of {leg.name} attempt {trace.attempt}", trace.start.canary
 
 
 def own_files(drill: Drill) -> Check:
@@ -171,10 +163,10 @@ def reproducible(drill: Drill) -> Check:
     if not drill.chaos.attempts:
         return inconclusive("reproducible", "no_attempt")
     first = drill.chaos.attempts[0]
-    if first.resume is not None or any(trace.start and trace.start.restored for trace in first.traces.values()):
+    if first.resume is not None or any(start.restored for start in first.starts.values()):
         return inconclusive("reproducible", "first_attempt_restored")
-    undisturbed = [start for attempt in drill.reference.attempts for start in starts_of(attempt)]
-    if message := unlike_orders([*undisturbed, *starts_of(first)]):
+    undisturbed = [start for attempt in drill.reference.attempts for start in attempt.starts.values()]
+    if message := unlike_orders([*undisturbed, *first.starts.values()]):
         return inconclusive("reproducible", "parameter_order", message=f"{message}, before the first fault")
     for kind, where, expected, seen in _starts(drill, first):
         if expected != seen:
@@ -214,8 +206,8 @@ def _alone(drill: Drill) -> str | None:
     for one, other in permutations(restored, 2):
         if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue
-        again = {(step.rank, step.step) for trace in other.traces.values() for step in trace.steps}
-        both = [pair for pair in _pairs(drill, one) if (pair[1].rank, pair[1].step) in again]
+        again = other.steps
+        both = [pair for pair in _pairs(drill, one) if pair[1].rank in again.get(pair[1].step, ())]
         differing = next(filter(None, (_mismatch(drill, *pair) for pair in both)), None)
         agreeing = [pair for pair in _pairs(drill, other) if differing and pair[1].step <= differing.step]
         if differing and agreeing and not any(_mismatch(drill, *pair) for pair in agreeing):
@@ -231,23 +223,20 @@ def _mismatch(drill: Drill, expected: StepRecord, seen: StepRecord) -> Mismatch 
 
 
 def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]]:
-    for rank, trace in sorted(first.traces.items()):
-        origin = drill.reference_lineage.at(rank, 1)
-        expected = drill.reference.trace(origin.attempt, rank) if origin else None
-        if trace.start and expected and expected.start:
+    for rank, start in first.starts.items():
+        if expected := drill.reference_start(rank):
             if drill.streams_count:
-                yield "rng", f"the RNG of rank {rank}", expected.start.rng, trace.start.rng
+                yield "rng", f"the RNG of rank {rank}", expected.rng, start.rng
             if drill.exact_weights:
-                yield "weights", f"the initial weights of rank {rank}", expected.start.param, trace.start.param
+                yield "weights", f"the initial weights of rank {rank}", expected.param, start.param
 
 
 def _pairs(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
     """Steps of the attempt with the reference's, in the order of time."""
-    steps = sorted((step for trace in attempt.traces.values() for step in trace.steps), key=lambda step: (step.step, step.rank))
-    for step in steps:
-        expected = drill.reference_lineage.at(step.rank, step.step)
-        if expected:
-            yield expected, step
+    for records in attempt.steps.values():
+        for step in records.values():
+            if expected := drill.reference_lineage.at(step.rank, step.step):
+                yield expected, step
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -27,14 +27,8 @@ def lineage(drill: Drill) -> Check:
         return inconclusive("lineage", code, absent=absent, strangers=strangers)
     if chain.repeated:
         record = chain.repeated[0]
-        return failed(
-            "lineage",
-            "step_done_twice",
-            rank=record.rank,
-            step=record.step,
-            attempt=record.attempt,
-            repeated=len(chain.repeated),
-        )
+        place: dict[str, Any] = {"rank": record.rank, "step": record.step, "attempt": record.attempt}
+        return failed("lineage", "step_done_twice", **place, repeated=len(chain.repeated))
     for rank in drill.ranks:
         missing = sorted(set(range(1, final + 1)) - chain.steps[rank].keys())
         beyond = sorted(step for step in chain.steps[rank] if step > final)
@@ -118,10 +112,7 @@ def _wrong_resume(attempt: Attempt, newest: int, reached: int) -> str | None:
 
 
 def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
-    for rank, trace in sorted(attempt.traces.items()):
-        start = trace.start
-        if start is None:
-            continue
+    for rank, start in attempt.starts.items():
         if start.world_size != drill.spec.workers:
             return f"rank {rank} saw a world of {start.world_size}, the job has {drill.spec.workers} workers"
         if start.restored != attempt.resume or start.position.step != attempt.resume_step:
@@ -129,7 +120,7 @@ def _wrong_start(attempt: Attempt, drill: Drill) -> str | None:
                 f"rank {rank} restored {start.restored} at step {start.position.step}, "
                 f"ordered was {attempt.resume} at step {attempt.resume_step}"
             )
-        problem = wrong_position(start.position, rank, drill) or _wrong_first_step(trace)
+        problem = wrong_position(start.position, rank, drill) or _wrong_first_step(attempt.traces[rank])
         if problem:
             return f"rank {rank} {problem}"
     return None
@@ -141,11 +132,8 @@ def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
     The end of an epoch may be written as the beginning of the next (hazard D13).
     """
     if position.step == 0:
-        return (
-            None
-            if (position.epoch, position.batches) == (0, 0)
-            else f"began at epoch {position.epoch} batch {position.batches}"
-        )
+        began = f"began at epoch {position.epoch} batch {position.batches}"
+        return None if position == Position() else began
     done = drill.reference_lineage.at(rank, position.step)
     if done is None:
         return None  # a shorter reference: the checks `reference`, `completed` and `lineage` say so
@@ -177,14 +165,8 @@ def replay_agreement(drill: Drill) -> Check:
         for field in drill.fields:
             found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
             if found:
-                return failed(
-                    "replay_agreement",
-                    "replay_differs",
-                    field=field,
-                    place=found.place,
-                    first=found.to_json(),
-                    before=tail.attempt,
-                )
+                about = {"field": field, "place": found.place, "before": tail.attempt}
+                return failed("replay_agreement", "replay_differs", **about, first=found.to_json())
     if not compared:
         return skipped("replay_agreement", "no step was computed twice", records=0)
     return passed("replay_agreement", f"{compared} step records computed twice, equal", records=compared)
@@ -223,16 +205,9 @@ def bucket_layout(drill: Drill) -> Check:
                     unprimed.append(attempt.number)
                 if seen.layout != expected.layout:
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
-                    return failed(
-                        "bucket_layout",
-                        "bucket_layout_differs",
-                        why=why,
-                        step=record.step,
-                        rank=rank,
-                        attempt=attempt.number,
-                        expected=expected.layout,
-                        seen=seen.layout,
-                    )
+                    where = {"attempt": attempt.number, "step": record.step, "rank": rank}
+                    layouts: dict[str, Any] = {"expected": expected.layout, "seen": seen.layout}
+                    return failed("bucket_layout", "bucket_layout_differs", why=why, **where, **layouts)
     if not compared:
         return inconclusive("bucket_layout", "bucket_layout_unseen")
     if not under_ddp:

@@ -83,8 +83,7 @@ def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:
 
 def _recovery(before: Sequence[JournalEvent], attempt: Attempt) -> RecoveryTimes:
     """`before`: how the attempt before it ended."""
-    starts = [trace.start for _, trace in sorted(attempt.traces.items())]
-    known = [start for start in starts if start is not None]
+    known = list(attempt.starts.values())
     entered = [start.entered_s for start in known if start.entered_s is not None]
     # Ranks that wrote nothing may have been the last ones.
     whole = bool(known) and len(known) == len(attempt.pids or attempt.traces)
@@ -161,13 +160,10 @@ def from_first_attempt(journal: Sequence[JournalEvent]) -> Sequence[JournalEvent
 
 def _step_times(attempt: Attempt) -> list[tuple[int, float]]:
     """Each step's seconds, from the end of what came before it to the last rank's record of it."""
-    ends: dict[int, float] = {}
-    for trace in attempt.traces.values():
-        for record in trace.steps:
-            ends[record.step] = max(record.time_s, ends.get(record.step, record.time_s))
-    before = max((trace.start.time_s for trace in attempt.traces.values() if trace.start), default=None)
+    ends = {step: max(record.time_s for record in records.values()) for step, records in attempt.steps.items()}
+    before = max((start.time_s for start in attempt.starts.values()), default=None)
     times: list[tuple[int, float]] = []
-    for step, end_s in sorted(ends.items()):
+    for step, end_s in ends.items():
         if before is not None:
             times.append((step, max(0.0, end_s - before)))
         before = end_s

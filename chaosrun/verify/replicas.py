@@ -5,12 +5,12 @@ own, with or without faults: that is the script's doing, whichever leg shows it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
-from chaosrun.verify.compare import first_difference, starts_of, unlike_orders
+from chaosrun.verify.compare import first_difference, unlike_orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,11 @@ class Drift:
     @property
     def what(self) -> str:
         """Without the leg: "rank 1 has other weights than rank 0 after step 1 of attempt 1, first in net1.weight"."""
-        when = (
-            f"at the start of attempt {self.attempt}, from step {self.step}"
-            if self.at_start
-            else f"after step {self.step} of attempt {self.attempt}"
-        )
-        return f"rank {self.rank} has other weights than rank {self.other} {when}" + (
-            f", first in {self.tensor}" if self.tensor else ""
-        )
+        when = f"after step {self.step} of attempt {self.attempt}"
+        if self.at_start:
+            when = f"at the start of attempt {self.attempt}, from step {self.step}"
+        first = f", first in {self.tensor}" if self.tensor else ""
+        return f"rank {self.rank} has other weights than rank {self.other} {when}{first}"
 
 
 def rank_agreement(drill: Drill) -> Check:
@@ -50,26 +47,16 @@ def rank_agreement(drill: Drill) -> Check:
     if any(map(is_sharded, (drill.reference, drill.chaos))):
         return skipped("rank_agreement", "the parameters are sharded: each rank has its own part of them")
     for leg in (drill.reference, drill.chaos):
-        if message := unlike_orders([start for attempt in leg.attempts for start in starts_of(attempt)]):
+        if message := unlike_orders(start for attempt in leg.attempts for start in attempt.starts.values()):
             return failed("rank_agreement", "parameter_order", message=message)
         found = drift(leg)
         if found is None:
             continue
         undisturbed = leg is drill.reference
-        return failed(
-            "rank_agreement",
-            "replicas_drift",
-            because="undisturbed" if undisturbed else None,
-            what=found.what,
-            aside=" (undisturbed: recovery is not to blame)" if undisturbed else "",
-            leg=leg.name,
-            attempt=found.attempt,
-            step=found.step,
-            rank=found.rank,
-            other=found.other,
-            tensor=found.tensor,
-            fingerprints=dict(found.fingerprints),
-        )
+        because, aside = ("undisturbed", " (undisturbed: recovery is not to blame)") if undisturbed else (None, "")
+        about = asdict(found)
+        del about["at_start"]
+        return failed("rank_agreement", "replicas_drift", because=because, what=found.what, aside=aside, **about)
     starts = comparisons = 0
     for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
         for records in _by_time(attempt):
@@ -82,7 +69,7 @@ def rank_agreement(drill: Drill) -> Check:
 
 
 def is_sharded(leg: LegHistory) -> bool:
-    return any(trace.start is not None and trace.start.sharded for attempt in leg.attempts for trace in attempt.traces.values())
+    return any(trace.start is not None and trace.start.sharded for trace in leg.traces)
 
 
 def drift(leg: LegHistory) -> Drift | None:
@@ -99,13 +86,8 @@ def drift(leg: LegHistory) -> Drift | None:
 
 def _by_time(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
     """What ranks recorded at the same moment: first the starts, then step after step."""
-    yield {rank: trace.start for rank, trace in sorted(attempt.traces.items()) if trace.start}
-    by_step: dict[int, dict[int, StepRecord]] = {}
-    for rank, trace in sorted(attempt.traces.items()):
-        for record in trace.steps:
-            by_step.setdefault(record.step, {})[rank] = record
-    for _, records in sorted(by_step.items()):
-        yield records
+    yield attempt.starts
+    yield from attempt.steps.values()
 
 
 def _drift(

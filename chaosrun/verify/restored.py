@@ -87,7 +87,7 @@ def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Digest
 
 def restored_difference(drill: Drill, attempt: Attempt) -> StateDifference | None:
     """What this attempt restored, if it is not what the reference held at that step."""
-    starts = {rank: trace.start for rank, trace in attempt.traces.items() if trace.start and trace.start.restored}
+    starts = {rank: start for rank, start in attempt.starts.items() if start.restored}
     for step in sorted({start.position.step for start in starts.values()}):
         held = {rank: start.digests for rank, start in starts.items() if start.position.step == step and start.digests}
         if found := _difference(drill, step, held):
@@ -116,18 +116,9 @@ def checkpointed_state(drill: Drill) -> Check:
         for did, difference in found:
             if difference:
                 differ = f"{listed(difference.names, 1)} {'differ' if len(difference.names) > 1 else 'differs'}"
-                return failed(
-                    name,
-                    "saved_state_differs",
-                    did=did,
-                    rank=difference.rank,
-                    which=differ,
-                    attempt=attempt.number,
-                    step=difference.step,
-                    ranks=list(difference.ranks),
-                    component=difference.component,
-                    differing=difference.names,
-                )
+                about = {each: getattr(difference, each) for each in ("step", "rank", "ranks", "component")}
+                told = {"did": did, "which": differ, "attempt": attempt.number}
+                return failed(name, "saved_state_differs", **told, **about, differing=difference.names)
         compared += sum(1 for _ in _comparable(drill, attempt))
     if not compared:
         return skipped(name, "no checkpoint's state was recorded in both legs")

@@ -127,17 +127,16 @@ def _nan_since(drill: Drill) -> int | None:
 
 def _wrong_names(drill: Drill) -> Check | None:
     for rank in drill.ranks:
-        record = drill.reference_lineage.at(rank, 1)
-        trace = drill.reference.trace(record.attempt, rank) if record else None
-        if trace is None or trace.start is None:
+        start = drill.reference_start(rank)
+        if start is None:
             return inconclusive("parameters", "parameters_unnamed", rank=rank)
         for attempt in drill.chaos.attempts:
-            other = attempt.traces.get(rank)
-            if other and other.start and other.start.tensors != trace.start.tensors:
-                if message := unlike_orders((trace.start, other.start)):
+            other = attempt.starts.get(rank)
+            if other and other.tensors != start.tensors:
+                if message := unlike_orders((start, other)):
                     return failed("parameters", "parameter_order", message=message)
-                index = first_difference(trace.start.tensors, other.start.tensors) or 0
-                names = [tensors[index : index + 1] for tensors in (trace.start.tensors, other.start.tensors)]
+                index = first_difference(start.tensors, other.tensors) or 0
+                names = [tensors[index : index + 1] for tensors in (start.tensors, other.tensors)]
                 about: dict[str, Any] = {"rank": rank, "attempt": attempt.number, "index": index}
                 return failed("parameters", "parameters_renamed", **about, expected=names[0], seen=names[1])
     return None
@@ -146,13 +145,11 @@ def _wrong_names(drill: Drill) -> Check | None:
 def _wrong_restore(drill: Drill) -> Check | None:
     """The parameters right after a restore against the reference's after that step."""
     for attempt in drill.chaos.attempts:
-        for rank, trace in sorted(attempt.traces.items()):
-            if trace.start is None:
-                continue
-            expected = reference_parameters(drill, rank, trace.start.position.step)
-            if expected is not None and expected != trace.start.param:
-                where: dict[str, Any] = {"attempt": attempt.number, "step": trace.start.position.step, "rank": rank}
-                return failed("parameters", "weights_differ_at_start", **where, expected=expected, seen=trace.start.param)
+        for rank, start in attempt.starts.items():
+            expected = reference_parameters(drill, rank, start.position.step)
+            if expected is not None and expected != start.param:
+                where: dict[str, Any] = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
+                return failed("parameters", "weights_differ_at_start", **where, expected=expected, seen=start.param)
     return None
 
 
@@ -161,6 +158,5 @@ def reference_parameters(drill: Drill, rank: int, step: int) -> str | None:
     if step:
         record = drill.reference_lineage.at(rank, step)
         return record.param if record else None
-    first = drill.reference_lineage.at(rank, 1)
-    trace = drill.reference.trace(first.attempt, rank) if first else None
-    return trace.start.param if trace and trace.start else None
+    start = drill.reference_start(rank)
+    return start and start.param

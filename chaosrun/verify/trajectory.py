@@ -6,7 +6,7 @@ should be nearly so. Judges no recovery: that is the checks' work.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from chaosrun.errors import UsageError
 from chaosrun.records.history import LegHistory, read_leg
@@ -47,17 +47,8 @@ class Difference:
 
     def to_json(self) -> dict[str, object]:
         """Numbers that JSON cannot hold (infinity, NaN) are null; `first_beyond` tells what is the matter."""
-        return {
-            "atol": self.atol,
-            "within": self.within,
-            "steps": self.steps,
-            "lengths": list(self.lengths),
-            "largest": _finite(self.largest),
-            "mean": _finite(self.mean),
-            "first_beyond": self.first_beyond,
-            "expected": _finite(self.expected),
-            "seen": _finite(self.seen),
-        }
+        numbers = {name: _finite(getattr(self, name)) for name in ("largest", "mean", "expected", "seen")}
+        return {**asdict(self), **numbers, "within": self.within}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +63,8 @@ class ComparedRun:
     """From the first run; that of the first itself is nothing."""
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "run": self.run_id,
-            "name": self.name,
-            "workers": self.workers,
-            "changes": list(self.changes),
-            **self.difference.to_json(),
-        }
+        about = {"run": self.run_id, "name": self.name, "workers": self.workers, "changes": self.changes}
+        return {**about, **self.difference.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +83,8 @@ class Comparison:
         return 0 if self.within else EXIT_BEYOND
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "v": 1,
-            "leg": self.leg,
-            "atol": self.atol,
-            "within": self.within,
-            "first": self.runs[0].run_id,
-            "runs": [run.to_json() for run in self.runs],
-        }
+        about = {"v": 1, "leg": self.leg, "atol": self.atol, "within": self.within, "first": self.runs[0].run_id}
+        return {**about, "runs": [run.to_json() for run in self.runs]}
 
 
 def trajectory(run: RunLayout, leg: str = "reference") -> Trajectory:

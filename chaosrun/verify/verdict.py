@@ -25,7 +25,6 @@ from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.evidence import passed_over
 from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus, rule
 
 VERDICT_VERSION = 1
@@ -90,13 +89,11 @@ class Verdict:
         return cause == self.code or cause in self.cause
 
     def to_json(self) -> dict[str, object]:
+        ruled = {name: getattr(self, name) for name in ("status", "exit_code", "code", "cause", "hint")}
+        counted = {name: getattr(self, name) for name in ("steps", "lost_steps", "warnings")}
         return {
             "v": VERDICT_VERSION,
-            "status": self.status,
-            "exit_code": self.exit_code,
-            "code": self.code,
-            "cause": self.cause,
-            "hint": self.hint,
+            **ruled,
             "blame": self.blame.to_json(),
             "outcome": self.outcome,
             "resume_by": self.resume_by,
@@ -104,9 +101,7 @@ class Verdict:
             "divergence": self.divergence.to_json() if self.divergence else None,
             "faults": [fault.to_json() for fault in self.faults],
             "attempts": [attempt.to_json() for attempt in self.attempts],
-            "steps": self.steps,
-            "lost_steps": self.lost_steps,
-            "warnings": list(self.warnings),
+            **counted,
         }
 
 
@@ -146,11 +141,9 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
     """Pure but for the checkpoints' audit. `irreproducible` says how two undisturbed runs differed, if they did; `confirmed`,
     how many more agreed with the reference."""
     checks = run_checks(drill)
-    attempts = attempt_summaries(drill.plan, drill.chaos)
+    attempts = attempt_summaries(drill)
     faults = fault_outcomes(drill.plan, drill.chaos)
     ruling, divergence = rule(drill, checks, irreproducible, attempts, landed=sum(fault.landed for fault in faults))
-    if drill.by_script:
-        attempts = tuple(replace(each, passed_over=_passed_over(drill, each.attempt)) for each in attempts)
     leg = drill.chaos if drill.reference.outcome == "completed" else drill.reference
     return Verdict(
         status=ruling.status,
@@ -170,10 +163,3 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
         resume_by=drill.spec.by,
         confirmed=confirmed,
     )
-
-
-def _passed_over(drill: Drill, number: int) -> int | None:
-    attempt = next(attempt for attempt in drill.chaos.attempts if attempt.number == number)
-    began = number > 1 and any(trace.start for trace in attempt.traces.values())
-    newer = passed_over(drill, attempt) if began else None
-    return newer and newer.step

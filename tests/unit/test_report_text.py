@@ -91,7 +91,6 @@ PASSED = replace(
 )
 DIVERGENCE = Divergence(
     step=11,
-    rank=0,
     ranks=(0, 1, 2),
     attempt=2,
     kind="learning rate",

@@ -188,7 +188,6 @@ DIVERGED = replace(
     status="FAIL",
     divergence=Divergence(
         step=8,
-        rank=0,
         ranks=(0, 1),
         attempt=2,
         kind="rng",

@@ -28,7 +28,6 @@ FAILED = replace(
     place="first difference: step 8",
     divergence=Divergence(
         step=8,
-        rank=0,
         ranks=(0, 1),
         attempt=2,
         kind="data order",

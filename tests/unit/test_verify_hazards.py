@@ -20,7 +20,7 @@ def test_every_cause_of_a_difference_has_a_row(code: str) -> None:
     assert Cause(code).hazard in HAZARDS
 
 
-DIVERGENCE = Divergence(step=9, rank=0, ranks=(0, 1), attempt=2, kind="rng", reason=Cause("rng_not_restored"))
+DIVERGENCE = Divergence(step=9, ranks=(0, 1), attempt=2, kind="rng", reason=Cause("rng_not_restored"))
 FINDING = Finding(
     quantity="rng",
     step=9,
