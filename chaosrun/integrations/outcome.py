@@ -1,25 +1,23 @@
 """How a drill of a test ended, what the test may ask of it, and what is said when it is not so.
 
-The words are for whoever reads a red test: the cause, the first difference, where the report is, what to type. Frames of
-chaosrun are hidden from tracebacks; what is left is the line of the test.
+Whoever reads a red test reads what `chaosrun verify` says of its run. Frames of chaosrun are hidden from tracebacks; what is
+left is the line of the test.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Self
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.report.escapes import harmless
 
 if TYPE_CHECKING:
     from chaosrun.records.layout import RunLayout
-    from chaosrun.report.view import Death
     from chaosrun.verify.ruling import VerdictStatus
     from chaosrun.verify.verdict import Verdict
 
-LABEL_WIDTH = 10
-TRACEBACK_LINES = 12
+WIDTH = 120
 
 
 class DrillFailed(AssertionError):
@@ -87,43 +85,22 @@ class Outcome:
         return self._account(f"{verdict.status}, and the test did not ask for the verdict of this drill: {verdict.cause}")
 
     def _account(self, surprise: str, hint: str | None = None) -> str:
+        from chaosrun.report.output import rendered
+        from chaosrun.report.text import render_text
         from chaosrun.report.view import read_view
 
-        view = read_view(self.run, self._verdict)
-        found = self._verdict.divergence
-        named = dict(view.divergence)
-        rows = [("differs", f"{named['kind']}, first at {named['where']}")] if found is not None else []
-        rows += [(name, named[name]) for name in ("tensor", "expected", "seen") if name in named]
-        rows.append(("blame", view.blame.sentence))
-        # That of the verdict may say more about the same.
-        if hint := hint or self._verdict.hint or (found and found.hint):
-            rows.append(("hint", hint))
-        rows.append(("run", str(self.run.path)))
-        if self.report is not None:
-            rows.append(("report", str(self.report)))
-        rows += [(command.label, command.line) for command in view.commands]
-        if self.again is not None:
-            rows.append(("test", self.again))
-        return "\n".join([_account(surprise, rows), *_traceback(view.fatal)])
-
-
-def _traceback(death: "Death | None") -> list[str]:
-    """Its end: the last frames of the script, and what they raised."""
-    if death is None or not death.traceback:
-        return []
-    lines = harmless(death.traceback).rstrip().splitlines()
-    left_out = ["    …"] if len(lines) > TRACEBACK_LINES else []
-    shown = [f"    {line}" for line in lines[-TRACEBACK_LINES:]]
-    return [f"  {death.title[:1].lower()}{death.title[1:]}:", *left_out, *shown]
+        page = rendered(render_text(read_view(self.run, self._verdict)), width=WIDTH, colour=False)
+        rows = [("hint", hint), ("run", str(self.run.path)), ("test", self.again)]
+        return "\n".join([_account(surprise, rows), "", indent(page.rstrip(), "  ")])
 
 
 def failed_to_run(error: ChaosrunError, commands: Sequence[tuple[str, str]]) -> DrillFailed:
     """For a drill that has no verdict. The message's own lines, a place in a file and a caret, are kept as they are."""
-    return DrillFailed(_account(error.message, [*([("hint", error.hint)] if error.hint else []), *commands]))
+    return DrillFailed(_account(error.message, [("hint", error.hint), *commands]))
 
 
-def _account(sentence: str, rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join([sentence, *(f"  {label:<{LABEL_WIDTH}}{text}" for label, text in rows)])
+def _account(sentence: str, rows: Sequence[tuple[str, str | None]]) -> str:
+    return "\n".join([sentence, *(f"  {label:<8}  {text}" for label, text in rows if text)])
 
 
 def _surprise(verdict: "Verdict", status: str, kind: str | None, cause: str | None) -> str | None:

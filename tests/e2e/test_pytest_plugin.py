@@ -126,7 +126,7 @@ class TestSession:
         run = session.folder / ".chaosrun" / "runs" / session.properties("test_inexact")["chaosrun_run"]
         for line in (
             r"FAIL: 3 batches repeated \(first difference in data order: step 4, rank 0, attempt 2",
-            r"differs +data order, first at step 4, ranks 0, 1, attempt 2",
+            r"where +step 4, ranks 0, 1, attempt 2\n.*kind +data order",
             r"expected +\[",
             r"seen +\[",
             r"hint +.*only seedable is exact",

@@ -1,5 +1,6 @@
 """What a test may ask of a drill, and what a red one says of it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from legs import Bugs, write_run
 from verdicts import PASSED, script_failed
 
-from chaosrun.integrations.outcome import TRACEBACK_LINES, DrillFailed, Outcome
+from chaosrun.integrations.outcome import DrillFailed, Outcome
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import Verdict, judge
@@ -40,18 +41,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     return run
 
 
-def test_a_script_that_failed_shows_the_end_of_its_traceback(run: RunLayout) -> None:
-    *_, head = account(run).partition("  traceback of rank 1, attempt 1:\n")
-    shown = head.splitlines()
-    assert shown[0] == "    …" and len(shown) == 1 + TRACEBACK_LINES
-    assert shown[-2:] == ['      File "train.py", line 7, in main', "    ValueError: boom"]
+def test_a_script_that_failed_shows_its_traceback(run: RunLayout) -> None:
+    *_, told = account(run).partition("  Traceback of rank 1, attempt 1\n")
+    assert '      File "train.py", line 7, in main\n    ValueError: boom\n' in told
 
 
 def test_what_to_type_finds_the_run_from_where_pytest_was_started(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "inspect   chaosrun logs small-1\n" in account(run)
+    assert account(run).endswith("  inspect   chaosrun logs small-1")
     (run.path.parents[2] / "tests").mkdir()
     monkeypatch.chdir(run.path.parents[2] / "tests")
-    assert f"inspect   chaosrun logs small-1 --root {run.path.parents[1]}\n" in account(run)
+    assert account(run).endswith(f"  inspect   chaosrun logs small-1 --root {run.path.parents[1]}")
 
 
 def outcome_of(run: RunLayout) -> Outcome:
@@ -69,4 +68,4 @@ def test_exact_is_more_than_a_pass_within_tolerances(tmp_path: Path) -> None:
 def test_what_is_said_when_nobody_asked(tmp_path: Path) -> None:
     told = outcome_of(write_run(tmp_path, bugs=Bugs(skip_off=1), reference_bugs=Bugs())).unasked()
     assert told.startswith("FAIL, and the test did not ask for the verdict of this drill: 1 batch skipped")
-    assert "data order, first at step 5" in told
+    assert re.search(r"First divergence\n +where +step 5.*\n +kind +data order", told)
