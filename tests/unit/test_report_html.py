@@ -21,7 +21,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.html import render_html
 from chaosrun.report.html.drawing import Scale, integer_ticks, ticks
 from chaosrun.report.html.losses import thinned
-from chaosrun.report.html.page import TEMPLATES, moment, number, script_data
+from chaosrun.report.html.page import TEMPLATES, moment, number
 from chaosrun.report.view import read_view
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge
@@ -199,7 +199,7 @@ def test_markup_in_a_runs_words_stays_text(run: RunLayout) -> None:
     page = Text(text)
     clean = page_of(write_run(run.path / "another"))
     assert MARKUP not in text
-    assert page.count["script"] == clean.count["script"] == 3
+    assert page.count["script"] == clean.count["script"] == 1
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     for section in ("verdict", "deaths", "divergence", "ledger", "environment", "diagnosis"):
         assert "<script>alert('x')</script>&" in page.said(section), section
@@ -293,10 +293,9 @@ def test_losses_that_are_no_numbers_leave_gaps(run: RunLayout) -> None:
         attempt = 1 if leg == "reference" else 4
         edit_trace(run, leg, attempt, 0, only("step", put(loss=["nan", "inf"]), step=11))
     edit_trace(run, "chaos", 4, 1, only("step", put(loss=["nan", "0x1p+0"]), step=12))
-    text = render_html(read_view(run, judge(run)))
-    assert "2 losses are no numbers" in page_of(run).said("losses").replace("3 losses", "2 losses")
-    points = json.loads(text.partition('id="points">')[2].partition("</script>")[0])
-    assert points[-2][1:3] == ["nan", "nan"] and points[-1][3] == "no number"
+    said = page_of(run).said("losses")
+    assert "2 losses are no numbers" in said.replace("3 losses", "2 losses")
+    assert re.search(r"11 nan nan \S+ 2 12 [\d.]+ nan no number 2", said)
 
 
 def test_other_environments_are_shown_first(run: RunLayout) -> None:
@@ -348,9 +347,7 @@ def test_ten_thousand_steps_on_eight_ranks_stay_small(tmp_path: Path, whole: Run
     # Every stretch of steps that differ is in the strip, alone or not.
     strip = page.partition('class="strip" d="')[2].partition('"')[0]
     assert strip.count("M") == 1 + 1 + 1000
-    points = json.loads(page.partition('id="points">')[2].partition("</script>")[0])
-    steps = {point[0] for point in points}
-    assert len(points) < 5000 and {1, 5000, 5009, 7777, 10_000} <= steps
+    assert "9800 steps between them are left out." in page
 
 
 def test_hundreds_of_restarts_stay_small(tmp_path: Path) -> None:
@@ -406,10 +403,6 @@ def test_a_leg_whose_journal_is_gone_has_not_never_begun(run: RunLayout) -> None
     run.leg("chaos").journal.unlink()
     said = page_of(run, verdict).said("verdict")
     assert "chaos leg: journal.jsonl is missing" in said
-
-
-def test_data_cannot_end_its_script() -> None:
-    assert "</script" not in script_data(["</script><script>alert(1)"]) and json.loads(script_data(["<\u2028"])) == ["<\u2028"]
 
 
 def tokens(css: str) -> dict[str, dict[str, str]]:

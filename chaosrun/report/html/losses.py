@@ -24,6 +24,7 @@ ULP_HEIGHT = 120.0
 STRETCHES = 500
 """Of a curve; each keeps up to four of its points."""
 MOST_TAILS = 60
+MOST_POINTS = 200
 
 Stretch = tuple[int, int]
 """First and last step."""
@@ -32,9 +33,9 @@ Stretch = tuple[int, int]
 def losses(source: Source) -> Shown | None:
     """None when neither leg recorded a step on all of its ranks.
 
-    `points`: what is told where it is pointed at: step, loss of the reference, of the chaos leg, ULP, how often it was done;
-    `steps`: those that both legs have; `differing`: stretches of steps whose losses differ; `replayed`: attempt, first and last
-    step that it did and that were done again.
+    `points`: what is told in numbers: step, loss of the reference, of the chaos leg, ULP, how often it was done; `untold`: how
+    many steps are not; `steps`: those that both legs have; `differing`: stretches of steps whose losses differ; `replayed`:
+    attempt, first and last step that it did and that were done again.
     """
     reference, chaos = (_by_step(leg) for leg in (source.reference, source.chaos))
     if not reference and not chaos:
@@ -50,19 +51,14 @@ def losses(source: Source) -> Shown | None:
     bands = _stretches((first, last) for _, first, last in replayed)
     kept = {low, high, *(step for stretch in differing[:STRETCHES] for step in stretch)}
     kept |= {step for _, *stretch in replayed[:STRETCHES] for step in stretch}
-    curves, logarithmic = _curves(reference, chaos, tails, len(source.chaos.chain.steps), kept, bands)
     done = Counter(step for steps in tails.values() for step in steps)
-    shown = sorted({*thinned(sorted(reference.items()), kept), *thinned(sorted(chaos.items()), kept)})
+    shown = every[:: -(-len(every) // MOST_POINTS)]
     largest_at = max((step for step in apart if distance[step] is not None), key=lambda step: distance[step] or 0, default=None)
     return {
-        "curves": curves,
+        "curves": _curves(reference, chaos, tails, len(source.chaos.chain.steps), kept, bands),
         "distances": _ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
-        "points": [
-            [step, _told(reference.get(step)), _told(chaos.get(step)), _ulp(distance, step, both), 1 + done[step]]
-            for step in shown
-        ],
-        "low": low,
-        "high": high,
+        "points": [(step, reference.get(step), chaos.get(step), _ulp(distance, step, both), 1 + done[step]) for step in shown],
+        "untold": len(every) - len(shown),
         "steps": len(both),
         "differing": differing,
         "differing_steps": len(apart),
@@ -74,7 +70,6 @@ def losses(source: Source) -> Shown | None:
         "only_reference": len(reference.keys() - chaos.keys()) if chaos else 0,
         "only_chaos": len(chaos.keys() - reference.keys()) if reference else 0,
         "not_finite": sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values())),
-        "logarithmic": logarithmic,
     }
 
 
@@ -82,11 +77,6 @@ def _ulp(distance: Mapping[int, int | None], step: int, both: Sequence[int]) -> 
     if step not in distance:
         return None if not both else 0
     return "no number" if distance[step] is None else distance[step]
-
-
-def _told(value: float | None) -> float | str | None:
-    """JSON holds neither NaN nor infinities."""
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _by_step(leg: Leg) -> dict[int, float]:
@@ -169,36 +159,21 @@ def _value(point: tuple[int, float]) -> float:
     return point[1]
 
 
-class _Upright:
-    """Losses, from bottom to top; logarithmic where they span orders of magnitude."""
-
-    def __init__(self, values: Iterable[float], height: float) -> None:
-        known = [value for value in values if math.isfinite(value)]
-        low, high = min(known, default=0.0), max(known, default=1.0)
-        self.logarithmic = low > 0 and high / low >= 50
-        if self.logarithmic:
-            self.scale = Scale(math.log10(low), math.log10(high))
-        else:
-            # Halves first: the distance of the largest numbers there are is none of them.
-            room = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 0.5
-            room = room if math.isfinite(high + room) and math.isfinite(low - room) and math.isfinite(high - low) else 0.0
-            self.scale = Scale(low - room, high + room)
-        self.height = height
-
-    def y(self, value: float) -> float:
-        return self.height * (1 - self.scale.at(math.log10(value) if self.logarithmic else value))
-
-    def ticks(self) -> list[float]:
-        if not self.logarithmic:
-            return ticks(self.scale.low, self.scale.high, 5)
-        powers = range(math.floor(self.scale.low), math.ceil(self.scale.high) + 1)
-        every = -(-len(powers) // 6)
-        factors = (1, 2, 5) if len(powers) <= 3 else (1, 3) if len(powers) <= 4 else (1,)
-        found = [factor * 10.0**power for power in powers[::every] for factor in factors]
-        return [value for value in found if self.scale.low <= math.log10(value) <= self.scale.high]
+def _upright(values: Iterable[float]) -> Scale:
+    """Losses, from bottom to top."""
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    # Halves first: the distance of the largest numbers there are is none of them.
+    room = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 0.5
+    room = room if math.isfinite(high + room) and math.isfinite(low - room) and math.isfinite(high - low) else 0.0
+    return Scale(low - room, high + room)
 
 
-def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: _Upright, kept: set[int]) -> Markup:
+def _y(upright: Scale, value: float) -> float:
+    return HEIGHT * (1 - upright.at(value))
+
+
+def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: Scale, kept: set[int]) -> Markup:
     """In pieces: what is no number leaves a gap, and so do steps that are missing."""
     points = sorted(values.items())
     pieces: list[list[tuple[float, float]]] = [[]]
@@ -210,7 +185,7 @@ def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: _Uprigh
         if not math.isfinite(value) or gap:
             pieces.append([])
         if math.isfinite(value):
-            pieces[-1].append((scale.units(step), upright.y(value) * 10))
+            pieces[-1].append((scale.units(step), _y(upright, value) * 10))
         before = step
     d = "".join(path_of(piece) for piece in pieces)
     return Markup('<path class="{}" d="{}"/>').format(kind, d) if d else Markup("")
@@ -223,19 +198,18 @@ def _curves(
     ranks: int,
     kept: set[int],
     bands: Sequence[Stretch],
-) -> tuple[Shown, bool]:
-    """And whether their scale is logarithmic."""
+) -> Shown:
     attempts = list(tails.values())[:MOST_TAILS]
     cut_off = [{step: _loss(records) for step, records in steps.items() if len(records) == ranks} for steps in attempts]
-    upright = _Upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)), HEIGHT)
+    upright = _upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)))
     across = Scale(min((*reference, *chaos)), max((*reference, *chaos)))
     lines = [
         _line("reference", reference, across, upright, kept),
         *(_line("tail", values, across, upright, set()) for values in cut_off),
         _line("chaos", chaos, across, upright, kept),
     ]
-    labels = [(upright.y(value), f"{value:.4g}") for value in upright.ticks()]
-    return _chart(HEIGHT, across, bands, labels, join(lines), below=18), upright.logarithmic
+    labels = [(_y(upright, value), f"{value:.4g}") for value in ticks(upright.low, upright.high, 5)]
+    return _chart(HEIGHT, across, bands, labels, join(lines), below=18)
 
 
 def _chart(

@@ -1,19 +1,16 @@
 """What every page of chaosrun shares: the jinja environment, how numbers read, and `templates/shell.html` to extend.
 
-A page extends `shell.html` (blocks: title, favicon, content, script) and gets its colours, type and tables from `page.css`, its
+A page extends `shell.html` (blocks: title, favicon, content) and gets its colours, type and tables from `page.css`, its
 copy buttons, tips and keys from `page.js`, both inlined. Everything is escaped unless it is Markup made by our own figures.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from chaosrun.wording import count, span
 
@@ -32,8 +29,7 @@ def environment(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share}
-    made.filters |= {"data": script_data, "sentence": _sentence}
+    made.filters |= {"span": _span, "moment": moment, "number": number, "share": share, "sentence": _sentence}
     made.globals["count"] = count
     return made
 
@@ -73,9 +69,3 @@ def share(part: float | None) -> str:
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
-
-
-def script_data(value: Any) -> Markup:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

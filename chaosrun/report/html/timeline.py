@@ -1,4 +1,7 @@
-"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back."""
+"""The course of a leg: attempts and ranks over time, what struck them, what was saved and what was rolled back.
+
+Where each attempt went on, and how many steps that cost, its mark and the table of attempts say.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +33,8 @@ LANE = 26.0
 HEAD = 24.0
 MOST_LANES = 24
 """Of more ranks, those that something happened to, and one lane for the others."""
-ROOM = 0.26
-"""Share of the width that the length of a rollback takes in words, on a phone; what finds no room is in the tables."""
 NAME = 0.09
-"""The same of an attempt's number."""
+"""Share of the width that an attempt's number takes, on a phone; what finds no room is in the tables."""
 MOST_TOLD = 600
 """Events in words."""
 
@@ -93,30 +94,25 @@ def timeline(source: Source) -> Shown | None:
     placed = [replace(mark, y=saved_y if rank is None else place.get(rank, last_y)) for rank, mark in marks]
     placed += [_attempt_mark(source, attempt, clock) for attempt in leg.attempts[:MOST_MARKS]]
     placed.sort(key=lambda mark: (mark.at, mark.y))
-    rollbacks = list(_rollbacks(source, clock, times))
-    back_y = saved_y + LANE
-    rows = len(lanes) + (2 if rollbacks else 1)
+    rows = len(lanes) + 1
     bottom = HEAD + LANE * rows
     began = [(attempt.number, at) for attempt in leg.attempts if (at := _attempt_began(attempt, clock)) is not None]
     drawn = [
         rules([HEAD + LANE * number for number in range(rows + 1)]),
         *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
-        *_drawn_rollbacks(rollbacks, scale, back_y),
         *_heads(began, scale, bottom),
         *(figure_mark(mark, scale, first=number == 0) for number, mark in enumerate(placed)),
         _clock_axis(scale, bottom + 18),
     ]
     labels = [text("0", 14, "attempt")]
     labels += [text("0", y + 4, _lane_name(rank, ranks, lanes)) for rank, y in place.items()]
-    if rollbacks:
-        labels.append(text("0", back_y + 4, "rolled back"))
     words = list(_told(leg.journal, clock))
     return {
         "axis": join([*labels, text("0", saved_y + 4, "saved")]),
         "plot": join(drawn),
         "height": bottom + 26,
         "shapes": {mark.shape for mark in placed},
-        "rolled_back": bool(rollbacks) or any(bar.lost < bar.end for bar in bars),
+        "rolled_back": any(bar.lost < bar.end for bar in bars),
         "left_out": left_out,
         "told": words[:MOST_TOLD],
         "untold": max(0, len(words) - MOST_TOLD),
@@ -189,9 +185,6 @@ def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) 
             for kind, found in spans.items()
             if any(end > begin for begin, end in found)
         ]
-        slashes = "".join(_hatch(begin, end, scale) for begin, end in spans["lost"])
-        if slashes:
-            inner.append(Markup('<path class="hatch" d="{}"/>').format(slashes))
         stretched = Markup('<svg y="{:g}" width="100%" height="14" viewBox="0 0 10000 14" preserveAspectRatio="none">{}</svg>')
         yield stretched.format(y - 7, join(inner))
 
@@ -199,50 +192,6 @@ def _drawn_bars(bars: Sequence[_Bar], place: Mapping[int, float], scale: Scale) 
 def _box(begin: float, end: float, scale: Scale) -> str:
     left, right = scale.units(begin), scale.units(end)
     return f"M{left} 0H{max(right, left + 8)}V14H{left}Z"
-
-
-def _hatch(begin: float, end: float, scale: Scale) -> str:
-    """Upright strokes: what was rolled back is told from what was kept without its colour."""
-    left, right = scale.units(begin), scale.units(end)
-    return "".join(f"M{x} 1V13" for x in range(left + 40, right, 150))
-
-
-def _rollbacks(source: Source, clock: Clock, times: Times) -> Iterator[tuple[float, float, int]]:
-    """From the end of an attempt back to when what the next one went on from was saved; and the steps between."""
-    leg = source.told.history
-    saved: dict[str, float] = {}
-    done: dict[int, float] = {}
-    for attempt, after in _followed(leg.attempts):
-        for _, trace in sorted(attempt.traces.items()):
-            done.update((record.step, clock.at(record.time_s)) for record in trace.steps)
-            for checkpoint in trace.checkpoints:
-                saved.setdefault(checkpoint.name, clock.at(checkpoint.time_s))
-        if after is None:
-            return
-        reached = max((record.step for trace in attempt.traces.values() for record in trace.steps), default=attempt.resume_step)
-        steps = reached - after.resume_step
-        end_s = times.get(("attempt.stopped", attempt.number))
-        if steps > 0 and end_s is not None and (after.resume is None or after.resume in saved):
-            # Of a script's own checkpoint it is known which step's it is.
-            begin = done.get(after.resume_step, 0.0) if after.resume is None else saved[after.resume]
-            yield begin, clock.at(end_s), steps
-
-
-def _drawn_rollbacks(rollbacks: Sequence[tuple[float, float, int]], scale: Scale, y: float) -> Iterator[Markup]:
-    free = 0.0
-    for number, (begin, end, steps) in enumerate(rollbacks):
-        yield Markup(
-            '<line class="rollback" x1="{0}" x2="{1}" y1="{2:g}" y2="{2:g}"/>'
-            '<svg x="{0}" y="{2:g}" width="1" height="1" overflow="visible">'
-            '<path class="rollback-end" d="M-1 0L8 -4V4Z"/></svg>'
-        ).format(scale.percent(begin), scale.percent(end), y)
-        late = scale.at(end) > 1 - ROOM
-        left = scale.at(begin) - ROOM if late else scale.at(end)
-        right = scale.at(rollbacks[number + 1][0]) if number + 1 < len(rollbacks) else 1.0
-        if left >= free and (late or right - left >= ROOM):
-            at, anchor, dx = (begin, "end", -6.0) if late else (end, "start", 6.0)
-            yield text(scale.percent(at), y + 4, f"−{count(steps, 'step')}", anchor=anchor, dx=dx, strong=True)
-        free = max(free, scale.at(end) + (0.0 if late else ROOM))
 
 
 def _heads(began: Sequence[tuple[int, float]], scale: Scale, bottom: float) -> Iterator[Markup]:
@@ -290,15 +239,9 @@ def _clock_axis(scale: Scale, y: float) -> Markup:
 
 
 def _marks_of(source: Source, clock: Clock) -> tuple[list[Placed], int]:
-    """Of the leg that is told, and how many were too many: checkpoints go first."""
+    """Of the leg that is told, and how many were too many: the last checkpoints are left out first."""
     marks = list(_marks(source, clock))
-    if len(marks) <= MOST_MARKS:
-        return marks, 0
-    saves = [entry for entry in marks if entry[1].shape == "save"]
-    kept = [entry for entry in marks if entry[1].shape != "save"][:MOST_MARKS]
-    if room := MOST_MARKS - len(kept):
-        kept += saves[:: max(1, -(-len(saves) // room))]
-    return kept, len(marks) - len(kept)
+    return marks[:MOST_MARKS], max(0, len(marks) - MOST_MARKS)
 
 
 def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
