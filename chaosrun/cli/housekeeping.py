@@ -42,7 +42,7 @@ def environment_lines(facts: "Facts", indent: str = "") -> Iterator[str]:
             yield from environment_lines(value, f"{indent}  ")
         else:
             told = size(value) if name.endswith("_bytes") and value is not None else "-" if value is None else value
-            yield f"{indent}{name}: {told}"
+            yield f"{indent}{name}: {told}".replace("\n", f"\n{indent}  ")
 
 
 def clean(

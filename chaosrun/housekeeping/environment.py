@@ -38,17 +38,11 @@ PACKAGES = (
 )
 TORCH_TIMEOUT_S = 120.0
 TORCH_FACTS = """
-import json, sys, torch
-facts = {"version": torch.__version__, "path": torch.__path__[0], "cuda": torch.version.cuda, "hip": torch.version.hip}
-facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-facts["cuda_available"] = torch.cuda.is_available()
-if facts["cuda_available"]:
-    facts["cudnn"] = torch.backends.cudnn.version()
-    facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    facts["devices"] = [{"name": device.name, "memory_bytes": device.total_memory} for device in found]
-sys.stdout.write("\\n" + json.dumps(facts))
+import json, sys
+from torch.utils import collect_env
+sys.stdout.write("\\n" + json.dumps(collect_env.get_env_info()._asdict()))
 """
+"""What torch's own bug reports say: of its build, of compilers, driver and GPUs, of the operating system and the processor."""
 VARIABLES = re.compile(
     r"(CHAOSRUN|RAY|NCCL|OMP|MKL|OPENBLAS|CUDA|CUBLAS|TORCH|PYTORCH|GLOO|ACCELERATE|HF|SLURM)_.*"
     r"|PYTHON(PATH|HASHSEED|UNBUFFERED)|LD_(PRELOAD|LIBRARY_PATH)|MASTER_(ADDR|PORT)|WORLD_SIZE|RANK|LOCAL_RANK|TMPDIR|NO_COLOR|TERM|CI"
@@ -70,9 +64,11 @@ def environment(root: Path | None = None) -> Facts:
         },
         "torch": _torch(),
         "packages": {name: installed_version(name) for name in PACKAGES},
-        "system": _operating_system(),
+        "system": {
+            "platform": platform.platform(),
+            "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+        },
         "cpu": {
-            "model": _cpu_model(),
             "count": os.cpu_count(),
             "usable": len(os.sched_getaffinity(0)),
             "cgroup_limit": cpu_limit(),
@@ -83,7 +79,6 @@ def environment(root: Path | None = None) -> Facts:
             "cgroup_limit_bytes": memory_limit(),
             "shm": _room(Path("/dev/shm")),
         },
-        "gpus": _gpus(),
         "limits": {
             "open_files": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
             "processes": list(resource.getrlimit(resource.RLIMIT_NPROC)),
@@ -117,7 +112,8 @@ def _torch() -> Facts:
     if asked.returncode < 0:
         return {"version": installed, "error": f"importing it ended the process by signal {-asked.returncode}"}
     try:
-        return json.loads(asked.stdout.splitlines()[-1])
+        told = json.loads(PASSWORD_IN_ADDRESS.sub("", asked.stdout.splitlines()[-1]))
+        return {"version": installed, **{name: value for name, value in told.items() if value not in (None, "N/A", {})}}
     except (IndexError, ValueError):
         said = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
         return {"version": installed, "error": said[-1]}
@@ -128,42 +124,6 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _operating_system() -> Facts:
-    try:
-        distribution = platform.freedesktop_os_release().get("PRETTY_NAME")
-    except OSError:
-        distribution = None
-    return {
-        "distribution": distribution,
-        "kernel": f"{os.uname().sysname} {os.uname().release}",
-        "machine": platform.machine(),
-        "libc": " ".join(filter(None, platform.libc_ver())) or None,
-        "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
-    }
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or None)
-
-
-def _gpus() -> list[str] | str:
-    """One line each, as the driver says it; or why there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return "no nvidia-smi"
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"nvidia-smi does not answer: {error}"
-    lines = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
-    return lines if asked.returncode == 0 else f"nvidia-smi: {' '.join(lines) or asked.stderr.strip()}"
 
 
 def _room(path: Path) -> Facts:

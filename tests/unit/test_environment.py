@@ -48,7 +48,7 @@ def test_torch_says_what_it_is(facts: Facts) -> None:
     import torch
 
     assert facts["torch"]["version"] == torch.__version__
-    assert facts["torch"]["cuda_available"] == torch.cuda.is_available()
+    assert facts["torch"]["is_cuda_available"] == str(torch.cuda.is_available())
 
 
 def test_a_root_that_is_not_there_yet(facts: Facts) -> None:
