@@ -126,19 +126,21 @@ class TestSession:
         run = session.folder / ".chaosrun" / "runs" / session.properties("test_inexact")["chaosrun_run"]
         for line in (
             r"FAIL: 3 batches repeated \(first difference in data order: step 4, rank 0, attempt 2",
-            r"where +step 4, ranks 0, 1, attempt 2\n.*kind +data order",
+            r"where +step 4, ranks 0, 1, attempt 2",
+            r"kind +data order",
             r"expected +\[",
             r"seen +\[",
             r"hint +.*only seedable is exact",
             rf"run +{re.escape(str(run))}",
-            rf"report +{re.escape(str(run))}/report.html",
+            rf"report +\S*{run.name}/report.html",
             r"blame +yours \(the job file\)",
             r"diagnose +chaosrun diagnose small-",
             rf"repeat +chaosrun submit job.yaml faults.seed={seed} data.resume=plain",
             rf"test +pytest tests/test_jobs.py::test_inexact --chaos-seed {seed}",
         ):
             assert re.search(line, said), f"{line} is not in {said}"
-        assert "chaosrun/" not in said.replace(str(run), "").replace(sys.executable, ""), "frames of chaosrun"
+        frames = said.replace(str(run), "").replace(sys.executable, "").replace(".chaosrun/runs", "")
+        assert "chaosrun/" not in frames, "frames of chaosrun"
         assert "Traceback" not in said
 
     def test_other_failures_say_why(self, session: Session) -> None:
