@@ -36,7 +36,7 @@ BAD_512 = """\
 NOT FIT  509 of 512 nodes can be used
 preflight, standard: 512 nodes, 49152 CPUs, 4096 GPUs, Ray at 10.0.0.1:6379, for jobs/gpt/job.yaml
 2 FAIL, 3 ERROR, 4 WARN, 19931 PASS, 16 SKIP, in 48.2 s
-left out: gpu-[017,300,400]
+left out: gpu-017, gpu-300, gpu-400
 
 What is wrong
   FAIL   host: /dev/shm
@@ -56,7 +56,7 @@ What is wrong
 
 Warnings
   WARN   host: swap
-         found     gpu-[041-044] (4): 1.2 GiB in use
+         found     gpu-041, gpu-042, gpu-043, gpu-044: 1.2 GiB in use
          must be   none
          do        swapoff -a, or give the node more memory
 
@@ -70,7 +70,7 @@ Nodes
   gpu-300
     ERROR devices, bits, storage; PASS cluster, host; SKIP network, kill, shared storage, drill,
     forecast
-  gpu-[041-044] (4)
+  gpu-041, gpu-042, gpu-043, gpu-044
     WARN host; PASS cluster, devices, bits, storage, network, kill, drill
   the other 505 nodes
     PASS cluster, host, devices, bits, storage, network, kill, drill
@@ -176,11 +176,14 @@ class TestFolding:
         )
         assert shm.found == ("all 3 nodes, /dev/shm: 64 MiB",) and shm.remedy == "start the container with --shm-size=8g"
         odd = "2 different fingerprints in 3 repeats"
-        assert bits.found == (f"gpu-001 cuda:[0-1]: {odd}", f"gpu-002 cuda:0: {odd}") and bits.nodes == ("gpu-001", "gpu-002")
+        assert bits.found == (f"gpu-001 cuda:0, cuda:1: {odd}", f"gpu-002 cuda:0: {odd}") and bits.nodes == (
+            "gpu-001",
+            "gpu-002",
+        )
 
     def test_different_values_stand_with_their_nodes(self) -> None:
         bad = [small_shm("gpu-001", "1 MiB"), small_shm("gpu-002", "2 MiB"), small_shm("gpu-003", "1 MiB")]
-        assert wrong(bad)[0].found == ("gpu-[001,003], /dev/shm: 1 MiB", "gpu-002 /dev/shm: 2 MiB")
+        assert wrong(bad)[0].found == ("gpu-001, gpu-003, /dev/shm: 1 MiB", "gpu-002 /dev/shm: 2 MiB")
         nodes = [node(number) for number in range(1, 10)]
         (many,) = wrong([small_shm(each.name, f"{each.name[-1]} MiB") for each in nodes], nodes)
         assert many.found == ("all 9 nodes, /dev/shm: 1 MiB; 2 MiB; and 7 other values",)
@@ -194,7 +197,7 @@ class TestFolding:
         value = result(NODES, [*sound(NODES), blaming])
         assert report_of(value).wrong[0].nodes == ("gpu-001", "gpu-002")
         assert [(group.title, group.bad) for group in groups(value)] == [
-            ("gpu-[001-002]", True),
+            ("gpu-001, gpu-002", True),
             ("gpu-003", False),
             ("the whole cluster", False),
         ]

@@ -22,8 +22,7 @@ from chaosrun.spec.model import JobSpec
 ROWS = Rows(check="cluster")
 LIMIT_S = 10.0
 UNCERTAIN_S = 0.2
-"""Clocks known less well than this are asked once more, on their own, and are then not judged: processes take a moment to
-start."""
+"""Clocks known less well than this are not judged: processes take a moment to start."""
 WARN_S = 0.1
 """Events of different nodes can no longer be put in order."""
 FAIL_S = 1.0
@@ -42,13 +41,9 @@ def gather(setting: Setting, pool: Pool) -> ClusterFacts:
     job = setting.job
     call = ask("software", LIMIT_S, script=job and str(job.script_path), path=_own_path(job.spec) if job else [])
     told = pool.ask({node.name: call for node in pool.nodes}, SoftwareFacts)
-    clocks = {name: _bounds(facts.clock, told.asked_s) for name, facts in told.answered.items()}
-    doubtful = [name for name, (low, high) in clocks.items() if high - low > UNCERTAIN_S]
-    if doubtful and len(clocks) > 1:
-        again = pool.ask({name: ask("clock", LIMIT_S) for name in doubtful}, Clock)
-        for name, clock in again.answered.items():
-            later = _bounds(clock, again.asked_s)
-            clocks[name] = min(clocks[name], later, key=lambda bounds: bounds[1] - bounds[0])
+    # A process of its own, which does nothing else: the sooner it is over, the better its clock is known.
+    asked = pool.ask({name: ask("clock", LIMIT_S) for name in told.answered}, Clock)
+    clocks = {name: _bounds(clock, asked.asked_s) for name, clock in asked.answered.items()}
     return ClusterFacts(software=told, clocks=clocks)
 
 
@@ -143,27 +138,16 @@ def _token(nodes: Sequence[Node], answered: Mapping[str, SoftwareFacts]) -> Find
 
 def _clocks(bounds: Mapping[str, Bounds]) -> Iterator[Finding]:
     rows = ROWS.of(name="clock")
-    if len(bounds) < 2:
-        yield from (rows.skip("one node: nothing to compare with", node=node) for node in bounds)
-    elif len(bounds) == 2:
-        (one, (low, high)), (other, (other_low, other_high)) = bounds.items()
-        found = _clock(rows, low - other_high, high - other_low, other)
-        if found.status in (Status.WARN, Status.FAIL):
-            # They are compared with each other.
-            why, remedy = (
-                "nothing says which of the two is right",
-                "have chrony or another NTP client set both clocks, then try again",
-            )
-            measured = f"{one}: {found.measured} of {other}"
-            yield replace(found, measured=measured, blames=(one, other), reason=why, remedy=remedy)
-        else:
-            yield replace(found, node=one)
-            yield replace(_clock(rows, other_low - high, other_high - low, one), node=other)
-    else:
+    for node, (low, high) in bounds.items():
+        # Of two each is held against the other: nothing says which is right.
+        beside = {other: pair for other, pair in bounds.items() if len(bounds) > 2 or other != node}
+        if not beside:
+            yield rows.skip("one node: nothing to compare with", node=node)
+            return
         # The true median lies between the medians of all lower and of all upper bounds.
-        least, most = (median(pair[index] for pair in bounds.values()) for index in (0, 1))
-        for node, (low, high) in bounds.items():
-            yield _clock(rows.of(node=node), low - most, high - least, "the median of all nodes")
+        least, most = (median(pair[index] for pair in beside.values()) for index in (0, 1))
+        of = "the median of all nodes" if len(bounds) > 2 else f"{next(iter(beside))}: nothing says which of the two is right"
+        yield _clock(rows.of(node=node), low - most, high - least, of)
 
 
 def _clock(rows: Rows, low_s: float, high_s: float, of: str) -> Finding:

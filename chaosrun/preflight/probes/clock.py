@@ -1,4 +1,4 @@
-"""The clock of a node, read by a process at its two ends. As a probe of its own it does nothing else."""
+"""The clock of a node, read by a process at its two ends."""
 
 import os
 import time

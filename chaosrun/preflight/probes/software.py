@@ -12,8 +12,6 @@ from msgspec import Struct
 
 import chaosrun
 from chaosrun.housekeeping.environment import installed_version, listed_variables
-from chaosrun.preflight.probes import clock
-from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.script import ScriptFacts, script_facts
 
@@ -33,7 +31,6 @@ class SoftwareFacts(Struct, frozen=True, kw_only=True):
     own_ray: bool
     """Whether chaosrun has started this Ray."""
     script: ScriptFacts | None
-    clock: Clock
 
 
 def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
@@ -55,8 +52,6 @@ def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
         own_ray="chaosrun-ray-" in raylet_options().get("temp_dir", ""),
         # It puts the script's directory on the path.
         script=None if script is None else script_facts(script, path),
-        # Last of all.
-        clock=clock.probe(),
     )
 
 

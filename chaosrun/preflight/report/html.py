@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from chaosrun.preflight.report.names import in_order
-from chaosrun.preflight.report.rows import report_of
+from chaosrun.preflight.report.rows import in_order, report_of
 from chaosrun.preflight.result import Result
 from chaosrun.report.html.page import environment
 from chaosrun.wording import clock

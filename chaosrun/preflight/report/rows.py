@@ -4,6 +4,7 @@ Knows no layout; where names of nodes would be too long, as many as fit are name
 """
 
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +13,14 @@ from statistics import median
 
 from chaosrun.preflight.model import Finding, Status, worst
 from chaosrun.preflight.peers import BASELINE, Kind, Kinds
-from chaosrun.preflight.report.names import brief, in_order
 from chaosrun.preflight.result import ANSWERS, Result
-from chaosrun.wording import clock, count, with_unit
+from chaosrun.wording import clock, count, listed, with_unit
 
 WHOLE = "the whole cluster"
-LONGEST_NAMES = 60
+MOST_NAMES = 6
 MOST_PLACES = 4
 """With more different values, nodes with the same devices are told together."""
+_NUMBER = re.compile("([0-9]{1,18})")
 BAD = (Status.FAIL, Status.ERROR)
 
 
@@ -220,7 +221,7 @@ def _places(findings: Sequence[Finding], nodes: int) -> tuple[tuple[str, ...], t
 def _line(names: Sequence[str], devices: Sequence[str], values: Sequence[str], nodes: int) -> str:
     place = _named(names, nodes) if names or not devices else ""
     if devices:
-        place += f"{', ' if len(names) > 1 else ' ' if names else ''}{brief(devices, LONGEST_NAMES)}"
+        place += f"{', ' if len(names) > 1 else ' ' if names else ''}{listed(devices, MOST_NAMES)}"
     told = "; ".join(values[:2]) + (f"; and {len(values) - 2} other values" if len(values) > 2 else "")
     return f"{place}: {told}" if told else place
 
@@ -230,7 +231,12 @@ def _named(names: Sequence[str], nodes: int) -> str:
         return WHOLE
     if len(names) == nodes > 1:
         return f"all {nodes} nodes"
-    return brief(names, LONGEST_NAMES) + (f" ({len(names)})" if len(names) > 3 else "")
+    return listed(in_order(names), MOST_NAMES)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each once, as people count: node-9 before node-10."""
+    return sorted(set(names), key=lambda name: ([(int(part), part) for part in _NUMBER.findall(name)], name))
 
 
 def _skips(found: Sequence[Problem], nodes: int) -> list[tuple[str, str]]:

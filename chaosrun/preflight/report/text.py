@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from chaosrun.preflight.model import Status
-from chaosrun.preflight.report.names import brief
-from chaosrun.preflight.report.rows import WHOLE, Group, Problem, Report, report_of
+from chaosrun.preflight.report.rows import WHOLE, Group, Problem, Report, in_order, report_of
 from chaosrun.preflight.result import Result
 from chaosrun.report.output import rendered
 from chaosrun.report.page import columns, indented, section, unwrapped
-from chaosrun.wording import clock, count
+from chaosrun.wording import clock, count, listed
 
 STYLES = {
     Status.FAIL: "bold red",
@@ -31,7 +30,7 @@ MOST = 12
 def render_text(result: Result, *, width: int, colour: bool, good_file: str | None = None, quiet: bool = False) -> str:
     """`good_file`: where the names of the good nodes were written. `quiet`: nothing on what to type next."""
     report = report_of(result, good_file)
-    parts: list[RenderableType] = [*_verdict(report, width)]
+    parts: list[RenderableType] = [*_verdict(report)]
     for title, found, one in (("What is wrong", report.wrong, "problem"), ("Warnings", report.warnings, "warning")):
         if found:
             parts += section(title, _cut([_problem(each) for each in found], one))
@@ -51,16 +50,16 @@ def render_text(result: Result, *, width: int, colour: bool, good_file: str | No
     return rendered(Lines(*parts), width=width, colour=colour)
 
 
-def _verdict(report: Report, width: int) -> Iterator[RenderableType]:
+def _verdict(report: Report) -> Iterator[RenderableType]:
     result = report.result
     yield Text.assemble((f"{report.words}  ", "bold green" if result.fit else "bold red"), (report.headline, "bold"))
     yield Text(f"preflight, {result.level}: {report.about}")
     if report.counted:
         yield Text(f"{report.counted}, in {clock(result.seconds)}")
     if bad := result.bad():
-        yield Text(f"left out: {brief(tuple(bad), 2 * width)}")
+        yield Text(f"left out: {listed(in_order(bad), MOST)}")
     if result.unchecked:
-        yield Text(f"not checked, with nothing to look at: {brief(result.unchecked, 2 * width)}")
+        yield Text(f"not checked, with nothing to look at: {listed(in_order(result.unchecked), MOST)}")
     if report.good_file is not None:
         yield unwrapped(f"good nodes: {report.good_file}")
 
