@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.model import Answers, Check, F, Finding, Level, Setting, Silence, read_answers
+from chaosrun.preflight.model import Answers, Check, F, Finding, Level, Setting, read_answers
 from chaosrun.records.codec import convert
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
@@ -31,7 +31,7 @@ def job_of(workers: int = 2, **parts: Any) -> Job:
 def told(
     facts: type[Any], answered: Mapping[str, Any], unanswered: Mapping[str, Any] | None = None, **more: Any
 ) -> Answers[Any]:
-    silent = {name: Silence(**{"ended": "died", "limit_s": 1.0, **why}) for name, why in (unanswered or {}).items()}
+    silent = {name: Outcome(**{"ended": "died", **why}) for name, why in (unanswered or {}).items()}
     return Answers(
         answered={name: each if isinstance(each, facts) else convert(each, facts) for name, each in answered.items()},
         unanswered=silent,
@@ -58,4 +58,4 @@ class Answering:
 
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
         began_s = time.time()
-        return read_answers(self.probe(calls), calls, facts, (began_s, time.time()))
+        return read_answers(self.probe(calls), facts, (began_s, time.time()))

@@ -7,7 +7,6 @@ probes look at, and judges nothing.
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import msgspec
 from chaosrun.cluster.agent import MARK_VARIABLE, RAY_SETTINGS, is_raylet, leave_with_the_raylet
 from chaosrun.cluster.guard import KILL_S
 from chaosrun.cluster.probing import Call, Outcome
+from chaosrun.faults.observed import signal_name
 from chaosrun.processes import kill_marked, with_package
 
 PRINTED_BYTES = 1 << 14
@@ -164,7 +164,4 @@ def _how(code: int | None) -> str:
         return "its process was killed"
     if code >= 0:
         return f"its process ended with exit code {code} and no answer"
-    try:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"its process was killed by signal {-code}"
+    return f"its process was killed by {signal_name(-code)}"

@@ -18,7 +18,7 @@ from chaosrun.preflight.engine import Engine, Listener
 from chaosrun.preflight.model import Check, Level, Setting
 from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result, from_json
-from chaosrun.records.destination import expect_folder, is_stream, write_to
+from chaosrun.records.destination import expect_writable, is_stream, write_to
 from chaosrun.records.naming import root_arguments
 from chaosrun.supervise.interrupts import Interrupts
 
@@ -198,23 +198,15 @@ def choose(
 def expect_good_nodes(path: Path) -> None:
     """Remove an older list: it would be taken for this preflight's, should this one not come to its end. Raises UsageError
     where the new one could not be written."""
-    with _told_of(path):
-        expect_folder(path)
-        if not is_stream(path):
-            write_to(path, b"")
-            path.unlink()
+    expect_writable("--write-good-nodes", path)
+    if not is_stream(path):
+        path.unlink(missing_ok=True)
 
 
 def write_good_nodes(path: Path, result: Result) -> None:
     """Whole or not at all; empty when no node is good. Raises UsageError."""
-    with _told_of(path):
-        write_to(path, "".join(f"{name}\n" for name in result.good).encode())
-
-
-@contextmanager
-def _told_of(path: Path) -> Iterator[None]:
     try:
-        yield
+        write_to(path, "".join(f"{name}\n" for name in result.good).encode())
     except OSError as error:
         hint = "name another file"
         raise UsageError(f"--write-good-nodes {path} cannot be written: {error.strerror}", hint=hint) from error

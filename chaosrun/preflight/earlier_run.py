@@ -93,12 +93,8 @@ def costs_of(legs: Sequence[LegHistory]) -> Costs:
 
 def together(costs: Sequence[Costs]) -> Costs:
     """Of several runs of the same training."""
-    return Costs(
-        step_s=_median(each.step_s for each in costs),
-        save_s=_median(each.save_s for each in costs),
-        restart_s=_median(each.restart_s for each in costs),
-        steps=max((each.steps for each in costs), default=0),
-    )
+    seconds = {name: _median(getattr(each, name) for each in costs) for name in ("step_s", "save_s", "restart_s")}
+    return Costs(**seconds, steps=max((each.steps for each in costs), default=0))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -74,7 +74,7 @@ class Participants:
     def ask(self, calls: Mapping[str, Call], facts: type[F]) -> Answers[F]:
         began_s = time.time()
         outcomes = self.agents.probe(calls)
-        told = read_answers(outcomes, calls, facts, (began_s, time.time()))
+        told = read_answers(outcomes, facts, (began_s, time.time()))
         self.answered.update(told.answered)
         return told
 

@@ -157,38 +157,27 @@ class Rows:
 # Answers
 
 
-class Silence(Struct, frozen=True, kw_only=True):
-    """Why a node gave no facts."""
-
-    ended: str
-    """As `Outcome` has it."""
-    error: str
-    limit_s: float
-
-
 class Answers(Struct, Generic[F], frozen=True, kw_only=True):
     """What the nodes that were asked the same told, by name."""
 
     answered: Mapping[str, F]
-    unanswered: Mapping[str, Silence]
+    unanswered: Mapping[str, Outcome]
+    """Without facts, and why."""
     asked_s: tuple[float, float] = (0.0, 0.0)
     """When they were asked and when the last one had answered, by the clock of who asked: seconds since the epoch."""
 
 
-def read_answers(
-    outcomes: Mapping[str, Outcome], calls: Mapping[str, Call], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)
-) -> Answers[F]:
+def read_answers(outcomes: Mapping[str, Outcome], facts: type[F], asked_s: tuple[float, float] = (0.0, 0.0)) -> Answers[F]:
     """The facts of each node as one type. What is not of it, as of a node with another chaosrun, is no answer."""
-    answered, unanswered = dict[str, F](), dict[str, Silence]()
+    answered, unanswered = dict[str, F](), dict[str, Outcome]()
     for name, outcome in outcomes.items():
-        ended, error = outcome.ended, outcome.error
-        if outcome.facts is not None:
-            try:
+        try:
+            if outcome.facts is None:
+                unanswered[name] = outcome
+            else:
                 answered[name] = convert(outcome.facts, facts)
-                continue
-            except ValueError as wrong:
-                ended, error = "raised", f"its answer cannot be read: {wrong}"
-        unanswered[name] = Silence(ended=ended, error=error, limit_s=calls[name].limit_s)
+        except ValueError as wrong:
+            unanswered[name] = Outcome(ended="raised", error=f"its answer cannot be read: {wrong}")
     return Answers(answered=answered, unanswered=unanswered, asked_s=asked_s)
 
 

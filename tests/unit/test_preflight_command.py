@@ -102,7 +102,7 @@ def test_exit_codes(status: Status, code: int, monkeypatch: pytest.MonkeyPatch, 
         (["--only", "cluster,hots"], "--only hots: there is no such check"),
         (["--skip", "shared storage, hots"], "--skip hots: there is no such check"),
         (["--baseline", "/no/such"], "--baseline /no/such cannot be read"),
-        (["--write-good-nodes", "/no/such"], "--write-good-nodes /no/such cannot be written"),
+        (["--write-good-nodes", "/no/such/file"], "--write-good-nodes /no/such/file: there is no directory"),
         (["no-such-job.yaml"], "no such job file: no-such-job.yaml"),
     ],
 )

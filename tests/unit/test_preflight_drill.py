@@ -11,7 +11,6 @@ import pytest
 from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.checks.drill import (
     BEGIN_WITHIN_S,
-    Difference,
     DrillOutcome,
     DrillRequest,
     Terms,
@@ -39,17 +38,18 @@ PASSED = DrillOutcome(
     costs=Costs(restart_s=0.3),
     seconds=5.0,
 )
-DIFFERENCE = Difference(step=11, rank=1, ranks=(1,), kind="rng", cause="RNG not restored", tensor="0.weight")
 FAILED = changed(
     PASSED,
     status="FAIL",
     cause="RNG not restored",
     hint="restore it",
-    difference=DIFFERENCE,
+    difference="rng differs first at step 11, rank 1, 0.weight",
+    why="RNG not restored",
+    differing=(1,),
     run="/runs/runs/preflight-1",
     run_argument="preflight-1",
 )
-UNSURE = changed(FAILED, status="INCONCLUSIVE", difference=None)
+UNSURE = changed(FAILED, status="INCONCLUSIVE", difference="", why="", differing=())
 
 
 @dataclass
@@ -177,8 +177,7 @@ def test_all_nodes_failing_speaks_of_what_they_share(tmp_path: Path) -> None:
 def test_a_drill_over_all_blames_the_nodes_that_differ(
     ranks: list[int] | None, node: str, blames: tuple[str, ...], tmp_path: Path
 ) -> None:
-    difference = changed(DIFFERENCE, ranks=tuple(ranks)) if ranks else None
-    failed = changed(FAILED, outcome="recovery_failed", difference=difference)
+    failed = changed(FAILED, outcome="recovery_failed", differing=tuple(ranks or ()))
     whole = next(row for row in judged(Answers(whole=failed), tmp_path) if row.name == "drill over all nodes")
     assert (whole.status, whole.node or "all", tuple(whole.blames)) == (Status.FAIL, node, blames)
 

@@ -13,7 +13,7 @@ from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.errors import UsageError
 from chaosrun.preflight.conduct import choose, expect_good_nodes, write_good_nodes
 from chaosrun.preflight.engine import Engine
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Pool, Setting, Silence, Status, worst
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Pool, Setting, Status, worst
 from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result
 
@@ -142,7 +142,7 @@ def test_no_answer_is_an_error_of_that_node(ended: Any) -> None:
     result = fly(pool, by_itself("one"), by_itself("two"))
     assert rows(result) == [("one", "a", PASS), ("one", "b", ERROR), ("two", "a", PASS), ("two", "b", ERROR)]
     assert result.findings[1].reason == "why" and result.good == ("a",) and result.exit_code == 8
-    assert result.facts["one"].unanswered == {"b": Silence(ended=ended, error="why", limit_s=1.0)}
+    assert result.facts["one"].unanswered == {"b": Outcome(ended=ended, error="why")}
 
 
 def test_what_an_assessment_says_of_no_answer_counts() -> None:
@@ -371,7 +371,7 @@ def test_the_list_of_good_nodes(tmp_path: Path) -> None:
     write_good_nodes(path, fly(SimulatedPool(("a",)), by_itself("one", {"a": ERROR})))
     assert path.read_text() == "" and [entry.name for entry in tmp_path.iterdir()] == ["good"]
     for wrong in (tmp_path / "no" / "such", tmp_path):
-        with pytest.raises(UsageError, match="cannot be written"):
+        with pytest.raises(UsageError, match=r"cannot be written|there is no directory"):
             expect_good_nodes(wrong)
 
 

@@ -36,7 +36,7 @@ GOOD: dict[str, Any] = {
     "limits": {"open_files": 65536, "process_room": 9700},
     "busy": {"cores": 0.6, "ours": 0.4, "others": 0.2, "heavy": [], "hidden": False},
     "left_over": {"processes": [], "unreadable": 0},
-    "kernel_log": {"messages": [], "truncated": False},
+    "kernel_log": {"messages": []},
 }
 PROCESS = {"pid": 77, "name": "python train.py", "cores": 3.0, "created_s": 0.0}
 
@@ -101,7 +101,7 @@ def test_sound_nodes_pass() -> None:
         ({"left_over/processes": [PROCESS]}, "left over of earlier runs", Status.WARN),
         # It may have been reset since, or be another container's: the check "devices" tells whether it works.
         ({"kernel_log/messages": [xid(79)]}, "kernel's messages of a GPU", Status.WARN),
-        ({"kernel_log": {"messages": [xid(79)], "truncated": True}}, "kernel's messages of a GPU", Status.WARN),
+        ({"kernel_log": {"messages": [xid(79)], "error": "there is more"}}, "kernel's messages of a GPU", Status.WARN),
         ({"kernel_log/messages": [xid(74)]}, "kernel's messages of a GPU", Status.WARN),
         ({"kernel_log/messages": [disk("sdz")]}, "kernel's messages of a disk", Status.WARN),
     ],
@@ -135,9 +135,9 @@ def test_what_cannot_be_seen_is_not_said_to_be_right() -> None:
     assert hidden.name == "left over of earlier runs" and "hidepid" in hidden.reason
     (row,) = [row for row in judge({"left_over/unreadable": 12}) if row.node == "b" and row.name.startswith("left over")]
     assert row.status is Status.PASS and "12 processes of other users could not be looked into" in row.measured
-    log = {"kernel_log": {"messages": [], "truncated": True}}
+    log = {"kernel_log": {"messages": [], "error": "there is more of /dev/kmsg"}}
     (row,) = [row for row in judge(log) if row.node == "b" and row.name.startswith("kernel")]
-    assert row.status is Status.SKIP and "more of the kernel's messages" in row.reason
+    assert row.status is Status.SKIP and "there is more" in row.reason
 
 
 def test_the_need_grows_with_the_job() -> None:
@@ -255,9 +255,9 @@ class TestKernelLog:
             path = f"/proc/self/fd/{reading}"
             for record in records:
                 os.write(writing, record.encode())
-            assert kernel_log(path, 0) == KernelLog(truncated=True)
+            assert kernel_log(path, 0).error == f"there is more of {path} than could be read in 0 s"
             found = kernel_log(path)
-            assert [message.code for message in found.messages] == list(range(5)) and not found.truncated
+            assert [message.code for message in found.messages] == list(range(5)) and not found.error
         finally:
             os.close(reading)
             os.close(writing)

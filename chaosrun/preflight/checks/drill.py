@@ -72,21 +72,6 @@ class Terms:
     """A drill that passes is repeated until this much time is over."""
 
 
-class Difference(Struct, frozen=True, kw_only=True):
-    """The first one between a drill and its undisturbed run."""
-
-    step: int
-    rank: int
-    ranks: tuple[int, ...]
-    """All that differ there."""
-    kind: str
-    cause: str
-    tensor: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind} differs first at step {self.step}, rank {self.rank}{f', {self.tensor}' if self.tensor else ''}"
-
-
 class DrillOutcome(Struct, frozen=True, kw_only=True):
     """Of the first round that did not pass, or of the last one."""
 
@@ -97,7 +82,12 @@ class DrillOutcome(Struct, frozen=True, kw_only=True):
     hint: str | None = None
     irreproducible: bool = False
     """Two undisturbed runs differed."""
-    difference: Difference | None = None
+    difference: str = ""
+    """The first one between the drill and its undisturbed run, and where."""
+    why: str = ""
+    """What it comes from, if that is known."""
+    differing: tuple[int, ...] = ()
+    """All ranks that differ there."""
     landed: int = 0
     planned: int = 0
     rounds: int = 1
@@ -320,8 +310,7 @@ def _over_all(facts: DrillFacts) -> Finding:
 
 def _nodes_that_differ(told: DrillOutcome) -> tuple[str, ...]:
     """Unless all do."""
-    ranks = told.difference.ranks if told.difference else ()
-    differing = tuple(dict.fromkeys(told.ranks[rank] for rank in ranks if rank in told.ranks))
+    differing = tuple(dict.fromkeys(told.ranks[rank] for rank in told.differing if rank in told.ranks))
     return differing if len(differing) < len(set(told.ranks.values())) else ()
 
 
@@ -335,9 +324,8 @@ def _judged(rows: Rows, told: DrillOutcome, strict: bool, remedy: str) -> Findin
         reason = _joined("on a sound machine this training repeats itself", kept)
         return rows.fail(told.cause, "two undisturbed runs are bit-identical", remedy, reason=reason)
     if told.status == "FAIL" or told.outcome in ENDED:
-        first = told.difference
-        measured = str(first) if first else f"{ENDED.get(told.outcome or '', 'it differs')}: {told.cause}"
-        return rows.fail(measured, EXACT, remedy, reason=_joined(first and first.cause, told.hint, kept))
+        measured = told.difference or f"{ENDED.get(told.outcome or '', 'it differs')}: {told.cause}"
+        return rows.fail(measured, EXACT, remedy, reason=_joined(told.why, told.hint, kept))
     return rows.error(_joined(told.cause, kept), _joined(told.hint, shown) or AGAIN)
 
 

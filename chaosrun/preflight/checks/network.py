@@ -35,6 +35,8 @@ SMALL = tuple((size, dtype) for size in (1, 1000, 1 << 16, MIB) for dtype in DTY
 LARGE = tuple((16 * MIB, dtype) for dtype in ("int64", "bfloat16", "float32"))
 HUGE = tuple((size * MIB, dtype) for size in (64, 256) for dtype in ("int64", "bfloat16", "float32"))
 CASES = {Level.QUICK: SMALL, Level.STANDARD: SMALL + LARGE, Level.DEEP: SMALL + LARGE + HUGE}
+OF_GPUS = "bfloat16"
+"""Not every torch sums it over gloo, and who trains in it has GPUs."""
 TIMED = {Level.QUICK: (MIB, 3), Level.STANDARD: (16 * MIB, 5), Level.DEEP: (256 * MIB, 9)}
 MOST_ROUNDS = 3
 VARIABLES = ("GLOO_", "NCCL_", "TORCH_NCCL_", "UCX_", "FI_")
@@ -65,7 +67,7 @@ def gather(setting: Setting, pool: Pool) -> NetworkFacts:
     if len(nodes) > 1:
         connections, listening = _connect(setting.level, pool, nodes, ports)
         facts = changed(facts, connections=connections, ports=listening)
-    found = [*_judge_interfaces(nodes, facts), *judge_connections(nodes, facts.connections, facts.ports)]
+    found = [*judge_interfaces(nodes, facts.interfaces, talking), *judge_connections(nodes, facts.connections, facts.ports)]
     good = {node.name for node in nodes} - {each.node for each in found if each.status in (Status.FAIL, Status.ERROR)}
     summed: list[Backend] = []
     for backend, (name, group) in zip(talking, groups, strict=True):
@@ -73,7 +75,7 @@ def gather(setting: Setting, pool: Pool) -> NetworkFacts:
         sums = _Sums(pool=pool, level=setting.level, backend=name, ports=ports, env=env)
         rounds = tuple(sums.rounds(left)) if _two_ranks(name, left) else ()
         timed, _ = TIMED[setting.level]
-        summed.append(changed(backend, cases=CASES[setting.level], timed_bytes=timed, rounds=rounds))
+        summed.append(changed(backend, cases=sums.cases, timed_bytes=timed, rounds=rounds))
     return changed(facts, backends=tuple(summed))
 
 
@@ -142,6 +144,10 @@ class _Sums:
     ports: _Ports
     env: Mapping[str, str]
 
+    @property
+    def cases(self) -> tuple[tuple[int, str], ...]:
+        return tuple(case for case in CASES[self.level] if self.backend == "nccl" or case[1] != OF_GPUS)
+
     def rounds(self, nodes: Sequence[Node]) -> list[Run]:
         """Until one is sound; each without those that the last has spoken against."""
         rounds: list[Run] = []
@@ -178,7 +184,7 @@ class _Sums:
         alone, first = len(nodes) == 1, nodes[0]
         local = [node.gpus if self.backend == "nccl" else 2 if alone else 1 for node in nodes]
         master = ("127.0.0.1" if alone else first.address, self.ports.take(first.name))
-        join_s, cases = JOIN_S[self.level], CASES[self.level]
+        join_s, cases = JOIN_S[self.level], self.cases
         collective_s = COLLECTIVE_S[self.level] + PER_NODE_S * len(nodes) + (NCCL_START_S if self.backend == "nccl" else 0)
         # It ends by itself well before: no collective that hangs is followed by another.
         limit_s = 60 + join_s + 3 * collective_s + len(cases)
@@ -204,13 +210,12 @@ class _Sums:
 # Interfaces
 
 
-def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], used: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """`used`: the nodes over which each backend is."""
+def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], talking: Sequence[Backend]) -> list[Finding]:
     findings: list[Finding] = []
     for node in nodes:
         rows = INTERFACE.of(node=node.name)
         if found := told.answered.get(node.name):
-            backends = [backend for backend, names in used.items() if node.name in names]
+            backends = [backend.name for backend in talking if node.name in backend.nodes]
             machines = {told.answered[other.name].network for other in nodes if other.name in told.answered}
             findings.append(_interface(rows, node, found, backends, alone=len(machines) == 1))
         elif silence := told.unanswered.get(node.name):
@@ -254,7 +259,7 @@ def _gloo(rows: Rows, found: InterfaceFacts) -> Finding:
 def _interface_of(address: str, found: InterfaceFacts) -> str | None:
     if ip_address(address).is_loopback:
         return "lo"
-    return next((name for name, interface in found.interfaces.items() if address in interface.addresses), None)
+    return next((name for name, interface in found.interfaces.items() if address in interface), None)
 
 
 def _named(address: str, found: InterfaceFacts) -> str:
@@ -265,14 +270,10 @@ def _named(address: str, found: InterfaceFacts) -> str:
 # All of it
 
 
-def _judge_interfaces(nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
-    return judge_interfaces(nodes, facts.interfaces, {backend.name: backend.nodes for backend in facts.backends})
-
-
 def judge(setting: Setting, nodes: Sequence[Node], facts: NetworkFacts) -> list[Finding]:
     """Who told nothing of names is asked nothing more."""
     return [
-        *_judge_interfaces(nodes, facts),
+        *judge_interfaces(nodes, facts.interfaces, facts.backends),
         *judge_connections(nodes, facts.connections, facts.ports),
         *judge_sums(nodes, facts.backends),
     ]

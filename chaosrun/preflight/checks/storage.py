@@ -4,9 +4,9 @@ import errno
 from collections.abc import Iterator, Sequence
 
 from chaosrun.checkpoint.storage import hint_of
-from chaosrun.cluster.probing import Call, Node
+from chaosrun.cluster.probing import Call, Node, Outcome
 from chaosrun.preflight.earlier_run import EarlierRun
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Silence, Status, ask
+from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask
 from chaosrun.preflight.probes.storage import Speed, StorageFacts
 from chaosrun.preflight.probes.storage_kills import Saves
 from chaosrun.preflight.probes.storage_place import Mount
@@ -74,7 +74,7 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) 
     return found
 
 
-def no_answer(row: Rows, silence: Silence) -> Finding | None:
+def no_answer(row: Rows, silence: Outcome) -> Finding | None:
     """Of storage that keeps a probe waiting; None where it is another matter that there is no answer."""
     return row.fail(silence.error, "storage that answers", _HUNG) if silence.ended == "limit" else None
 

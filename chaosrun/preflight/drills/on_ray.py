@@ -14,7 +14,7 @@ from chaosrun.campaign.drill import drill_on, new_run, remove_run
 from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
-from chaosrun.preflight.checks.drill import Difference, DrillOutcome, DrillRequest, Terms
+from chaosrun.preflight.checks.drill import DrillOutcome, DrillRequest, Terms
 from chaosrun.preflight.earlier_run import costs_of
 from chaosrun.records.codec import changed
 from chaosrun.records.events import EventRecord
@@ -165,16 +165,16 @@ def _round(carry_out: Callable[..., Verdict], overrides: Sequence[str], terms: T
 def _outcome(run: RunLayout, verdict: Verdict) -> DrillOutcome:
     info = read_run(run)
     first = verdict.divergence
+    tensor = f", {first.tensor}" if first and first.tensor else ""
     return DrillOutcome(
         status=verdict.status,
         outcome=verdict.outcome,
         cause=verdict.cause,
         hint=verdict.hint,
         irreproducible=bool(info.irreproducible),
-        difference=first
-        and Difference(
-            step=first.step, rank=first.rank, ranks=first.ranks, kind=first.kind, cause=first.cause, tensor=first.tensor
-        ),
+        difference=f"{first.kind} differs first at step {first.step}, rank {first.rank}{tensor}" if first else "",
+        why=first.cause if first else "",
+        differing=first.ranks if first else (),
         landed=sum(fault.landed for fault in verdict.faults),
         planned=len(verdict.faults),
         costs=costs_of([read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]),

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 from msgspec import Struct
 
 from chaosrun.preflight.probes.forked import Say, forked
@@ -70,8 +69,6 @@ class Wrong(Struct, frozen=True, kw_only=True):
 class Sum(Struct, frozen=True, kw_only=True):
     hash: str = ""
     wrong: Wrong | None = None
-    unsupported: str = ""
-    """Where torch has no such sum."""
 
 
 class RankFacts(Struct, kw_only=True):
@@ -85,8 +82,6 @@ class RankFacts(Struct, kw_only=True):
     error: str = ""
     results: list[Sum] = []
     """By case."""
-    addresses: list[str] = []
-    """Own ones of the connections to other ranks."""
     seconds: list[float] = []
     """Of the timed sums."""
 
@@ -211,19 +206,10 @@ def _sum_cases(tell: Tell, results: list[Sum], asked: Asked, rank: int, device: 
         expected = _numbers(None, asked.world, size, dtype)
         given = addend.to(device)
         tell(place=2 * case)
-        try:
-            distributed.all_reduce(given)
-        except RuntimeError as error:
-            if "scalar type" not in str(error):
-                raise
-            # This torch cannot add them with this backend; all ranks are told so before anything is sent.
-            results.append(Sum(unsupported=str(error).splitlines()[0]))
-        else:
-            result = given.cpu()
-            results.append(Sum(hash=_hash(result), wrong=_wrong(result, expected)))
+        distributed.all_reduce(given)
+        result = given.cpu()
+        results.append(Sum(hash=_hash(result), wrong=_wrong(result, expected)))
         tell(place=2 * case + 1)
-        if case == 0:
-            tell(addresses=_addresses(asked.master[1]))
 
 
 def _timed(asked: Asked, device: "torch.device") -> list[float]:
@@ -269,10 +255,3 @@ def _wrong(result: "torch.Tensor", expected: "torch.Tensor") -> Wrong | None:
         return None
     first = int(different[0])
     return Wrong(count=len(different), index=first, got=repr(result[first].item()), expected=int(expected[first].item()))
-
-
-def _addresses(store_port: int) -> list[str]:
-    """None when they go through no sockets."""
-    found = [entry for entry in psutil.Process().net_connections("tcp") if entry.status == psutil.CONN_ESTABLISHED]
-    own = {entry.laddr.ip for entry in found if entry.raddr.port != store_port and entry.laddr.port != store_port}
-    return sorted(own)

@@ -88,9 +88,8 @@ class Message(Struct, frozen=True, kw_only=True):
 
 class KernelLog(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...] = ()
-    truncated: bool = False
-    """Whether there was no time for the newest."""
     error: str = ""
+    """Why it could not be read, or not to its end."""
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
@@ -196,13 +195,13 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelL
         return KernelLog(error=f"{path}: {error.strerror}")
     now_s, deadline = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic() + longest_s
     found: list[Message] = []
-    truncated = True
+    error = f"there is more of {path} than could be read in {longest_s:g} s"
     try:
         while time.monotonic() < deadline:
             try:
                 record = os.read(descriptor, RECORD_BYTES)
             except BlockingIOError:
-                truncated = False  # all read
+                error = ""  # all read
                 break
             except BrokenPipeError:
                 continue  # overwritten meanwhile
@@ -213,7 +212,7 @@ def kernel_log(path: str = "/dev/kmsg", longest_s: float = LONGEST_S) -> KernelL
     finally:
         os.close(descriptor)
     kept = tuple(message for kind in KINDS for message in [one for one in found if one.kind == kind][-MOST:])
-    return KernelLog(messages=kept, truncated=truncated)
+    return KernelLog(messages=kept, error=error)
 
 
 def told_by(record: str, now_s: float) -> Message | None:

@@ -12,11 +12,6 @@ FREE_PORTS = 12
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
-class Interface(Struct, frozen=True, kw_only=True):
-    addresses: tuple[str, ...]
-    up: bool
-
-
 class InterfaceFacts(Struct, frozen=True, kw_only=True):
     hostname: str
     own: tuple[str, ...]
@@ -24,7 +19,8 @@ class InterfaceFacts(Struct, frozen=True, kw_only=True):
     own_error: str
     network: str
     """Processes for which this is equal share their interfaces and ports."""
-    interfaces: dict[str, Interface]
+    interfaces: dict[str, tuple[str, ...]]
+    """Their addresses."""
     environment: dict[str, str]
     no_route: str
     """Why another node cannot be reached; empty where it can."""
@@ -52,13 +48,10 @@ def probe(*, other: str | None) -> InterfaceFacts:
     )
 
 
-def _interfaces() -> dict[str, Interface]:
-    state, internet = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
+def _interfaces() -> dict[str, tuple[str, ...]]:
+    internet = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: Interface(
-            addresses=tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in internet),
-            up=name in state and state[name].isup,
-        )
+        name: tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in internet)
         for name, addresses in psutil.net_if_addrs().items()
     }
 

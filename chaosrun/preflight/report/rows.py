@@ -19,7 +19,6 @@ from chaosrun.wording import clock, count, listed, with_unit
 WHOLE = "the whole cluster"
 MOST_NAMES = 6
 MOST_PLACES = 4
-"""With more different values, nodes with the same devices are told together."""
 _NUMBER = re.compile("([0-9]{1,18})")
 BAD = (Status.FAIL, Status.ERROR)
 
@@ -51,15 +50,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    name: str
-    about: str
-    status: Status
-    counts: str
-    took: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureRow:
     """One number on many nodes."""
 
@@ -84,7 +74,8 @@ class Report:
     wrong: Sequence[Problem]
     warnings: Sequence[Problem]
     groups: Sequence[Group]
-    checks: Sequence[CheckRow]
+    costs: str
+    """What each check took."""
     skips: Sequence[tuple[str, str]]
     """What was not looked at, and why."""
     measures: Sequence[MeasureRow]
@@ -109,7 +100,7 @@ def report_of(result: Result, good_file: str | None = None) -> Report:
         wrong=problems(result, [each for each in found if each.status in BAD]),
         warnings=problems(result, [each for each in found if each.status is Status.WARN]),
         groups=groups(result),
-        checks=_checks(result),
+        costs=", ".join(f"{run.name} {clock(run.seconds)}" for run in result.checks),
         skips=_skips(problems(result, skipped), nodes),
         measures=measures(result),
         values=[(_titled(each), each.measured, each.reason) for each in values],
@@ -198,7 +189,7 @@ def _joined(titles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _places(findings: Sequence[Finding], nodes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The nodes, and a line for those with the same devices and values; if that leaves too many, with the same devices."""
+    """The nodes, and a line for those with the same devices and values."""
     own: dict[tuple[str, ...], list[Finding]] = {}
     for each in findings:
         own.setdefault((each.node,) if each.node is not None else tuple(in_order(each.blames)), []).append(each)
@@ -207,15 +198,10 @@ def _places(findings: Sequence[Finding], nodes: int) -> tuple[tuple[str, ...], t
         devices = tuple(in_order(each.device for each in those if each.device is not None))
         values = tuple(dict.fromkeys(each.measured for each in those if each.measured))
         alike.setdefault((devices, values), []).extend(names)
-    if len(alike) > MOST_PLACES:
-        by_device: dict[tuple[str, ...], tuple[list[str], dict[str, None]]] = {}
-        for (devices, values), names in alike.items():
-            known, told = by_device.setdefault(devices, ([], {}))
-            known.extend(names)
-            told.update(dict.fromkeys(values))
-        alike = {(devices, tuple(told)): names for devices, (names, told) in by_device.items()}
-    lines = tuple(_line(names, devices, values, nodes) for (devices, values), names in alike.items())
-    return tuple(in_order(name for names in alike.values() for name in names)), lines
+    lines = [_line(names, devices, values, nodes) for (devices, values), names in alike.items()]
+    if len(lines) > MOST_PLACES:
+        lines[MOST_PLACES:] = [f"and {len(lines) - MOST_PLACES} more, with other values"]
+    return tuple(in_order(name for names in alike.values() for name in names)), tuple(lines)
 
 
 def _line(names: Sequence[str], devices: Sequence[str], values: Sequence[str], nodes: int) -> str:
@@ -287,15 +273,6 @@ def groups(result: Result) -> list[Group]:
 
 def _rank(statuses: Iterable[Status | None]) -> int:
     return list(Status).index(worst([status for status in statuses if status is not None]))
-
-
-def _checks(result: Result) -> list[CheckRow]:
-    rows = []
-    for run in result.checks:
-        own = [finding for finding in result.findings if finding.check == run.name]
-        status = worst([finding.status for finding in own])
-        rows.append(CheckRow(name=run.name, about=run.about, status=status, counts=_counted(own), took=clock(run.seconds)))
-    return rows
 
 
 # Numbers

@@ -42,8 +42,7 @@ def render_text(result: Result, *, width: int, colour: bool, good_file: str | No
         parts += [indented(_measures(report))] if report.measures else []
         values = [_pair(title, value, reason) for title, value, reason in report.values]
         parts += [indented(_cut(values, "value"))] if values else []
-    costs = ", ".join(f"{check.name} {check.took}" for check in report.checks)
-    parts += ["", Text(f"cost   {costs}")]
+    parts += ["", Text(f"cost   {report.costs}")]
     if report.commands and not quiet:
         parts += section("Next", None)
         parts += [unwrapped(f"  {label:<10}  {command}") for label, command in report.commands]
@@ -93,7 +92,7 @@ def _problem(problem: Problem) -> RenderableType:
 
 def _groups(report: Report) -> Iterator[RenderableType]:
     """Under the nodes, the checks that came out in each way."""
-    names = [check.name for check in report.checks]
+    names = [check.name for check in report.result.checks]
     own = [group.statuses for group in report.groups if group.title != WHOLE]
     asked = {name for name, *each in zip(names, *own, strict=True) if {*each} - {None, Status.SKIP}}
     for group in report.groups:
