@@ -76,3 +76,11 @@ def with_unit(number: float, unit: str) -> str:
     if unit in ("B", "B/s"):
         return size(number) + unit[1:]
     return duration(number) if unit == "s" else f"{number:.4g} {unit}".rstrip()
+
+
+def hiding(began_with: str | None) -> str:
+    """What to do where a script went on from a checkpoint of an earlier run: this one, as far as that is known."""
+    if began_with is None:
+        return "where it went on from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
+    folder = began_with.rpartition("/")[0] or began_with
+    return f"it read {began_with}: if an earlier run left that, outputs=[{folder}] hides it from each leg"

@@ -77,6 +77,11 @@ class TeamFiles:
         wrap_writers(self._write)
         sys.addaudithook(self._hear)
 
+    @property
+    def began_with(self) -> str | None:
+        """A checkpoint of the job's that the script has read."""
+        return next((name for name in self._read if name.endswith(CHECKPOINTS)), None)
+
     def _begin(self, *_: Any) -> None:
         self._has_begun = True
 

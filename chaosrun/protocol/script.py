@@ -35,7 +35,7 @@ from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
 from chaosrun.records.traces import Moment, SaveRecord, read_moments
-from chaosrun.wording import count
+from chaosrun.wording import count, hiding
 
 
 class ScriptTraining:
@@ -331,6 +331,9 @@ class ScriptTraining:
                 "it trained before it was killed, and has ended now without building an optimizer: have it build the model and "
                 "load its checkpoint even when all steps are made, so that what training ends with can be compared"
             )
+        files = self._context.team_files
+        if files and files.began_with:
+            return hiding(files.began_with)
         return "name the script that trains; a process that it starts by itself is drilled by its command"
 
 

@@ -144,7 +144,9 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
     if completed and order.rank == 0:
         inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
-    end = changed(end, pid=os.getpid(), completed=completed, step=context.step, time_s=time.time())
+    began_with = context.team_files and context.team_files.began_with
+    about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
+    end = changed(end, **about, began_with=began_with)
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 

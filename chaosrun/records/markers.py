@@ -58,6 +58,8 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     error: RaisedError | None = None
     told: int | None = None
     """Of status preempted: the rank that was told to leave, which all others left with."""
+    began_with: str | None = None
+    """A checkpoint in the job's directory that the script read, of an earlier run perhaps."""
 
 
 _MARKER = msgspec.json.Decoder(Marker)

@@ -9,9 +9,9 @@ from pathlib import Path, PurePath
 
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LegLayout
-from chaosrun.wording import count
+from chaosrun.records.markers import read_end
+from chaosrun.wording import count, hiding
 
-EARLIER_RUN = "where it went on from a checkpoint of an earlier run, outputs=[FOLDER] hides that folder from each leg"
 MOST_BESIDE = 4000
 """Entries of a folder above the job's that are shown."""
 
@@ -75,18 +75,20 @@ def _link(source: Path, target: Path, left_out: Sequence[tuple[str, ...]]) -> No
 
 def expect_resumable(leg: LegLayout, steps: int) -> None:
     """Of a reference that is over. Raises UsageError where there is nothing to kill, or nothing that a restart could find."""
+    end = read_end(leg.attempt(leg.attempts()[-1]), 0)
+    earlier = hiding(end and end.began_with)
     if not steps:
         raise UsageError(
             "the script ended without a step of an optimizer",
             hint="name the script that trains (a step is seen by its backward pass; gradients by torch.autograd.grad alone are "
-            f"none); {EARLIER_RUN}",
+            f"none); {earlier}",
         )
     if not _has_written(leg):
         made = count(steps, "step")
         raise UsageError(
             f"the script saved nothing that chaosrun can see in its {made}: a restart has nothing to resume from",
             hint="have it save, more often than at its end, below its working directory or {output}; elsewhere is not seen; "
-            + EARLIER_RUN,
+            + earlier,
         )
 
 

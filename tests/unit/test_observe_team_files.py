@@ -13,9 +13,11 @@ import torch
 
 from chaosrun.errors import MisuseError, UsageError
 from chaosrun.observe.team_files import TeamFiles
+from chaosrun.records.codec import encode
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.working_folder import check_paths_above, lay_out
+from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
 
 STEP = "p = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([p], lr=1.0); p.sum().backward(); o.step()"
 
@@ -179,6 +181,17 @@ def test_a_folder_that_is_renamed_and_items_of_a_data_set(job: Path) -> None:
     found = tried(job, leg_of(job), (), *tries)
     assert (found["items"], found["more items"]) == ("done", "done")
     assert found["renamed"].startswith("the script began with out/checkpoint-10/model.bin")
+
+
+def test_a_leg_that_trained_next_to_nothing_is_told_what_it_read(job: Path) -> None:
+    leg = leg_of(job)
+    for began_with, told in ((None, "outputs=[FOLDER]"), ("out/last.pt", "it read out/last.pt: if an earlier run left that")):
+        end = WorkerEnd(status="returned", exit_code=0, began_with=began_with)
+        leg.attempt(1).path.mkdir(parents=True, exist_ok=True)
+        leg.attempt(1).end(0).write_bytes(encode(end))
+        with pytest.raises(UsageError, match="saved nothing") as caught:
+            expect_resumable(leg, 1)
+        assert told in (caught.value.hint or "")
 
 
 def test_outputs_begin_empty(job: Path) -> None:
