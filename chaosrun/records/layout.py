@@ -187,11 +187,6 @@ class RunLayout:
         return self.path / "tensorboard"
 
     @property
-    def report_error(self) -> Path:
-        """Tracebacks of reports that could not be written because of a bug of ours."""
-        return self.path / "report-error.txt"
-
-    @property
     def diagnosis(self) -> Path:
         """Directory of the replays of the latest `chaosrun diagnose`; they are legs like the run's own."""
         return self.path / DIAGNOSIS

@@ -5,13 +5,11 @@ formats there are, where each is kept and what becomes of a failure; what they l
 """
 
 import errno
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from chaosrun import __version__
 from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
 from chaosrun.records.destination import expect_folder, write_to
 from chaosrun.records.journal import write_durably
@@ -100,33 +98,21 @@ def _write(run: RunLayout, verdict: "Verdict", format: ReportFormat, to: Path | 
 def write_reports(run: RunLayout, verdict: "Verdict") -> list[str]:
     """Write the reports that every drill has. Returns a warning for each that could not be: a sentence or two for people."""
     warnings: list[str] = []
-    bugs: list[str] = []
     view: RunView | None = None
     for format in ("html", "markdown", "junit"):
         path: Path = getattr(run, _FILES[format])
+        why = f"{path.name} was not written"
         try:
             view = view or read_view(run, verdict)
             write_durably(path, _rendered(format, view).encode(errors="replace"))
         except ChaosrunError as error:
-            warnings.append(f"{path.name} was not written: {error.message}")
+            warnings.append(f"{why}: {error.message}")
         except OSError as error:
-            warnings.append(f"{path.name} was not written: {_unwritable(path, error).message}")
-        except Exception as error:  # a renderer that crashes must not take the verdict with it: it is told as the bug it is
-            bugs.append(f"{path.name} (chaosrun {__version__})\n{''.join(traceback.format_exception(error))}")
-            warnings.append(f"{path.name} was not written; this is a bug in chaosrun: {type(error).__name__}: {error}")
-    return [*warnings, *_keep(run, bugs)]
-
-
-def _keep(run: RunLayout, bugs: list[str]) -> list[str]:
-    """Tracebacks into the run; those of an earlier time are put right by this one."""
-    try:
-        if not bugs:
-            run.report_error.unlink(missing_ok=True)
-            return []
-        write_durably(run.report_error, "\n".join(bugs).encode(errors="replace"))
-    except OSError as error:
-        return [] if not bugs else [f"nor could its traceback be kept: {_unwritable(run.report_error, error).message}"]
-    return [f"please report it with {run.report_error}; the verdict stands, `chaosrun report {run_argument(run)}` tries again"]
+            warnings.append(f"{why}: {_unwritable(path, error).message}")
+        except Exception as error:  # a renderer that crashes must not take the verdict with it
+            again = f"`chaosrun report {run_argument(run)} --format {format}` says where"
+            warnings.append(f"{why}; this is a bug in chaosrun: {type(error).__name__}: {error}; the verdict stands, {again}")
+    return warnings
 
 
 def _unwritable(path: Path, error: OSError) -> ChaosrunError:
