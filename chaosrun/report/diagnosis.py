@@ -12,7 +12,7 @@ from chaosrun.records.codec import convert
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_object
-from chaosrun.report.page import columns, indented, labelled, section, shown, unwrapped
+from chaosrun.report.page import columns, indented, labelled, pairs, section, shown, unwrapped
 from chaosrun.wording import count
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
     if finding is not None:
         place = "After the last step" if finding.at_end else f"Step {finding.step}"
         parts += section(f"{place}, attempt {finding.attempt} of the replay", _quantities(diagnosis.comparison))
-        table = columns("", "")
-        table.show_header = False
-        for name, what in finding_rows(finding):
-            table.add_row(name, Text(what, style="bold" if name == "quantity" else ""))
-        parts += section("What differs first", table)
+        parts += section("What differs first", pairs(finding_rows(finding), bold="quantity"))
     parts += ["", _conclusion(diagnosis)]
     if diagnosis.hazard is not None:
         parts.append(labelled("hazard", hazard_sentence(diagnosis)))
@@ -151,11 +147,6 @@ def _distances(found: "Finding") -> Iterator[str]:
 def _conclusion(diagnosis: "Diagnosis") -> RenderableType:
     if not diagnosis.reproduced:
         return labelled("NOT SHOWN", diagnosis.account, style="bold yellow")
-    finding = diagnosis.comparison.finding
-    if finding is None:
-        equal = "" if not diagnosis.comparison.moments else "; every quantity of the steps around it is equal"
-        return labelled("SHOWN", f"{diagnosis.account}{equal}", style="bold red")
-    what = _called(finding.quantity, at_end=finding.at_end)
-    when = f"{'after ' if finding.at_end else ''}step {finding.step}"
-    where = f"{when}, rank {finding.rank}" + (f", {finding.tensor}" if finding.tensor else "")
-    return labelled("SHOWN", f"{what} first ({where}); {diagnosis.account}", style="bold red")
+    alike = diagnosis.comparison.finding is None and diagnosis.comparison.moments
+    equal = "; every quantity of the steps around it is equal" if alike else ""
+    return labelled("SHOWN", f"{diagnosis.account}{equal}", style="bold red")

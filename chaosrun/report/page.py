@@ -1,6 +1,6 @@
 """What pages for people are made of: sections, tables, labelled sentences, values. Knows how they look, not what they say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -32,6 +32,15 @@ def columns(*titles: str, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+    return table
+
+
+def pairs(rows: Iterable[tuple[str, str]], *, bold: str = "") -> Table:
+    """Names and what they are; `bold`: the one that matters most."""
+    table = columns("", "")
+    table.show_header = False
+    for name, what in rows:
+        table.add_row(name, Text(what, style="bold" if name == bold else ""))
     return table
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaosrun.errors import InterruptedRunError
-from chaosrun.report.page import columns, indented, labelled, section, unwrapped
+from chaosrun.report.page import columns, indented, labelled, pairs, section, unwrapped
 from chaosrun.report.view import OUTCOME_WORDS, RunView
 from chaosrun.wording import count, span
 
@@ -38,7 +38,7 @@ def render_text(view: RunView) -> RenderableType:
     if view.decided:
         parts += section(f"Checks: {view.checks_title}", _checks(view))
     if view.divergence:
-        parts += section("First divergence", _divergence(view))
+        parts += section("First divergence", pairs(view.divergence, bold="cause"))
     if view.fatal is not None and view.fatal.traceback:
         # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
         parts += section(view.fatal.title, None)
@@ -78,14 +78,6 @@ def _checks(view: RunView) -> Table:
     table.show_header = False
     for check in view.checks:
         table.add_row(Text(check.status, style=CHECK_STYLES[check.status]), check.name, check.summary)
-    return table
-
-
-def _divergence(view: RunView) -> Table:
-    table = columns("", "")
-    table.show_header = False
-    for name, what in view.divergence:
-        table.add_row(name, Text(what, style="bold" if name == "cause" else ""))
     return table
 
 
