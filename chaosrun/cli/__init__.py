@@ -7,11 +7,9 @@ Exit codes: 0 PASS · 1 a bug in chaosrun · 2 usage or YAML · 3 FAIL · 4 the 
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError, Parameter
@@ -24,8 +22,6 @@ from chaosrun.report.output import has_colour, write_error, write_json
 __all__ = ["app", "main"]
 
 EXIT_BUG = 1
-NEAR = 0.7
-"""How like two words are of which one may stand for the other, from 0 to 1."""
 
 EXIT_CODES = """Exit codes: 0 PASS, 3 FAIL, 6 INCONCLUSIVE, 2 wrong usage or YAML,
 4 the training script failed by itself, 5 recovery failed, 7 no resources,
@@ -88,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint += f"; a command comes after two dashes: {command} -- {tokens[1]} …"
         elif "--" not in tokens and (script := next((token for token in tokens if token.endswith(".py")), None)):
             hint += f"; what is for the script comes after two dashes: {command} {script} -- …"
-        found: ChaosrunError = UsageError(_without_far_guess(str(error).strip()), hint=hint)
+        found: ChaosrunError = UsageError(str(error).strip(), hint=hint)
     except ChaosrunError as error:
         found = error
     except KeyboardInterrupt:
@@ -111,14 +107,6 @@ def _run(tokens: Sequence[str]) -> int | None:
         if "after" in unparsed:
             return command(*bound.args, **bound.kwargs, after=tuple(tokens[dashes + 1 :]))
     return app(tokens)
-
-
-def _without_far_guess(message: str) -> str:
-    """Half the letters in common make no typing error: `bogus` is not `logs`."""
-    guess = re.match(r'Unknown command "(.*?)"\.( Did you mean "(.*?)"\?)', message)
-    if guess is None or SequenceMatcher(None, guess[1], guess[3]).ratio() >= NEAR:
-        return message
-    return message[: guess.start(2)] + message[guess.end(2) :]
 
 
 def _report(tokens: Sequence[str], kind: str, message: str, hint: str | None, exit_code: int) -> int:

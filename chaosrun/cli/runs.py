@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from chaosrun.cli.options import Format, Quiet, Root, Run, show
 from chaosrun.errors import InterruptedRunError, UsageError
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.report.output import write_json, write_out, write_product
 
 if TYPE_CHECKING:
@@ -184,8 +184,7 @@ def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
 
 def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, quiet: bool, output: str) -> None:
     from chaosrun.report.escapes import harmless
-    from chaosrun.report.logs import last_written, read_log, rest_sentence, select_logs
-    from chaosrun.supervise.drill import is_supervised
+    from chaosrun.report.logs import last_written, read_log, select_logs
 
     chosen = select_logs(run, leg=leg, attempt=attempt, rank=rank)
     if output == "json":
@@ -195,8 +194,9 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
         ]
         write_json({"v": 1, "run": run.run_id, "logs": about})
         return
-    if not quiet and attempt is None and (rest := rest_sentence(run, chosen[0], ended=not is_supervised(run))):
-        print(rest, file=sys.stderr)
+    if not quiet and attempt is None and sum(len(run.leg(name).attempts()) for name in LEGS) > 1:
+        told = f"this is attempt {chosen[0].attempt} of the {chosen[0].leg} leg; --attempt, --leg and -f show others"
+        print(told, file=sys.stderr)
     for log in chosen:
         # As tail(1) has it: a single file needs no heading.
         heading = f"==> {log.heading} <==\n" if len(chosen) > 1 else ""

@@ -56,20 +56,6 @@ def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
     return chosen
 
 
-def rest_sentence(run: RunLayout, shown: WorkerLog, *, ended: bool) -> str | None:
-    """Which attempt of which leg a log is of, and how to see the others; None when there are none."""
-    attempts = [number for number in run.leg(shown.leg).attempts() if number != shown.attempt]
-    legs = [name for name in LEGS if name != shown.leg and run.leg(name).attempts()]
-    more = [
-        *([f"--attempt {'|'.join(map(str, attempts))}"] if attempts else []),
-        *([f"--leg {'|'.join(legs)}"] if legs else []),
-        *(["all of them with -f"] if ended else []),
-    ]
-    if not attempts and not legs:
-        return None
-    return f"this is attempt {shown.attempt} of the {shown.leg} leg; others: {', '.join(more)}"
-
-
 def _logs_of(attempt: AttemptLayout, leg: str, number: int) -> list[WorkerLog]:
     """All that there are, those of launchers first."""
     found = [match for path in attempt.path.glob("*.log") if (match := LOG_NAME.fullmatch(path.name))]

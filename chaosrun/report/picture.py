@@ -307,8 +307,7 @@ class RunPicture:
     def remaining_s(self) -> float | None:
         """Seconds to the end of the chaos leg at the pace of the leg that runs; None while there is no pace, or no end known.
 
-        A fault still to come costs the steps since the last checkpoint before it. Recoveries, judging and a second undisturbed
-        run are not in it.
+        Restarts still to come, judging and a second undisturbed run are not in it.
         """
         leg, last = self.leg, self.last_step
         if leg is None or last is None or leg.is_over:
@@ -316,13 +315,4 @@ class RunPicture:
         paces = [known for known in (leg.step_s, *(other.step_s for other in self.legs.values())) if known is not None]
         if not paces or not math.isfinite(paces[0]):
             return None
-        steps = float(max(0, last - leg.step))
-        to_come: Sequence[Fault] = ()
-        if leg.name == "reference":
-            to_come, steps = self.faults, steps + last
-        elif leg.name == "chaos":
-            to_come = [fault for fault in self.faults if self.seen(fault).state == "planned"]
-        every = self.facts.every_steps
-        ending = (fault for fault in to_come if fault.facts.evidence != "note" and fault.at_step is not None)
-        again = sum((fault.at_step or 0) % every for fault in ending) if every else 0
-        return (steps + again) * paces[0]
+        return (max(0, last - leg.step) + (last if leg.name == "reference" else 0)) * paces[0]

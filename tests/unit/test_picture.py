@@ -180,14 +180,6 @@ class TestRemaining:
     def test_at_the_pace_of_the_leg(self) -> None:
         assert self.run("chaos", self.leg("chaos", 60)).remaining_s() == pytest.approx(20.0)
 
-    def test_faults_to_come_cost_the_steps_since_their_checkpoint(self) -> None:
-        fault = Fault(id="F2", rank=0, at_step=87, source="s")
-        assert self.run("chaos", self.leg("chaos", 60), faults=(fault,)).remaining_s() == pytest.approx(20.0 + 7 * 0.5)
-
-    def test_faults_that_nobody_dies_of_cost_nothing(self) -> None:
-        fault = Fault(id="F2", rank=0, at_step=87, kind="slow", source="s")
-        assert self.run("chaos", self.leg("chaos", 60), faults=(fault,)).remaining_s() == pytest.approx(20.0)
-
     def test_after_the_reference_comes_the_chaos_leg(self) -> None:
         assert self.run("reference", self.leg("reference", 60)).remaining_s() == pytest.approx(20.0 + 50.0)
 
