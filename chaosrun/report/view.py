@@ -119,8 +119,7 @@ class RunView:
     blame: "Blame"
     tried: str
     killed: str
-    differed: str
-    """What was tried, killed and found to differ, a sentence each."""
+    """What was tried and killed, a sentence each."""
     faults_title: str
     faults: tuple[FaultRow, ...]
     attempts_title: str
@@ -194,7 +193,6 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         blame=verdict.blame,
         tried=_tried(facts, spec, plan),
         killed=_killed(verdict, facts, legs["chaos"]),
-        differed=_differed(verdict),
         faults_title=_faults_title(verdict.faults, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts_title=_attempts_title(verdict),
@@ -264,22 +262,6 @@ def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     of = "faults" if facts.injected_faults else "planned faults"
     landed = sum(fault.landed for fault in faults)
     return f"{landed} of {len(faults)} {of} landed{facts.whose} ({kinds}): {ends}.{unplanned}"
-
-
-def _differed(verdict: "Verdict") -> str:
-    found = verdict.divergence
-    if found is not None:
-        ranks = f"rank {found.rank}" if len(found.ranks) <= 1 else f"{len(found.ranks)} ranks, first rank {found.rank}"
-        tensor = f", {found.tensor}" if found.tensor else ""
-        return f"{found.kind} first: at step {found.step}, {ranks}, attempt {found.attempt}{tensor}."
-    if verdict.status == "PASS":
-        return "Nothing."
-    failing = next((check for check in verdict.checks if check.status == "fail"), None)
-    if failing is not None:
-        return f"{failing.name.replace('_', ' ')}: {failing.summary}."
-    if verdict.outcome not in CONCLUSIVE:
-        return "Not known: a leg did not come to its end, so there was nothing to compare."
-    return "Nothing that was compared."
 
 
 def _fault_row(fault: "FaultOutcome", verdict: "Verdict") -> FaultRow:

@@ -46,7 +46,7 @@ def rates(known: "Sequence[Night]") -> Figure | None:
         parts = [bar.format("well", x, floor - high, width, max(0.0, high))]
         if odd:
             parts.append(bar.format("odd", x, floor - all_high, width, all_high - high))
-        bars.append(_target(said, x, width, floor, join(parts), first=place == 0))
+        bars.append(_target(said, x, width, floor, join(parts)))
     latest = known[-1]
     told = f"Drills as expected over {count(len(known), 'night')}, last {latest.passed} of {len(latest.drills)}"
     return _figure(known, scale, {value: str(value) for value in sorted({0, most})}, join(bars), told)
@@ -72,7 +72,7 @@ def recoveries(known: "Sequence[Night]") -> Figure | None:
             '<line class="span" x1="{0}" x2="{0}" y1="{1:.2f}" y2="{2:.2f}"/>'
             '<circle class="dot-reference" cx="{0}" cy="{3:.2f}" r="4"/>'
         ).format(x, low, high, y)
-        marks.append(_target(said, f"{share * place:.3f}%", width, HEIGHT - BOTTOM, drawn, first=not marks))
+        marks.append(_target(said, f"{share * place:.3f}%", width, HEIGHT - BOTTOM, drawn))
         line.append((WIDE * share * (place + 0.5) / 100, y))
     drawn_line = Markup(
         '<svg viewBox="0 0 {} {}" preserveAspectRatio="none" width="100%" height="{}"><path class="trend" d="{}"/></svg>'
@@ -102,12 +102,12 @@ def strip(drill: str, known: "Sequence[Night]") -> Markup:
     )
 
 
-def _target(said: str, x: str, width: str, floor: float, drawn: Markup, *, first: bool) -> Markup:
-    """What is pointed at, or focused, tells what it says; see page.js."""
+def _target(said: str, x: str, width: str, floor: float, drawn: Markup) -> Markup:
+    """What is pointed at tells what it says."""
     return Markup(
-        '<g class="mark night" tabindex="{}" role="img" aria-label="{}">'
+        '<g class="mark night" role="img"><title>{}</title>'
         '<rect class="halo" x="{}" y="2" width="{}" height="{:g}" fill="transparent"/>{}</g>'
-    ).format(0 if first else -1, said, x, width, floor, drawn)
+    ).format(said, x, width, floor, drawn)
 
 
 def _figure(known: "Sequence[Night]", scale: Scale, values: Mapping[float, str], drawn: Markup, told: str) -> Figure:

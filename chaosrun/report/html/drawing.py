@@ -53,13 +53,12 @@ class Mark:
     label: str
 
 
-def figure_mark(mark: Mark, scale: Scale, *, first: bool) -> Markup:
-    """A mark that is pointed at, or focused, tells its label; see page.js."""
-    stop = 0 if first else -1
+def figure_mark(mark: Mark, scale: Scale) -> Markup:
+    """A mark that tells its label where it is pointed at."""
     return Markup(
-        '<svg class="mark" tabindex="{}" role="img" aria-label="{}" x="{}" y="{:g}" width="1" height="1" overflow="visible">'
-        '<circle r="11" fill="transparent"/><circle class="halo" r="10"/>{}</svg>'
-    ).format(stop, mark.label, scale.percent(mark.at), mark.y, SHAPES[mark.shape])
+        '<svg class="mark" role="img" x="{}" y="{:g}" width="1" height="1" overflow="visible">'
+        '<title>{}</title><circle class="halo" r="11" fill="transparent"/>{}</svg>'
+    ).format(scale.percent(mark.at), mark.y, mark.label, SHAPES[mark.shape])
 
 
 def path_of(points: Iterable[tuple[float, float]]) -> str:

@@ -1,7 +1,7 @@
 """What every page of chaosrun shares: the jinja environment, how numbers read, and `templates/shell.html` to extend.
 
 A page extends `shell.html` (blocks: title, favicon, content) and gets its colours, type and tables from `page.css`, its
-copy buttons, tips and keys from `page.js`, both inlined. Everything is escaped unless it is Markup made by our own figures.
+copy buttons from `page.js`, both inlined. Everything is escaped unless it is Markup made by our own figures.
 """
 
 import math

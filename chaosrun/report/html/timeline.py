@@ -101,7 +101,7 @@ def timeline(source: Source) -> Shown | None:
         rules([HEAD + LANE * number for number in range(rows + 1)]),
         *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
         *_heads(began, scale, bottom),
-        *(figure_mark(mark, scale, first=number == 0) for number, mark in enumerate(placed)),
+        *(figure_mark(mark, scale) for mark in placed),
         _clock_axis(scale, bottom + 18),
     ]
     labels = [text("0", 14, "attempt")]
