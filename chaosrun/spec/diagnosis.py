@@ -169,6 +169,8 @@ def _hint(kind: str, location: Location, seen: Any, model: type[BaseModel]) -> s
         return f'quote it: "{str(seen).lower() if isinstance(seen, bool) else seen}"'
     if kind in ("int_type", "float_type", "bool_type") and isinstance(seen, str) and _reads_as(kind, seen):
         return "remove the quotes"
+    if kind == "tuple_type" and isinstance(seen, str) and seen.strip():
+        return f"write [{', '.join(seen.split())}]"
     if kind == "bool_type" and seen in ("yes", "on", "no", "off"):
         return f"write {'true' if seen in ('yes', 'on') else 'false'}"
     if seen is None:

@@ -140,7 +140,7 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
             "give checkpoint a value, or remove the key",
         ),
         ("checkpoint: [1, 2]", "4:13: checkpoint must be a mapping, not a list", "[1, 2]", "checkpoint: when"),
-        ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "args: a list"),
+        ("args: --lr 3", "4:7: args must be a list, not the text '--lr 3'", "--lr 3", "write [--lr, 3]"),
         ("data: {probe: yes}", "4:15: data.probe must be true or false, not the text 'yes'", "yes", "write true"),
         (
             "verify: {confirm: yes}",
