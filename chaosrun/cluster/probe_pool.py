@@ -30,12 +30,8 @@ LEAST_S = 0.5
 PROCESS = "chaosrun's process on the node"
 """How people are told of an agent."""
 GONE = f"{PROCESS}, or the node itself, is gone"
-PORTS = {
-    "node manager": "NodeManagerPort",
-    "object manager": "ObjectManagerPort",
-    "metrics": "MetricsExportPort",
-    "runtime env agent": "RuntimeEnvAgentPort",
-}
+PORTS = {"node manager": "NodeManagerPort", "object manager": "ObjectManagerPort"}
+"""Those that other nodes connect to, beside the head's own."""
 
 
 class ProbePool:

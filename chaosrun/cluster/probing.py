@@ -26,7 +26,7 @@ class Node:
     gpus: int
     """as Ray counts them"""
     ports: Mapping[str, int] = field(default_factory=dict)
-    """what Ray listens on there, by purpose"""
+    """what Ray listens on there for other nodes, by purpose"""
     head: bool = False
     """whether Ray's head runs there"""
 

@@ -57,7 +57,6 @@ def named(node: Node, **changes: Any) -> InterfaceFacts:
             "eth1": (node.address.replace("10.", "192."),),
         },
         environment={},
-        no_route="",
         free_ports=(4001, 4002, 4003),
     )
     return changed(facts, **changes)
@@ -92,7 +91,6 @@ def interface(changes: Mapping[str, Any], backend: str = "gloo", count: int = 3)
             "GLOO_SOCKET_IFNAME=eth0",
         ),
         ({"environment": {"NCCL_SOCKET_IFNAME": "eth"}}, "nccl", Status.PASS, "NCCL_SOCKET_IFNAME=eth"),
-        ({"no_route": "no route to 10.0.0.1: Network is unreachable"}, "nccl", Status.FAIL, "Network is unreachable"),
     ],
 )
 def test_where_ranks_would_be_reached(changes: Mapping[str, Any], backend: str, status: Status, says: str) -> None:

@@ -24,7 +24,6 @@ from chaosrun.wording import count, duration
 
 ROWS = Rows(check="forecast")
 LARGEST_EXPONENT = 700.0
-LARGEST_CLUSTER = 1024
 LEAST_GOODPUT = 0.5
 """Below it a training spends more time on failures than on steps."""
 MOST_LOST = 0.05
@@ -135,8 +134,10 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list
         why = "how often a node fails is not known: give its mean time between failures, such as --mtbf 720h"
         return [here.skip(why, measured=took)]
     used = max(1, nodes_used(setting, nodes))
-    sizes = sorted(set(setting.forecast_nodes)) or [size for size in _powers() if size > used]
-    now, *others = (forecast(save_s, restart_s, node_mtbf_s=setting.mtbf_s, nodes=size) for size in (used, *sizes))
+    now, *others = (
+        forecast(save_s, restart_s, node_mtbf_s=setting.mtbf_s, nodes=size)
+        for size in (used, *sorted(set(setting.forecast_nodes)))
+    )
     number = f"{count(now.nodes, 'node')}, a failure every {duration(now.mtbf_s)}"
     young = duration(young_interval(save_s, now.mtbf_s))
     findings = [
@@ -147,30 +148,21 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list
             reason=f"{took}; intervals after Daly 2006, Young 1974 gives {young}",
             remedy="" if now.goodput >= LEAST_GOODPUT else FASTER,
         ),
-        _elsewhere(setting, others),
     ]
+    findings += [_elsewhere(others)] if others else []
     return findings if setting.job is None else [*findings, _interval(setting.job, facts, now, save_s, restart_s)]
 
 
-def _elsewhere(setting: Setting, found: Sequence[Forecast]) -> Finding:
-    """Sizes that were asked for are judged; others are told."""
-    if not found:
-        return ROWS.skip("no other size was asked for", name=LARGER)
-    asked = bool(setting.forecast_nodes)
-    poor = asked and any(each.goodput < LEAST_GOODPUT for each in found)
+def _elsewhere(found: Sequence[Forecast]) -> Finding:
+    poor = any(each.goodput < LEAST_GOODPUT for each in found)
     return ROWS.row(
         Status.WARN if poor else Status.PASS,
         "; ".join(f"{each.nodes}: {each}" for each in found),
-        f"at least {LEAST_GOODPUT:.0%}" if asked else "",
+        f"at least {LEAST_GOODPUT:.0%}",
         name=LARGER,
         reason="if saves and restarts take as long there",
         remedy=FASTER if poor else "",
     )
-
-
-def _powers() -> list[int]:
-    """4, 16, 64 … up to the largest."""
-    return [4**power for power in range(1, 6) if 4**power <= LARGEST_CLUSTER]
 
 
 def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, restart_s: float) -> Finding:

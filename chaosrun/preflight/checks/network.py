@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from msgspec import Struct
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.checks.network_connections import USED_PORTS, again, judge_connections
+from chaosrun.preflight.checks.network_connections import again, judge_connections
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
@@ -56,9 +56,7 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
 def gather(setting: Setting, pool: Pool) -> NetworkFacts:
     nodes = list(pool.nodes)
     env = {name: value for name, value in setting.env.items() if name.startswith(VARIABLES)}
-    others = {node.name: nodes[index - 1].address if len(nodes) > 1 else None for index, node in enumerate(nodes)}
-    calls = {name: ask("interfaces", LOOKUP_S, env, other=other) for name, other in others.items()}
-    told = pool.ask(calls, InterfaceFacts)
+    told = pool.ask({node.name: ask("interfaces", LOOKUP_S, env) for node in nodes}, InterfaceFacts)
     groups = backends(setting, nodes)
     talking = tuple(Backend(name=name, nodes=tuple(node.name for node in group)) for name, group in groups)
     facts = NetworkFacts(interfaces=told, backends=talking)
@@ -102,10 +100,8 @@ def _connect(
 ) -> tuple[Answers[mesh.MeshFacts], dict[str, int]]:
     """With the ports that the nodes were to listen on."""
     listening = {node.name: ports.take(node.name) for node in nodes}
-    used = [{purpose: port for purpose, port in node.ports.items() if purpose in USED_PORTS and port > 0} for node in nodes]
     peers = tuple(
-        mesh.Peer(name=node.name, address=node.address, port=listening[node.name], ports=own)
-        for node, own in zip(nodes, used, strict=True)
+        mesh.Peer(name=node.name, address=node.address, port=listening[node.name], ports=dict(node.ports)) for node in nodes
     )
     about: dict[str, float] = {"start_s": START_S[level], "connect_s": CONNECT_S[level]}
     limit_s = mesh.stays_s(**about, peers=len(peers)) + START_S[level] + 30
@@ -227,10 +223,6 @@ def judge_interfaces(nodes: Sequence[Node], told: Answers[InterfaceFacts], talki
 def _interface(rows: Rows, node: Node, found: InterfaceFacts, backends: Sequence[str], *, alone: bool) -> Finding:
     """Where ranks of this node will be reached: Ray, torch and chaosrun go by addresses, gloo by what a node's own hostname
     resolves to, unless GLOO_SOCKET_IFNAME names an interface. `alone`: all nodes are on its machine."""
-    if found.no_route:
-        return rows.fail(
-            found.no_route, "a route to every node", "check this node's network interface and its routes (ip route)"
-        )
     if ip_address(node.address).is_loopback and not alone:
         return rows.fail(
             f"Ray knows this node as {node.address}, which leads every other node to itself",

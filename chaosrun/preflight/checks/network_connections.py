@@ -10,8 +10,6 @@ from chaosrun.preflight.probes.mesh import Failure, MeshFacts
 from chaosrun.wording import listed
 
 ROWS = Rows(check="network", name="TCP connections")
-USED_PORTS = ("node manager", "object manager", "gcs")
-"""Those of Ray's that other nodes connect to."""
 SOME = 3
 REMEDIES = {
     "refused": "nothing may listen there, or a firewall rejects: open {ports} between the nodes",
@@ -111,7 +109,7 @@ def _not_blamed(
     measured = f"reaches {reached} of {others} others and itself"
     if heard.keys() == {node.name}:
         return rows.skip("no other node could take its part", measured=measured)
-    used = [f"{purpose} {number}" for purpose, number in node.ports.items() if purpose in USED_PORTS and number > 0]
+    used = [f"{purpose} {number}" for purpose, number in node.ports.items()]
     reason = f"ports {', '.join([*used, f'rendezvous {ports[node.name]}'])}"
     if reached < others and blamed:
         reason += f"; what fails is told of {listed(blamed, SOME)}"

@@ -154,10 +154,7 @@ def _for_the_job(row: Rows, setting: Setting, free_bytes: int, speed: Speed) -> 
     if setting.job is None or last is None or last.bytes is None:
         why = "no job was named"
         if setting.job is not None:
-            name = setting.job.spec.name
-            why = f"no earlier run of {name} under {setting.root} went through, and its checkpoints' size is not known"
-            if last is not None:
-                why = f"{last.run} has no checkpoint any more to know its size from"
+            why = f"no earlier run of {setting.job.spec.name} under {setting.root} has a checkpoint to know its size from"
         yield row.skip(why, name=SAVE)
         yield row.skip(why, name=ROOM, measured=free)
         return

@@ -6,6 +6,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -60,10 +62,9 @@ class _Work:
     working: RunningSupervisors = field(default_factory=RunningSupervisors)
     began_s: float = field(default_factory=time.monotonic)
     _waiting: "queue.SimpleQueue[int]" = field(default_factory=queue.SimpleQueue)
-    _threads: int = 0
-    _ended: "queue.SimpleQueue[None]" = field(default_factory=queue.SimpleQueue)
-    """One entry for each thread that has ended. After an interrupted `join`, Python takes a thread that runs for one that has
-    ended (3.11), so nobody joins them."""
+    _ended: "list[Future[None]]" = field(default_factory=list)
+    """Of each thread. After an interrupted `join`, Python takes a thread that runs for one that has ended (3.11), so nobody
+    joins them."""
 
     def begin(self) -> None:
         # Should time run out, it is not always for the same ones.
@@ -71,17 +72,12 @@ class _Work:
             self._waiting.put(number)
         for _ in range(min(AT_ONCE, len(self.wanted))):
             # A daemon: one that waits for a node which does not answer must not keep this process.
-            threading.Thread(target=self._work, daemon=True).start()
-            self._threads += 1
+            self._ended.append(ended := Future())
+            threading.Thread(target=self._work, args=(ended,), daemon=True).start()
 
     def wait(self, until_s: float | None) -> None:
         """Until every thread has ended, or until then."""
-        while self._threads:
-            try:
-                self._ended.get(timeout=None if until_s is None else max(0.0, until_s - time.monotonic()))
-            except queue.Empty:
-                return
-            self._threads -= 1
+        futures.wait(self._ended, None if until_s is None else max(0.0, until_s - time.monotonic()))
 
     @property
     def until_s(self) -> float | None:
@@ -90,11 +86,11 @@ class _Work:
             return None
         return self.began_s + (self.terms.begin_within_s or 0.0) + self.terms.repeat_s + self.terms.limit_s
 
-    def _work(self) -> None:
+    def _work(self, ended: "Future[None]") -> None:
         try:
             self._drill_on()
         finally:
-            self._ended.put(None)
+            ended.set_result(None)
 
     def _drill_on(self) -> None:
         """One drill after the other, until there is none left, or it is too late to begin."""

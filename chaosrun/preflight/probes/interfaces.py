@@ -22,13 +22,10 @@ class InterfaceFacts(Struct, frozen=True, kw_only=True):
     interfaces: dict[str, tuple[str, ...]]
     """Their addresses."""
     environment: dict[str, str]
-    no_route: str
-    """Why another node cannot be reached; empty where it can."""
     free_ports: tuple[int, ...]
 
 
-def probe(*, other: str | None) -> InterfaceFacts:
-    """`other`: another node's address."""
+def probe() -> InterfaceFacts:
     hostname, own, own_error = socket.gethostname(), (), ""
     try:
         found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
@@ -43,7 +40,6 @@ def probe(*, other: str | None) -> InterfaceFacts:
         network=f"{boot} {os.readlink('/proc/self/ns/net')}",
         interfaces=_interfaces(),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        no_route=_no_route(other) if other else "",
         free_ports=_free_ports(),
     )
 
@@ -54,16 +50,6 @@ def _interfaces() -> dict[str, tuple[str, ...]]:
         name: tuple(entry.address.partition("%")[0] for entry in addresses if entry.family in internet)
         for name, addresses in psutil.net_if_addrs().items()
     }
-
-
-def _no_route(address: str) -> str:
-    """Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        try:
-            datagrams.connect((address, 9))
-        except OSError as error:
-            return f"no route to {address}: {error.strerror or error}"
-    return ""
 
 
 def _free_ports() -> tuple[int, ...]:

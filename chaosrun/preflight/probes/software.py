@@ -1,7 +1,6 @@
 """What is installed on a node and what its processes inherit. Nothing of it is imported: torch alone would take seconds."""
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 import platform
@@ -23,8 +22,6 @@ PARAMETER = re.compile(r"^(__version__|cuda|hip)\b[^=]*= *'([^']*)'", re.MULTILI
 
 class SoftwareFacts(Struct, frozen=True, kw_only=True):
     versions: dict[str, str | None]
-    code: str
-    """A digest of chaosrun's own files: a version number does not tell a changed copy from the published one."""
     variables: dict[str, str]
     auth: str | None
     cpus: int
@@ -45,7 +42,6 @@ def probe(*, script: str | None, path: list[str]) -> SoftwareFacts:
             "driver": _driver(),
             "NCCL": _nccl() if "cuda" in torch else None,
         },
-        code=_code(),
         variables=listed_variables(os.environ),
         auth=os.environ.get("RAY_AUTH_MODE"),
         cpus=os.cpu_count() or 1,
@@ -94,11 +90,3 @@ def _dotted(number: int) -> str:
     """NCCL counts 2.8.4 as 2804, and from 2.9 on 2.9.6 as 20906."""
     major, rest = divmod(number, 10000 if number >= 10000 else 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _code() -> str:
-    digest = hashlib.sha256()
-    root = Path(chaosrun.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
