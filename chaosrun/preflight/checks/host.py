@@ -11,7 +11,7 @@ from typing import Any
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
-from chaosrun.preflight.probes.busy import Busy, LeftOver, Process
+from chaosrun.preflight.probes.busy import Busy, Process
 from chaosrun.preflight.probes.host import Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place
 from chaosrun.wording import GIB, MIB, ago, count, listed, size
 
@@ -225,15 +225,13 @@ def _others(row: Rows, busy: Busy, usable: float) -> Finding:
     )
 
 
-def _left(row: Rows, facts: LeftOver, hidden: bool) -> Finding:
-    if facts.processes:
-        remedy, why = f"kill -9 {' '.join(str(each.pid) for each in facts.processes)}", "it may hold memory, a GPU or a port"
-        return row.warn(_named(facts.processes), "no process whose supervisor is gone", remedy, reason=why)
+def _left(row: Rows, left: Sequence[Process], hidden: bool) -> Finding:
+    if left:
+        remedy, why = f"kill -9 {' '.join(str(each.pid) for each in left)}", "it may hold memory, a GPU or a port"
+        return row.warn(_named(left), "no process whose supervisor is gone", remedy, reason=why)
     if hidden:
         return row.skip("/proc shows no processes of other users here (hidepid)")
-    unread = facts.unreadable
-    others = f"; {unread} processes of other users could not be looked into" if unread else ""
-    return row.passed(f"nothing{others}", "nothing")
+    return row.passed("nothing", "nothing", reason="of the processes that this user may look into")
 
 
 def _named(processes: Sequence[Process]) -> str:

@@ -61,14 +61,6 @@ class Busy(Struct, frozen=True, kw_only=True):
     """Whether other users' processes cannot be seen at all."""
 
 
-class LeftOver(Struct, frozen=True, kw_only=True):
-    """Processes of earlier runs on this machine, whose supervisors are gone."""
-
-    processes: tuple[Process, ...]
-    unreadable: int
-    """How many of other users' processes could not be looked into for it."""
-
-
 def _look() -> dict[int, Seen]:
     """All but zombies and threads of the kernel."""
     found: dict[int, Seen] = {}
@@ -129,22 +121,19 @@ def temporary_files() -> str:
     return next(filter(os.path.isdir, named), "/tmp")
 
 
-def left_over() -> LeftOver:
-    seen, marked, unreadable = _look(), set[int](), 0
+def left_over() -> tuple[Process, ...]:
+    """Processes of earlier runs on this machine, whose supervisors are gone; of other users what may be looked into."""
+    seen, marked = _look(), set[int]()
     for pid in seen:
-        try:
+        with suppress(psutil.Error):
             if MARK in psutil.Process(pid).environ():
                 marked.add(pid)
-        except psutil.AccessDenied:
-            unreadable += 1
-        except psutil.NoSuchProcess:
-            continue
     left: list[Process] = []
     for pid, process in sorted(seen.items()):
         old = time.time() - process.created_s > ENDING_S
         if old and (_forsaken(pid, seen, marked) or (_adopted(process, seen) and RAY_FOLDER.search(process.command))):
             left.append(_process(pid, process, created_s=process.created_s))
-    return LeftOver(processes=tuple(left), unreadable=unreadable)
+    return tuple(left)
 
 
 def _forsaken(pid: int, seen: Mapping[int, Seen], marked: Collection[int]) -> bool:

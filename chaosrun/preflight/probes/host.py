@@ -12,7 +12,7 @@ import psutil
 from msgspec import Struct
 
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit, memory_room, process_room
-from chaosrun.preflight.probes.busy import Busy, LeftOver, busy, left_over, temporary_files
+from chaosrun.preflight.probes.busy import Busy, Process, busy, left_over, temporary_files
 from chaosrun.preflight.probes.raylet_options import raylet_options
 from chaosrun.preflight.probes.storage_place import nearest_folder
 from chaosrun.processes import pids, stat_fields
@@ -100,7 +100,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     shared_memory: Place
     limits: Limits
     busy: Busy
-    left_over: LeftOver
+    left_over: tuple[Process, ...]
     kernel_log: KernelLog
 
 
