@@ -144,9 +144,8 @@ def _write_end(order: WorkerOrder, context: WorkerContext, end: WorkerEnd) -> No
     if completed and order.rank == 0:
         inputs = json.dumps(_imported_files(Path(order.script)), indent=1)
         write_durably(context.leg.path / "inputs.json", inputs.encode())
-    began_with = context.team_files and context.team_files.began_with
     about = {"pid": os.getpid(), "completed": completed, "step": context.step, "time_s": time.time()}
-    end = changed(end, **about, began_with=began_with)
+    end = changed(end, **about, began_with=context.team_files and context.team_files.began_with)
     write_durably(context.leg.attempt(order.attempt).end(order.rank), encode(end))
 
 
@@ -291,9 +290,17 @@ def _after_sys_exit(request: SystemExit, context: WorkerContext) -> WorkerEnd:
     hint = "the loop over run.batches() has to run to its end; after a deliberate break call run.finish()"
     error = UserScriptError(
         f"the script left with sys.exit({code}) at step {context.step}, before its training was done{said}",
-        hint=hint if context.script is None else "its log says why it did",
+        hint=hint if context.script is None else _last_words(context),
     )
     return changed(_raised("exited", error, context.order), exit_code=code or error.exit_code)
+
+
+def _last_words(context: WorkerContext) -> str:
+    """Of argparse, what is wrong with the arguments."""
+    log = context.leg.attempt(context.order.attempt).log(context.order.rank)
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    last = next((line for line in reversed(lines) if line.strip()), "nothing")
+    return f"its log says why it did; last: {last[:200]}"
 
 
 def _raised(status: str, error: BaseException, order: WorkerOrder) -> WorkerEnd:

@@ -113,6 +113,16 @@ def test_a_script_that_ends_before_its_training_is_the_users_error(
     assert len(events(result.run.reference, "attempt.starting")) == 2, "once more to be sure, and no restart loop"
 
 
+@pytest.mark.nightly
+def test_a_script_whose_arguments_are_wrong_says_so(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser(prog='mine').parse_args()\n")
+    job = tmp_path / "job.yaml"
+    job.write_text("name: small\nscript: train.py\nargs: [--epochs]\nworkers: 1\n")
+    verdict = warm_drills(job, root=tmp_path / "root").verdict
+    assert verdict.exit_code == 4 and "sys.exit(2) at step 0" in verdict.cause
+    assert verdict.hint == "its log says why it did; last: mine: error: unrecognized arguments: --epochs"
+
+
 @pytest.mark.ray
 def test_a_script_that_hangs_spends_the_budget(warm_drills: WarmDrills, tmp_path: Path) -> None:
     job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 5s}")

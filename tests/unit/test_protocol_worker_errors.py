@@ -11,6 +11,7 @@ from chaosrun.cli.options import one_or_more
 from chaosrun.errors import MisuseError, UsageError
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.protocol import worker
+from chaosrun.protocol.context import WorkerContext
 from tests.integration.ranks import make_orders
 
 ORDER = make_orders(Path("/nowhere"), "", workers=1)[0]
@@ -56,3 +57,14 @@ def test_a_refusal_shows_where_the_script_was_and_not_where_chaosrun_was() -> No
         one_or_more("--at-once", 0)
     shown = worker._script_traceback(caught.value)
     assert "test_protocol_worker_errors.py" in shown and str(worker.PACKAGE) not in shown
+
+
+def test_a_script_that_leaves_is_told_by_its_last_words(tmp_path: Path) -> None:
+    order = replace(make_orders(tmp_path, "", workers=1)[0], by="script")
+    context = WorkerContext(order)
+    log = context.leg.attempt(order.attempt).log(order.rank)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("usage: mine [-h]\nmine: error: unrecognized arguments: --epochs\n\n")
+    assert worker._last_words(context).endswith("last: mine: error: unrecognized arguments: --epochs")
+    log.write_text("")
+    assert worker._last_words(context).endswith("last: nothing")
