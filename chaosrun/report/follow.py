@@ -124,8 +124,8 @@ class _LegFollower:
         self._damage: dict[Path, str] = {}
         self._ends: dict[Path, tuple[int, int, RankTrace]] = {}
         """Of each trace what its ends said, its size and the newest attempt then: one that another came after does not grow."""
-        self._judged: dict[str, tuple[int, FaultSeen]] = {}
-        """Of each fault that was seen how many events there were, and what had become of it then."""
+        self._judged: dict[str, FaultSeen] = {}
+        """Faults of which it is certain what became of them."""
         self._starts: dict[int, Tail] = {}
         """The traces of attempts of which nobody knows yet what the script went on from."""
         self._fired: set[str] = set()
@@ -209,20 +209,18 @@ class _LegFollower:
         return beats
 
     def _faults(self, planned: Sequence[Fault], history: LegHistory) -> dict[str, FaultSeen]:
-        """What the verdict would say of those that were seen, asked again when the journal has more to say."""
-        now = len(self._events)
+        """What the verdict would say of those that were seen, asked until it is certain."""
         seen, observed = (
             fired([*self._events, *self._marked.values()]),
             {event.fault for event in history.events(FaultObserved)},
         )
-        for fault in (fault for fault in planned if fault.id in observed):
-            then, entry = self._judged.get(fault.id, (0, seen.get(fault.id, FaultSeen())))
-            if then < now and entry.state not in ("landed", "missed"):
-                found = landing(fault, history)
-                entry = replace(entry, state="landed" if found.landed else "missed" if found.problem else entry.state)
-            self._judged[fault.id] = now, entry
-            seen[fault.id] = entry
-        return seen
+        for fault in planned:
+            if fault.id in observed and fault.id not in self._judged:
+                found, entry = landing(fault, history), seen.get(fault.id, FaultSeen())
+                seen[fault.id] = replace(entry, state="landed" if found.landed else "missed" if found.problem else entry.state)
+                if found.settled:
+                    self._judged[fault.id] = seen[fault.id]
+        return seen | self._judged
 
     def poll_markers(self) -> list[JournalEvent]:
         """What has fired, as the journal will say it: there a fault is told of when it has been seen to land."""

@@ -175,8 +175,8 @@ class RunView:
 def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     damage: list[str] = []
-    facts = _read(lambda: read_facts(run), damage) or RunFacts()
-    spec, plan = _read(lambda: _spec(run), damage), _read(lambda: FaultPlan.read(run.plan_json), damage)
+    facts = readable(lambda: read_facts(run), damage) or RunFacts()
+    spec, plan = readable(lambda: _spec(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
     legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", "chaos")}
     repeat = repeat_command(run, facts)
     return RunView(
@@ -206,7 +206,8 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     )
 
 
-def _read(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
+def readable(read: "Callable[[], _Read]", damage: list[str]) -> "_Read | None":
+    """What it reads; None, and a sentence among the damage, for a file that is damaged."""
     try:
         return read()
     except ChaosrunError as error:

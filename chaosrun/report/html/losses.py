@@ -1,7 +1,7 @@
 """Both legs' losses laid over each other, and how far apart they are in ULP: lineages only, each step once.
 
-Long runs are thinned out: of each stretch the extremes stay, and every step at which something begins or ends. The strip under
-the differences is never thinned out: it holds every step that differs.
+Long runs are thinned out: of each stretch the extremes stay. The strip under the differences is never thinned out: it holds
+every step that differs.
 """
 
 import math
@@ -49,13 +49,11 @@ def losses(source: Source) -> Shown | None:
     tails = _tails(source.chaos)
     replayed = tuple((attempt, min(steps), max(steps)) for attempt, steps in tails.items())
     bands = _stretches((first, last) for _, first, last in replayed)
-    kept = {low, high, *(step for stretch in differing[:STRETCHES] for step in stretch)}
-    kept |= {step for _, *stretch in replayed[:STRETCHES] for step in stretch}
     done = Counter(step for steps in tails.values() for step in steps)
     shown = every[:: -(-len(every) // MOST_POINTS)]
     largest_at = max((step for step in apart if distance[step] is not None), key=lambda step: distance[step] or 0, default=None)
     return {
-        "curves": _curves(reference, chaos, tails, len(source.chaos.chain.steps), kept, bands),
+        "curves": _curves(reference, chaos, tails, len(source.chaos.chain.steps), bands),
         "distances": _ulp_chart(apart, distance, differing, Scale(low, high), bands) if apart else None,
         "points": [(step, reference.get(step), chaos.get(step), _ulp(distance, step, both), 1 + done[step]) for step in shown],
         "untold": len(every) - len(shown),
@@ -140,18 +138,16 @@ def _stretches(parts: Iterable[Stretch]) -> tuple[Stretch, ...]:
     return tuple(found)
 
 
-def thinned(points: Sequence[tuple[int, float]], kept: Iterable[int] = ()) -> list[int]:
-    """Steps to draw: of each stretch of equal length the first, the lowest, the highest and the last, and all of `kept`."""
+def thinned(points: Sequence[tuple[int, float]]) -> list[int]:
+    """Steps to draw: of each stretch of equal length the first, the lowest, the highest and the last."""
     if len(points) <= 2 * STRETCHES:
         return [step for step, _ in points]
-    wanted = set(kept)
     length = -(-len(points) // STRETCHES)
     chosen: set[int] = set()
     for begin in range(0, len(points), length):
         stretch = points[begin : begin + length]
         finite = [point for point in stretch if math.isfinite(point[1])] or stretch
         chosen |= {stretch[0][0], stretch[-1][0], min(finite, key=_value)[0], max(finite, key=_value)[0]}
-        chosen |= {step for step, _ in stretch if step in wanted}
     return sorted(chosen)
 
 
@@ -173,13 +169,13 @@ def _y(upright: Scale, value: float) -> float:
     return HEIGHT * (1 - upright.at(value))
 
 
-def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: Scale, kept: set[int]) -> Markup:
+def _line(kind: str, values: Mapping[int, float], scale: Scale, upright: Scale) -> Markup:
     """In pieces: what is no number leaves a gap, and so do steps that are missing."""
     points = sorted(values.items())
     pieces: list[list[tuple[float, float]]] = [[]]
     numbers = {step: number for number, (step, _) in enumerate(points)}
     before: int | None = None
-    for step in thinned(points, kept):
+    for step in thinned(points):
         value = values[step]
         gap = before is not None and step - before != numbers[step] - numbers[before]
         if not math.isfinite(value) or gap:
@@ -196,7 +192,6 @@ def _curves(
     chaos: Mapping[int, float],
     tails: Mapping[int, Mapping[int, list[StepRecord]]],
     ranks: int,
-    kept: set[int],
     bands: Sequence[Stretch],
 ) -> Shown:
     attempts = list(tails.values())[:MOST_TAILS]
@@ -204,9 +199,9 @@ def _curves(
     upright = _upright(chain.from_iterable(values.values() for values in (reference, chaos, *cut_off)))
     across = Scale(min((*reference, *chaos)), max((*reference, *chaos)))
     lines = [
-        _line("reference", reference, across, upright, kept),
-        *(_line("tail", values, across, upright, set()) for values in cut_off),
-        _line("chaos", chaos, across, upright, kept),
+        _line("reference", reference, across, upright),
+        *(_line("tail", values, across, upright) for values in cut_off),
+        _line("chaos", chaos, across, upright),
     ]
     labels = [(_y(upright, value), f"{value:.4g}") for value in ticks(upright.low, upright.high, 5)]
     return _chart(HEIGHT, across, bands, labels, join(lines), below=18)

@@ -18,20 +18,11 @@ FINGERPRINTED = ("gradient", "optimizer", "weights", "buffers", "registered")
 """Kinds of which the records hold digests, not values."""
 MOST_TEXT = 20_000
 MOST_QUANTITIES = 200
-FILES = {
-    "verdict.json": "the verdict, for programs",
-    "job.yaml": "the job as it was submitted",
-    "run.json": "what it was resolved to",
-    "plan.json": "the faults, as planned",
-    "report.md": "this report in short",
-    "junit.xml": "the checks, for CI systems",
-    "diagnosis.json": "the diagnosis",
-    "reference/journal.jsonl": "what was decided and seen, undisturbed",
-    "chaos/journal.jsonl": "the same under faults",
-    "chaos/attempts": "traces and logs of every rank, by attempt",
-    "chaos/checkpoints": "the checkpoints that were kept",
-    "chaos/quarantine": "checkpoints that were set aside",
-}
+FILES = (
+    *("verdict.json", "job.yaml", "run.json", "plan.json", "report.md", "junit.xml", "diagnosis.json"),
+    *("reference/journal.jsonl", "chaos/journal.jsonl", "chaos/attempts", "chaos/checkpoints", "chaos/quarantine"),
+)
+"""Of a run, for who wants to look further."""
 
 
 def particulars(source: Source) -> Shown:
@@ -41,7 +32,7 @@ def particulars(source: Source) -> Shown:
         "fingerprints_only": found is not None and found.kind in FINGERPRINTED,
         "environment": list(_environment(source)),
         "where": list(_where(source)),
-        "files": [(name, what) for name, what in FILES.items() if (run.path / name).exists()],
+        "files": [name for name in FILES if (run.path / name).exists()],
         "job": _text(run.job_yaml),
         "diagnosed": () if source.diagnosis is None else list(_diagnosed(source.diagnosis)),
         "quantities": () if source.diagnosis is None else list(quantity_rows(source.diagnosis.comparison))[:MOST_QUANTITIES],

@@ -1,11 +1,11 @@
 """What the restarts took: their recovery in phases, where each attempt went on, and what the leg's time went into."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Source
-from chaosrun.verify.recovery_times import PHASES, RecoveryTimes, Work, recoveries_of, work_of
+from chaosrun.verify.recovery_times import RecoveryTimes, Work, recoveries_of, work_of
 from chaosrun.wording import count, span
 
 PHASE_MEANINGS = {
@@ -21,28 +21,18 @@ Piece = tuple[int, str, float]
 
 
 def restarts(source: Source) -> Shown | None:
-    """`times`: each with the pieces of its bar; `parts`: what the wall time went into. None without a chaos leg that began."""
+    """`times`: of each recovery; `parts`: what the wall time went into. None without a chaos leg that began."""
     leg = source.chaos
     if not leg.history.attempts:
         return None
     times, work = recoveries_of(leg.history), work_of(leg.history, leg.chain)
     return {
         "quarantined": {attempt.number: attempt.quarantined for attempt in leg.history.attempts},
-        "times": [(entry, list(_pieces(entry))) for entry in times[:MOST_ROWS]],
-        "longest_s": max((entry.total_s or 0.0 for entry in times), default=0.0),
+        "times": times[:MOST_ROWS],
         "recovered": _recovered(times),
         "work": work,
         "parts": _parts(times, work),
     }
-
-
-def _pieces(entry: RecoveryTimes) -> Iterator[Piece]:
-    """Phases that are not known are one grey piece."""
-    if entry.total_s is None:
-        return
-    known = [(number, phase.replace("_", " "), entry.phases[phase] or 0.0) for number, phase in enumerate(PHASES)]
-    yield from known
-    yield len(PHASES), "not known", max(0.0, entry.total_s - sum(seconds for *_, seconds in known))
 
 
 def _recovered(times: Sequence[RecoveryTimes]) -> str:

@@ -1,21 +1,17 @@
 """What a page's figures are made from: both legs with their traces, read once. What is damaged in them is named."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from chaosrun.errors import UsageError
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.report.diagnosis import read_diagnosis
-from chaosrun.report.view import RunView
+from chaosrun.report.view import RunView, readable
 from chaosrun.verify.lineage import Lineage, lineage
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
-
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +46,15 @@ class Source:
 def read_source(view: RunView) -> Source:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
-    info = _read("run.json", lambda: read_run(run), problems)
+    info = readable(lambda: read_run(run), problems)
     legs = [_leg(run, info, name, problems) for name in ("reference", "chaos")]
     return Source(
         view=view,
         reference=legs[0],
         chaos=legs[1],
-        diagnosis=_read("diagnosis.json", lambda: read_diagnosis(run), problems) if run.diagnosis_json.exists() else None,
+        diagnosis=readable(lambda: read_diagnosis(run), problems) if run.diagnosis_json.exists() else None,
         problems=tuple(dict.fromkeys(problems)),
     )
-
-
-def _read(name: str, read: Callable[[], _Read], problems: list[str]) -> _Read | None:
-    try:
-        return read()
-    except UsageError as error:
-        if not any(name in problem for problem in problems):
-            problems.append(error.message)
-        return None
 
 
 def _leg(run: RunLayout, info: RunInfo | None, name: str, problems: list[str]) -> Leg:

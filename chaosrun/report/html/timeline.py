@@ -272,22 +272,17 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
 
 def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
     leg = source.told.history
-    for record in leg.events(DeathUnplanned):
-        if (time_s := finite(record.time_s)) is not None:
-            yield record.rank or 0, _mark(record, clock.at(time_s), "unplanned")
     planned = {record.attempt for record in leg.events(FaultObserved) if record.how == "hang"}
-    for record in leg.events(HangDeclared):
+    found: list[tuple[JournalEvent, int | None, str]] = [
+        *((record, record.rank or 0, "unplanned") for record in leg.events(DeathUnplanned)),
         # One that a fault was the cause of is told by the fault's own mark.
-        if record.attempt not in planned and (time_s := finite(record.time_s)) is not None:
-            yield record.first, _mark(record, clock.at(time_s), "hang")
-    for record in leg.events(CheckpointQuarantined):
+        *((record, record.first, "hang") for record in leg.events(HangDeclared) if record.attempt not in planned),
+        *((record, None, "aside") for record in leg.events(CheckpointQuarantined)),
+    ]
+    for record, rank, shape in found:
         if (time_s := finite(record.time_s)) is not None:
-            yield None, _mark(record, clock.at(time_s), "aside")
-
-
-def _mark(record: JournalEvent, at: float, shape: str) -> Mark:
-    said = sentence(record)
-    return Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
+            at, said = clock.at(time_s), sentence(record)
+            yield rank, Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
 
 def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
