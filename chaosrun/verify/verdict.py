@@ -90,7 +90,6 @@ class Verdict:
 
     def to_json(self) -> dict[str, object]:
         ruled = {name: getattr(self, name) for name in ("status", "exit_code", "code", "cause", "hint")}
-        counted = {name: getattr(self, name) for name in ("steps", "lost_steps", "warnings")}
         return {
             "v": VERDICT_VERSION,
             **ruled,
@@ -101,7 +100,9 @@ class Verdict:
             "divergence": self.divergence.to_json() if self.divergence else None,
             "faults": [fault.to_json() for fault in self.faults],
             "attempts": [attempt.to_json() for attempt in self.attempts],
-            **counted,
+            "steps": self.steps,
+            "lost_steps": self.lost_steps,
+            "warnings": list(self.warnings),
         }
 
 
