@@ -138,6 +138,11 @@ _FAULTS: Mapping[str, Row] = {
         "", plan("the training did not come to the point that {fault} waits for", likely=True)
     ),
     "fault_not_shown.unread": Row("", plan("nothing came after {fault} that would have met what it did")),
+    "fault_not_shown.no_such_file": Row(
+        "",
+        plan("the `file` of {fault} names none that this save writes"),
+        "a pattern stands for the whole path below the outputs, such as '*optimizer.pt'; `chaosrun sweep --saves` names them",
+    ),
     "fault_not_shown.used": Row("", ours("a checkpoint that {fault} had damaged was gone on from")),
     "fault_not_shown.other_death": Row(
         "", machine("{death}, in the attempt of {fault}, before that could be seen to land; run it again")

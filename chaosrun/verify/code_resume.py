@@ -45,7 +45,7 @@ _RESUME: Mapping[str, Row] = {
     ),
     "never_came_back": Row(
         "never came back after {fault}: {message}",
-        script("it cannot go on from what a kill leaves behind, and falls back to nothing older", likely=True),
+        script("it cannot go on from what a fault leaves behind, and falls back to nothing older", likely=True),
         "a checkpoint counts only when it is whole: write it beside, rename it at last, and fall back to an older one where "
         "the newest cannot be read",
         "S1",

@@ -56,6 +56,8 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
         return ("never_due_by_time" if fault.phase is None else "never_reached"), {}
     if problem.code in ("unread", "used"):
         return problem.code, {}
+    if fault.phase == "save" and fault.options.get("file") and problem.code == "said":
+        return "no_such_file", {}
     attempt = next((entry for entry in drill.chaos.attempts if entry.number == asked.attempt), None)
     struck = any(entry.attempt == asked.attempt and entry.how != "note" for entry in drill.chaos.events(FaultObserved))
     if attempt is not None and attempt.unplanned and not struck:

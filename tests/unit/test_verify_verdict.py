@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -12,12 +13,14 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.observed import Problem
 from chaosrun.records.layout import RunLayout
-from chaosrun.verify import ruling
+from chaosrun.verify import landed, ruling
 from chaosrun.verify import verdict as verdict_module
 from chaosrun.verify.check import Check, Drill, skipped
 from chaosrun.verify.checks import CHECKS, REQUIRED, run_checks
 from chaosrun.verify.code_checks import WANDERS, wandering
+from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -581,3 +584,17 @@ def test_no_recorded_value_changes_unseen(run: RunLayout) -> None:
     assert unseen == []
     path.write_text(original)
     assert judge(run).status == "PASS"
+
+
+@pytest.mark.parametrize(("options", "because"), [({"file": "*x"}, "no_such_file"), ({}, None)])
+def test_a_pattern_that_no_file_matches_is_the_plans(
+    options: dict[str, Any], because: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = Fault(id="F1", kind="missing_file", rank=0, phase="save", at_step=4, options=options, source="faults.schedule[0]")
+    request = SimpleNamespace(attempt=1)
+    monkeypatch.setattr(landed, "requests_of", lambda *_: [request])
+    drill: Any = SimpleNamespace(chaos=SimpleNamespace(attempts=(), events=lambda _: ()))
+    found, more = landed._because(fault, Problem("said", "the save left no file that matches *x"), drill)
+    assert (found, more) == (because, {})
+    told = Cause.of("fault_not_shown", because=found, fault="F1", problem="", failing=1, planned=1, which="faults")
+    assert told.blame.whose == ("yours" if because else "chaosrun")
