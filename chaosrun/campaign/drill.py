@@ -4,7 +4,7 @@ Ray and torch are imported inside, when they are needed.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,10 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
 from chaosrun.records.storage_owner import is_owner
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.source import Job, load_job
-from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, lock_run, supervised
+from chaosrun.spec.source import load_job
+from chaosrun.supervise.drill import create_run, has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
-from chaosrun.supervise.run import Listener, Watch, carry_out, create, reachable
+from chaosrun.supervise.run import Listener, Watch, carry_out, create
 from chaosrun.supervise.runs import default_root
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -96,24 +96,15 @@ def _reported(run: RunLayout, verdict: Verdict) -> RunResult:
 def drill_on(
     cluster: "RayCluster",
     run: RunLayout,
-    job: Job,
     root: Path,
     *,
     watch: Watch,
     on_record: Listener = lambda record: None,
     survey: bool = False,
-    report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
 ) -> Verdict:
-    """Carry a run of the job out on these agents, where other processes reach it, and `report` its verdict. `root`: whose
-    references are used. Raises as `Drill.execute` does."""
-    from chaosrun.cluster.workers import ClusterWorkers
-
-    with OneOfMany(watch) as interrupts, supervised(run) as (_, warnings):
-        with reachable(run, on_record, interrupts) as (hear, on_supervisor):
-            legs = LegRunner(workers=ClusterWorkers(cluster, job.spec), on_record=hear, on_supervisor=on_supervisor)
-            verdict = Drill(run=run, root=root, legs=legs, survey=survey).execute()
-        warnings += report(verdict)
-        return verdict
+    """Carry a run out on these agents, as one of many. `root`: whose references are used. Raises as `Drill.execute` does."""
+    with OneOfMany(watch) as interrupts:
+        return carry_out(run, root, None, on_record, interrupts, cluster=cluster, survey=survey)
 
 
 def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str) -> RunLayout:

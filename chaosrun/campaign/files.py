@@ -24,6 +24,7 @@ from chaosrun.records.codec import DamagedRecordError, read_records
 from chaosrun.records.events import Event
 from chaosrun.records.folders import find_folder, new_folder
 from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import Below
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import root_arguments, shortest
 from chaosrun.spec.fragment import scheduled
@@ -262,21 +263,10 @@ class SuiteFolder(_Folder[SuitePlan]):
     what = "suite"
     kind = SuitePlan
 
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def index_html(self) -> Path:
-        return self.path / "index.html"
-
-    @property
-    def junit_xml(self) -> Path:
-        return self.path / "suite.junit.xml"
-
-    @property
-    def summary_md(self) -> Path:
-        return self.path / "summary.md"
+    journal = Below("journal.jsonl")
+    index_html = Below("index.html")
+    junit_xml = Below("suite.junit.xml")
+    summary_md = Below("summary.md")
 
     def progress(self) -> Progress:
         """Raises UsageError when the journal is damaged other than at its end."""

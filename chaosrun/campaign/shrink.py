@@ -323,7 +323,7 @@ class _Drills:
             return carry_out(run, self.root, self.address, lambda record: None, self.interrupts)
         if self._cluster is None:
             self._cluster = Shape.of(self.case.job.spec).connect(self.address, self.interrupts.postponed)
-        return drill_on(self._cluster, run, self.case.job, self.root, watch=self.interrupts.watch)
+        return drill_on(self._cluster, run, self.root, watch=self.interrupts.watch)
 
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None

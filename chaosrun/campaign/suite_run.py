@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.campaign.drill import drill_on, new_run, takes_agents
+from chaosrun.campaign.drill import new_run, takes_agents
 from chaosrun.campaign.files import DrillEnded, DrillStarted, SuiteBegan, SuiteEnded, SuiteFolder, SuitePlan, plain
 from chaosrun.campaign.history import Entry, History, append, expect_writable, label, nights, read_history, trend
 from chaosrun.campaign.kept_plans import PASSES, KeptPlans
@@ -27,7 +27,6 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_run
 from chaosrun.records.runs import default_root
-from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import Comparison
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
@@ -229,7 +228,7 @@ class SuiteRun:
 
         try:
             run = self._run_of(drill)
-            verdict = self._verdict(drill, run, cluster, supervisors, listen)
+            verdict = self._verdict(run, cluster, supervisors, listen)
             result = drill_result(drill, run, verdict, took_s=time.monotonic() - began_s)
         except InterruptedRunError as error:
             if supervisors.interrupted:
@@ -260,7 +259,6 @@ class SuiteRun:
 
     def _verdict(
         self,
-        drill: PlannedDrill,
         run: RunLayout,
         cluster: "RayCluster | None",
         supervisors: RunningSupervisors,
@@ -275,13 +273,8 @@ class SuiteRun:
             with lock_run(run):
                 report(verdict := judge(run))
                 return verdict
-        watch = supervisors.watch()
-        if cluster is not None:
-            self._expect_as_planned(drill)
-            job = load_job(Path(drill.job), drill.overrides)
-            return drill_on(cluster, run, job, self.root, watch=watch, on_record=listen, report=report)
-        with OneOfMany(watch) as interrupts:
-            return carry_out(run, self.root, self.address, listen, interrupts, report)
+        with OneOfMany(supervisors.watch()) as interrupts:
+            return carry_out(run, self.root, self.address, listen, interrupts, report, cluster=cluster)
 
     def _expect_as_planned(self, drill: PlannedDrill) -> None:
         """Raises UsageError when the job file has been edited under a suite that is being carried out."""

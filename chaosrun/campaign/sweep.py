@@ -244,7 +244,7 @@ class _SweepRun:
         """Raises what the undisturbed job failed with; whether it comes back from the kill is for the sweep to tell."""
         kill = [*cleared(self.job.spec), scheduled([first_kill(self.job.spec)])]
         run = new_run(self.folder.path, self.job.path, [*overrides, *kill], reference="fresh")
-        drill_on(cluster, run, self.job, self.root, watch=self.interrupts.watch, survey=True)
+        drill_on(cluster, run, self.root, watch=self.interrupts.watch, survey=True)
         end = leg_end(leg_of(run, "reference"))
         assert end is not None, "a drill ends with its legs"
         if end.outcome != "completed":
@@ -261,7 +261,7 @@ class _SweepRun:
             code, cause = error.exit_code, error.message
             return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0)
         try:
-            verdict = drill_on(cluster, run, self.job, self.root, watch=supervisors.watch())
+            verdict = drill_on(cluster, run, self.root, watch=supervisors.watch())
         except InterruptedRunError:
             remove_run(run)
             raise

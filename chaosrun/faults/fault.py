@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.kind import OPTIONS, Kind, Phase
@@ -54,6 +54,7 @@ _ONCE_AN_ATTEMPT: dict[str, str] = {
     "restore.begin": "before the restore of attempt {attempt}",
     "restore.end": "right after the restore of attempt {attempt}",
 }
+_T = TypeVar("_T", "Fault", "FaultPlan")
 _ORDINALS = {1: "first", 2: "second", 3: "third"}
 
 
@@ -137,20 +138,18 @@ class Fault:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Fault":
         """Raises UsageError when the value is not a fault this version knows."""
-        _expect_fields(value, cls, "a fault")
-        try:
-            fault: Fault = convert(dict(value), cls)
-        except ValueError as error:
-            raise UsageError(f"fault {value['id']!r}: {error}", hint=_HINT) from error
-        if fault.to_json() != dict(value):
-            raise UsageError(f"fault {fault.id}: one of its values is of another type than it should be", hint=_HINT)
-        if fault.phase is None and fault.after_s is None:
-            raise UsageError(f"fault {fault.id}: neither a phase nor a time", hint=_HINT)
-        for name, given in fault.options.items():
-            default = fault.facts.options.get(name)  # type: ignore[call-overload]
-            if name not in OPTIONS or (isinstance(default, int | float) and not isinstance(given, int | float)):
-                raise UsageError(f"fault {fault.id} of kind {fault.kind} has no option {name}: {given!r}", hint=_HINT)
+        fault = _converted(value, cls, "a fault")
+        fault.check()
         return fault
+
+    def check(self) -> None:
+        """Raises UsageError for what no fault is."""
+        if self.phase is None and self.after_s is None:
+            raise UsageError(f"fault {self.id}: neither a phase nor a time", hint=_HINT)
+        for name, given in self.options.items():
+            default = self.facts.options.get(name)  # type: ignore[call-overload]
+            if name not in OPTIONS or (isinstance(default, int | float) and not isinstance(given, int | float)):
+                raise UsageError(f"fault {self.id} of kind {self.kind} has no option {name}: {given!r}", hint=_HINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,16 +170,15 @@ class FaultPlan:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FaultPlan":
         """Raises UsageError when the value is not a plan of this version."""
-        _expect_fields(value, cls, "a plan")
-        if value["version"] != PLAN_VERSION:
+        plan = _converted(value, cls, "a plan")
+        if plan.version != PLAN_VERSION:
             raise UsageError(
-                f"the plan has version {value['version']!r}, this chaosrun reads version {PLAN_VERSION}",
+                f"the plan has version {plan.version!r}, this chaosrun reads version {PLAN_VERSION}",
                 hint="read the run with the chaosrun that wrote it",
             )
-        if not isinstance(value["seed"], int) or not isinstance(value["faults"], list | tuple):
-            raise UsageError("not a plan: its seed is no number, or its faults are no list", hint=_HINT)
-        faults = tuple(Fault.from_json(fault) for fault in value["faults"])
-        return cls(version=value["version"], seed=value["seed"], faults=faults)
+        for fault in plan.faults:
+            fault.check()
+        return plan
 
     @classmethod
     def read(cls, path: Path) -> "FaultPlan":
@@ -203,12 +201,12 @@ def _digest(faults: Sequence[Fault]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _expect_fields(value: Any, of: type[Fault] | type[FaultPlan], what: str) -> None:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"not {what}: {value!r:.60}", hint=_HINT)
-    expected = {field.name for field in dataclasses.fields(of)}
-    if value.keys() != expected:
-        raise UsageError(
-            f"not {what}: fields {sorted(value)} where {sorted(expected)} are expected",
-            hint=_HINT,
-        )
+def _converted(value: Any, of: type[_T], what: str) -> _T:
+    """Raises UsageError where a field is missing, unknown or of another type: written again, it has to be the same."""
+    try:
+        found = convert(value, of)
+    except ValueError as error:
+        raise UsageError(f"not {what}: {error}", hint=_HINT) from error
+    if found.to_json() != value:
+        raise UsageError(f"not {what}: it has other fields than {', '.join(found.to_json())}, or other types", hint=_HINT)
+    return found

@@ -6,9 +6,8 @@ seen to come by does not exist.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, PHASES, TRAINING_PHASES
 from chaosrun.plan.timeline import Timeline
@@ -47,13 +46,6 @@ class Point:
     def place(self) -> tuple[str, int, str | None, bool]:
         """What it is one moment of."""
         return self.phase, self.rank, self.target, self.recovering
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Point":
-        return cls(**{**value, "schedule": tuple(value["schedule"])})
 
 
 def saved_steps(passed: Iterable[Passage]) -> list[int]:

@@ -7,14 +7,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chaosrun.records.codec import convert, to_plain
 from chaosrun.records.opened import TrainingTime
 
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
-
-
-TUPLES = ("args", "command", "resume_args", "outputs", "gpus", "classes", "faults", "inspect")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +83,3 @@ class WorkerOrder:
     """Legs whose files are none of this one's."""
     job_fingerprint: str = ""
     """What a checkpoint must agree on to be restored, as far as the spec says it: script, args, world size, seed."""
-
-    def to_json(self) -> dict[str, object]:
-        return {**dataclasses.asdict(self), "earlier": [to_plain(leg) for leg in self.earlier]}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "WorkerOrder":
-        known = {entry.name for entry in dataclasses.fields(cls)}
-        unknown = value.keys() - known
-        if unknown:
-            raise ValueError(f"unknown fields in a worker order: {sorted(unknown)}")
-        tuples = {name: tuple(value[name]) for name in TUPLES if name in value}
-        earlier = convert(value.get("earlier", []), tuple[TrainingTime, ...])
-        return cls(**{**value, **tuples, "earlier": earlier})

@@ -43,6 +43,7 @@ from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
+    from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.cluster.workers import ClusterWorkers
 
 Listener = Callable[[EventRecord], None]
@@ -80,19 +81,22 @@ def carry_out(
     listener: Listener,
     interrupts: Interrupts,
     report: Callable[[Verdict], Sequence[str]] = lambda verdict: (),
+    *,
+    cluster: "RayCluster | None" = None,
+    survey: bool = False,
 ) -> Verdict:
     """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
-    how that went.
+    how that went. On the agents of `cluster`, which are left for other runs, or on its own.
 
     With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
     `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
     """
     interrupts.check(run)
     with supervised(run) as (lock, warnings):
-        if _ending_the_supervisor(run):
+        if cluster is None and _ending_the_supervisor(run):
             verdict = _restarting(run, root, address, listener, interrupts, lock)
         else:
-            verdict = execute(run, root, address, listener, interrupts)
+            verdict = execute(run, root, address, listener, interrupts, cluster=cluster, survey=survey)
         warnings += report(verdict)
         return verdict
 
@@ -152,16 +156,24 @@ def expected_ray(address: str | None) -> str | None:
 
 
 def execute(
-    run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, *, has_successor: bool = False
+    run: RunLayout,
+    root: Path,
+    address: str | None,
+    listener: Listener,
+    interrupts: Interrupts,
+    *,
+    has_successor: bool = False,
+    cluster: "RayCluster | None" = None,
+    survey: bool = False,
 ) -> Verdict:
     """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
-        placed(run, address, listener, interrupts) as workers,
+        placed(run, address, listener, interrupts, cluster) as workers,
     ):
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
-        return Drill(run=run, root=root, legs=legs).execute()
+        return Drill(run=run, root=root, legs=legs, survey=survey).execute()
 
 
 @contextmanager
@@ -195,8 +207,14 @@ def reachable(
 
 
 @contextmanager
-def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts) -> "Iterator[ClusterWorkers]":
-    """A cluster, and a run's workers on it."""
+def placed(
+    run: RunLayout,
+    address: str | None,
+    listener: Listener,
+    interrupts: Interrupts,
+    cluster: "RayCluster | None" = None,
+) -> "Iterator[ClusterWorkers]":
+    """A cluster of its own, or the one that is given, and a run's workers on it."""
     # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
@@ -204,6 +222,9 @@ def placed(run: RunLayout, address: str | None, listener: Listener, interrupts: 
     from chaosrun.cluster.workers import ClusterWorkers
 
     spec = JobSpec.model_validate(read_run(run).spec)
+    if cluster is not None:
+        yield ClusterWorkers(cluster, spec)
+        return
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)

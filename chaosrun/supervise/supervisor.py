@@ -207,8 +207,7 @@ class Supervisor:
             return lifecycle.Death(rank=rank, fault=fault, leaving=leaving, stopped=exited.killed)
         if exited.killed:
             return lifecycle.Death(rank=rank, failure=lifecycle.Failure(message="stopped with its attempt"), stopped=True)
-        failure = failure_of(self._leg, exited)
-        return lifecycle.Death(rank=rank, failure=failure)
+        return lifecycle.Death(rank=rank, failure=failure_of(self._leg, exited))
 
     def _record_failure(self, failure: lifecycle.Failure | None) -> None:
         """Only when the attempt is over is it certain that no planned fault stood behind a death."""
@@ -372,16 +371,17 @@ class Supervisor:
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
     def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault]) -> WorkerOrder:
-        values = self._template.to_json() | {
-            "attempt": action.attempt,
-            "rank": rank,
-            "resume": action.resume,
-            "faults": [fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed],
-            "passed": dict(self._passed),
-            "distributed_debug": action.distributed_debug,
+        order = replace(
+            self._template,
+            attempt=action.attempt,
+            rank=rank,
+            resume=action.resume,
+            faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
+            passed=dict(self._passed),
+            distributed_debug=action.distributed_debug,
             **resume_values(self._template, action.attempt),
-        }
-        return self._workers.place(WorkerOrder.from_json(values))
+        )
+        return self._workers.place(order)
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
         self._observations.conclude()

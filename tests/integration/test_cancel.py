@@ -13,7 +13,6 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.processes import ProcessIdentity, identify
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import read_object
-from chaosrun.spec.source import load_job
 from chaosrun.supervise.supervisor import Supervisor
 from tests.conftest import WarmDrills
 from tests.integration.ranks import alive, eventually
@@ -65,13 +64,13 @@ def test_what_is_said_to_a_leg_that_is_over_reaches_no_other(warm_drills: WarmDr
     def watch(supervisor: Supervisor | None) -> None:
         supervisors.extend(filter(None, [supervisor]))
 
-    cluster, job = warm_drills._cluster(2), load_job(PROBE, overrides)
+    cluster = warm_drills._cluster(2)
     first = new_run(tmp_path, PROBE, [*overrides, kill], reference="auto")
-    assert drill_on(cluster, first, job, tmp_path, watch=watch).status == "PASS"
+    assert drill_on(cluster, first, tmp_path, watch=watch).status == "PASS"
     assert [supervisor.name for supervisor in supervisors] == ["reference", "chaos"]
     for supervisor in supervisors:
         supervisor.interrupt()
         supervisor.inject(FaultPlan.from_json(read_object(first.plan_json)).faults)
     second = new_run(tmp_path, PROBE, [*overrides, kill.replace("3", "5")], reference="auto")
-    verdict = drill_on(cluster, second, job, tmp_path, watch=watch)
+    verdict = drill_on(cluster, second, tmp_path, watch=watch)
     assert (verdict.status, len(verdict.faults), len(verdict.attempts)) == ("PASS", 1, 2)

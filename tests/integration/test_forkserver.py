@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chaosrun.processes import ProcessIdentity, children, identify, is_alive, kill_marked, marked
@@ -66,7 +67,7 @@ class Server:
         return events
 
     def start(self, orders: list[WorkerOrder], *, listen: bool = False) -> dict[str, Any]:
-        self.send("start", attempt=orders[0].attempt, orders=[order.to_json() for order in orders], listen=listen)
+        self.send("start", attempt=orders[0].attempt, orders=[msgspec.to_builtins(order) for order in orders], listen=listen)
         event = self.next()
         assert event["event"] == "started"
         return {**event, "pids": {int(rank): pid for rank, pid in event["pids"].items()}}

@@ -1,10 +1,10 @@
 """What a sweep tries, how it is kept, what it says: from recorded passages to plans, one verdict from many, one page."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,7 +143,7 @@ class TestPoints:
         # rendezvous, 2 of the restore and the 6 phases of its first step.
         assert len(found) == 2 + 2 * 6 * 3 + 2 * 2 * 3 + 3 * 3 + 2 * (1 + 2 + 6)
         assert found == points()
-        assert [Point.from_json(json.loads(json.dumps(point.to_json()))) for point in found] == found
+        assert msgspec.json.decode(msgspec.json.encode(found), type=list[Point]) == found
 
     def test_one_worker_reduces_nothing(self) -> None:
         found = points(workers=1)

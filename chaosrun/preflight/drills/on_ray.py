@@ -24,7 +24,6 @@ from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run, recorded_leg
-from chaosrun.spec.source import load_job
 from chaosrun.supervise.run import Watch
 from chaosrun.verify.verdict import Verdict
 
@@ -130,7 +129,7 @@ def _drill(request: DrillRequest, terms: Terms, watch: Watch) -> DrillOutcome:
     rounds = 0
     # Undisturbed runs of this drill alone: another node's would make it a comparison of nodes.
     with cluster, tempfile.TemporaryDirectory(prefix="chaosrun-preflight-") as references:
-        carry_out = partial(drill_on, cluster, job=load_job(JOB, request.overrides), root=Path(references), watch=watch)
+        carry_out = partial(drill_on, cluster, root=Path(references), watch=watch)
         while True:
             rounds += 1
             told = changed(_round(carry_out, (*request.overrides, f"args[3]={rounds}"), terms, names), rounds=rounds)
