@@ -47,7 +47,7 @@ TRAINING_PHASES = frozenset({"fetch", "forward", "reduce", "optimizer", "record"
 Option = Literal[
     "grace_s", "duration_s", "factor", "steps", "mebibytes", "state", "tensor", "bit", "file", "operation", "unsynced"
 ]
-OPTIONS: tuple[str, ...] = get_args(Option)
+OPTIONS: tuple[Option, ...] = get_args(Option)
 
 Family = Literal["process", "node", "control", "memory", "storage", "rendezvous"]
 Evidence = Literal["death", "note", "hang", "node", "successor"]

@@ -22,7 +22,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.plan.chance import distinct
 from chaosrun.spec.faults import ReplaySpec
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source, spec_error
+from chaosrun.spec.problems import LINE_BREAK, Place, Source, refusal
 
 SHORTEST_S = 0.001
 """Faults come in steps of one millisecond."""
@@ -267,4 +267,4 @@ def _shown(value: Any) -> str:
 
 def _wrong(trace: Source, line: int, message: str, hint: str, *, column: int = 0) -> Exception:
     end = column + 1 if column else max(1, len(trace.line(line).rstrip()))
-    return spec_error([Problem(place=Place(source=trace, line=line, column=column, end=end), message=message, hint=hint)])
+    return refusal(Place(source=trace, line=line, column=column, end=end), message, hint)

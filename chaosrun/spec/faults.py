@@ -4,12 +4,12 @@ Owns which keys go together. Whether a fault can ever fire is the planner's busi
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 from pydantic_core import InitErrorDetails
 
-from chaosrun.faults.kind import ONCE_AN_ATTEMPT, Kind, Option, Phase
+from chaosrun.faults.kind import ONCE_AN_ATTEMPT, OPTIONS, Kind, Option, Phase
 from chaosrun.faults.kinds import KINDS, LOSSES, FaultKind, LossKind, kind_at
 from chaosrun.spec.fields import (
     Count,
@@ -24,24 +24,11 @@ from chaosrun.spec.fields import (
     Stretch,
     Text,
     conflict,
-    raise_conflicts,
+    must,
     some,
-    wrong,
 )
 
-_OPTION_KEYS: dict[str, Option] = {
-    "grace": "grace_s",
-    "duration": "duration_s",
-    "factor": "factor",
-    "steps": "steps",
-    "mebibytes": "mebibytes",
-    "state": "state",
-    "tensor": "tensor",
-    "bit": "bit",
-    "file": "file",
-    "operation": "operation",
-    "unsynced": "unsynced",
-}
+_OPTION_KEYS: dict[str, Option] = {option.removesuffix("_s"): option for option in OPTIONS}
 """Key in the file → option of the fault."""
 
 
@@ -97,7 +84,7 @@ class FaultOptions(Section):
     def facts(self) -> Kind:
         return kind_at(self.kind, self.moment)
 
-    def _mismatches(self) -> Iterator[InitErrorDetails]:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
         kind = self.facts
         for key, option in _OPTION_KEYS.items():
             if getattr(self, key) is None or option in kind.options:
@@ -131,13 +118,8 @@ class ScheduledFault(FaultOptions):
     attempt: Positive | None = Field(default=None, description="only in this attempt, counted from 1")
     after: Duration | None = Field(default=None, description="time after the first attempt has started, such as 5s")
 
-    @model_validator(mode="after")
-    def _one_trigger(self) -> Self:
-        found = [*self._mismatches(), *self._triggers()]
-        raise_conflicts("ScheduledFault", found)
-        return self
-
-    def _triggers(self) -> Iterator[InitErrorDetails]:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
+        yield from super().conflicts()
         moment = self.moment
         if self.at_step is not None and self.every_steps is not None:
             yield conflict("every_steps", "at_step and every_steps exclude each other", "keep one of the two")
@@ -188,12 +170,8 @@ class RandomFaults(FaultOptions):
         default=None, description="with mtbf: time that faults are drawn for; default: ten times mtbf"
     )
 
-    @model_validator(mode="after")
-    def _one_amount(self) -> Self:
-        raise_conflicts("RandomFaults", [*self._mismatches(), *self._amounts()])
-        return self
-
-    def _amounts(self) -> Iterator[InitErrorDetails]:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
+        yield from super().conflicts()
         amounts = [key for key in ("count", "mean_steps", "rate", "mtbf") if getattr(self, key) is not None]
         if len(amounts) > 1:
             yield conflict(amounts[1], f"{amounts[0]} and {amounts[1]} exclude each other", "keep one of the two")
@@ -243,12 +221,7 @@ class ReplaySpec(Section):
         """The kind that is meant."""
         return self.kind or ("kill" if self.onto == "ranks" else "node")
 
-    @model_validator(mode="after")
-    def _one_window(self) -> Self:
-        raise_conflicts("ReplaySpec", list(self._mismatches()))
-        return self
-
-    def _mismatches(self) -> Iterator[InitErrorDetails]:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
         if self.strikes not in LOSSES[self.onto]:
             known = " or ".join(LOSSES[self.onto])
             yield conflict(
@@ -267,13 +240,10 @@ class FollowingFault(FaultOptions):
     kind: FaultKind = Field(default="kill", description="what is done then")
     phase: Phase | None = Field(default=None, description="the point within the step; default: after it")
 
-    @model_validator(mode="after")
-    def _of_the_step(self) -> Self:
-        found = list(self._mismatches())
+    def conflicts(self) -> Iterator[InitErrorDetails]:
+        yield from super().conflicts()
         if self.moment in ONCE_AN_ATTEMPT:
-            found.append(conflict("phase", f"a step has no {self.moment}", "write an entry of its own"))
-        raise_conflicts("FollowingFault", found)
-        return self
+            yield conflict("phase", f"a step has no {self.moment}", "write an entry of its own")
 
 
 class PresetFault(FaultOptions):
@@ -291,12 +261,8 @@ class PresetFault(FaultOptions):
     )
     then: FollowingFault | None = Field(default=None, description="what strikes the same rank at the same step, after this")
 
-    @model_validator(mode="after")
-    def _one_amount(self) -> Self:
-        raise_conflicts("PresetFault", [*self._mismatches(), *self._amounts()])
-        return self
-
-    def _amounts(self) -> Iterator[InitErrorDetails]:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
+        yield from super().conflicts()
         if self.count is not None and self.mean is not None:
             yield conflict("mean", "count and mean exclude each other", "keep one of the two")
         if self.mean == 0:
@@ -323,11 +289,11 @@ class PresetSpec(Section):
     )
 
 
-def _preset(value: Any) -> Any:
-    """A name stands for a file, which whoever loads a job reads (`spec.preset`)."""
-    if value is not None and not isinstance(value, dict | PresetSpec):
-        raise wrong("the name of a preset, its file, or a mapping with faults")
-    return value
+_preset = must(
+    lambda value: value is None or isinstance(value, dict | PresetSpec),
+    "the name of a preset, its file, or a mapping with faults",
+)
+"""A name stands for a file, which whoever loads a job reads (`spec.preset`)."""
 
 
 class FaultsSpec(Section):

@@ -5,9 +5,19 @@ Owns nothing of what a job is. `Section` is the frozen mapping that every part o
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -25,20 +35,26 @@ def wrong(expected: str) -> PydanticCustomError:
 
 def conflict(key: str | None, reason: str, hint: str) -> InitErrorDetails:
     """An error between fields, shown at `key` (None: at the whole mapping). `reason` is the sentence, `hint` the way out."""
-    kind = PydanticCustomError("conflict", "{reason}", {"reason": reason, "hint": hint})
-    return InitErrorDetails(type=kind, loc=() if key is None else (key,), input=None)
+    return InitErrorDetails(type=_refusal(reason, hint), loc=() if key is None else (key,), input=None)
 
 
-def raise_conflicts(title: str, conflicts: list[InitErrorDetails]) -> None:
-    if conflicts:
-        raise ValidationError.from_exception_data(title, conflicts)
+def _refusal(reason: str, hint: str) -> PydanticCustomError:
+    return PydanticCustomError("conflict", "{reason}", {"reason": reason, "hint": hint})
 
 
-def some(value: Any) -> Any:
-    """A list that is not empty. Said before its entries are looked at: that one of them is wrong does not make it empty."""
-    if isinstance(value, list | tuple) and not value:
-        raise wrong("a list with at least one entry")
-    return value
+def must(fits: Callable[[Any], object], expected: str) -> Callable[[Any], Any]:
+    """What leaves a value as it is where it `fits`; else it "must be `expected`"."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise wrong(expected)
+        return value
+
+    return check
+
+
+some = must(lambda value: value or not isinstance(value, list | tuple), "a list with at least one entry")
+"""Said before its entries are looked at: that one of them is wrong does not make it empty."""
 
 
 def _seconds(value: Any) -> float:
@@ -58,39 +74,11 @@ def seconds_of(text: str) -> float:
         raise ValueError(error.message()) from error
 
 
-def _rank(value: Any) -> Any:
-    if value in ("random", "all") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise wrong("'random', 'all' or a rank, counted from 0")
-
-
-def _gpus(value: Any) -> Any:
-    if value in ("auto", 0, 1) and not isinstance(value, bool | float):
-        return value
-    raise wrong("'auto', 0 or 1: a worker trains on one device")
-
-
-def _job_name(value: str) -> str:
-    if not JOB_NAME.fullmatch(value):
-        raise wrong("1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
-    return value
-
-
-def _no_nul(value: str) -> str:
-    if "\0" in value:
-        raise wrong("text without NUL characters")
-    return value
-
-
 def _variable_name(value: str) -> str:
     if not value or "=" in value or "\0" in value:
         raise wrong("the name of an environment variable")
     if value in RENDEZVOUS:
-        raise PydanticCustomError(
-            "conflict",
-            "{reason}",
-            {"reason": f"{value} is set by chaosrun, for each rank and attempt", "hint": "leave it out of env"},
-        )
+        raise _refusal(f"{value} is set by chaosrun, for each rank and attempt", "leave it out of env")
     return value
 
 
@@ -99,20 +87,8 @@ def _output(value: str) -> str:
     if path.startswith(("/", "..")) or path == ".":
         reason = "outputs are relative to the job's directory, and lie below it"
         hint = "where the script is given a path, write {output} in its place: a folder of each leg's own"
-        raise PydanticCustomError("conflict", "{reason}", {"reason": reason, "hint": hint})
+        raise _refusal(reason, hint)
     return path
-
-
-def _class_name(value: str) -> str:
-    if "." not in value or not all(part.isidentifier() for part in value.split(".")):
-        raise wrong("the name of a class with its module, such as package.module.Class")
-    return value
-
-
-def _step_range(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return tuple(value)
-    raise wrong("two steps, first and last, such as [1, 60]")
 
 
 def _share(value: Any) -> float:
@@ -123,16 +99,30 @@ def _share(value: Any) -> float:
     raise wrong("a part of the whole, such as 25%")
 
 
-def _stretch(value: Any) -> Any:
-    if isinstance(value, list | tuple) and len(value) == 2:
-        return tuple(value)
-    raise wrong("two parts of the training, from and to, such as [20%, 80%]")
-
-
 def _confirmations(value: Any) -> int:
     if isinstance(value, bool | int) and value >= 0:
         return int(value)
     raise wrong("true, false, or how many undisturbed runs are to agree, such as 3")
+
+
+_job_name = must(JOB_NAME.fullmatch, "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+_no_nul = must(lambda value: "\0" not in value, "text without NUL characters")
+_rank = must(
+    lambda value: value in ("random", "all") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
+    "'random', 'all' or a rank, counted from 0",
+)
+_gpus = must(
+    lambda value: value in ("auto", 0, 1) and not isinstance(value, bool | float),
+    "'auto', 0 or 1: a worker trains on one device",
+)
+_class_name = must(
+    lambda value: "." in value and all(part.isidentifier() for part in value.split(".")),
+    "the name of a class with its module, such as package.module.Class",
+)
+
+
+def _two(expected: str) -> BeforeValidator:
+    return BeforeValidator(must(lambda value: isinstance(value, list | tuple) and len(value) == 2, expected))
 
 
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -193,14 +183,24 @@ Variables = Annotated[
         }
     ),
 ]
-StepRange = Annotated[tuple[Positive, Positive], BeforeValidator(_step_range)]
+StepRange = Annotated[tuple[Positive, Positive], _two("two steps, first and last, such as [1, 60]")]
 Share = Annotated[
     float, BeforeValidator(_share), WithJsonSchema({"type": "string", "pattern": r"^\s*(100|[0-9]{1,2}(\.[0-9]+)?)\s*%\s*$"})
 ]
 """A part of a whole, 0 to 1. A file writes it as 25%."""
-Stretch = Annotated[tuple[Share, Share], BeforeValidator(_stretch)]
+Stretch = Annotated[tuple[Share, Share], _two("two parts of the training, from and to, such as [20%, 80%]")]
 """Where a stretch of the training begins and ends."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def conflicts(self) -> Iterable[InitErrorDetails]:
+        """How its fields, each of them sound, contradict one another."""
+        return ()
+
+    @model_validator(mode="after")
+    def _without_conflicts(self) -> Self:
+        if found := list(self.conflicts()):
+            raise ValidationError.from_exception_data(type(self).__name__, found)
+        return self

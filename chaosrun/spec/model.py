@@ -4,9 +4,11 @@ Owns the meaning of one file on its own. Must not know YAML, places in a file, o
 Each field's description is what an error shows as its hint.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
+from pydantic_core import InitErrorDetails
 
 from chaosrun.records.order import DataResume
 from chaosrun.spec.faults import FaultsSpec
@@ -27,7 +29,6 @@ from chaosrun.spec.fields import (
     Text,
     Variables,
     conflict,
-    raise_conflicts,
     some,
 )
 
@@ -188,15 +189,11 @@ class JobSpec(Section):
         """Who saves and resumes; what a loaded job left to auto has been decided."""
         return "chaosrun" if self.resume.by != "script" and self.script else "script"
 
-    @model_validator(mode="after")
-    def _one_way_in(self) -> "JobSpec":
+    def conflicts(self) -> Iterator[InitErrorDetails]:
         ways = [name for name in ("script", "module", "command") if getattr(self, name) is not None]
         if not ways:
-            missing = conflict(None, "a job needs a script, a module or a command", "such as script: train.py")
-            raise_conflicts("JobSpec", [missing])
-        if len(ways) > 1:
-            raise_conflicts("JobSpec", [conflict(ways[1], f"{' and '.join(ways)} exclude each other", "keep one of them")])
-        if ways != ["script"] and self.resume.by == "chaosrun":
-            reason = f"resume.by: chaosrun needs a script, not a {ways[0]}"
-            raise_conflicts("JobSpec", [conflict("resume", reason, "leave it out")])
-        return self
+            yield conflict(None, "a job needs a script, a module or a command", "such as script: train.py")
+        elif len(ways) > 1:
+            yield conflict(ways[1], f"{' and '.join(ways)} exclude each other", "keep one of them")
+        elif ways != ["script"] and self.resume.by == "chaosrun":
+            yield conflict("resume", f"resume.by: chaosrun needs a script, not a {ways[0]}", "leave it out")

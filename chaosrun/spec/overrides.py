@@ -86,8 +86,7 @@ def _put_argument(root: Mapping, flag: str, entry: Entry) -> Mapping:
         before, after = before[:at], before[at + (1 if alone else 2) :]
     middle = [name, value] if not isinstance(value.value, bool) else [name] * value.value
     items = (*before, *middle, *after)
-    written = Entry(key=args.key if args else entry.key, value=Sequence(place=given.place, items=items))
-    return Mapping(place=root.place, entries={**root.entries, "args": written})
+    return root.having("args", args.key if args else entry.key, Sequence(place=given.place, items=items))
 
 
 def _parse_path(path: str, written_at: Place) -> list[_Step]:
@@ -119,10 +118,8 @@ def _put_key(node: Mapping, steps: list[_Step], value: Node) -> Mapping:
     name = str(step.part)
     old = node.entries.get(name)
     if not rest:
-        entry = Entry(key=step.place, value=value)
-    else:
-        entry = Entry(key=old.key if old else step.place, value=_put(old.value if old else None, steps, value))
-    return Mapping(place=node.place, entries={**node.entries, name: entry})
+        return node.having(name, step.place, value)
+    return node.having(name, old.key if old else step.place, _put(old.value if old else None, steps, value))
 
 
 def _put(node: Node | None, steps: list[_Step], value: Node) -> Node:

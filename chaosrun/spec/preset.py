@@ -35,10 +35,7 @@ def with_preset(root: Mapping, directory: Path) -> tuple[Mapping, list[Problem]]
     if found is None:
         # The name has been told to be wrong; that it is no mapping need not be.
         found = Scalar(place=node.place, value=None, text="")
-    written = Mapping(place=faults.place, entries={**faults.entries, PATH[1]: Entry(key=entry.key, value=found)})
-    return Mapping(
-        place=root.place, entries={**root.entries, PATH[0]: Entry(key=root.entries[PATH[0]].key, value=written)}
-    ), problems
+    return root.having(PATH[0], root.entries[PATH[0]].key, faults.having(PATH[1], entry.key, found)), problems
 
 
 def _read(node: Scalar, directory: Path) -> tuple[Mapping | None, list[Problem]]:

@@ -91,6 +91,11 @@ def spec_error(problems: Sequence[Problem]) -> SpecError:
     return SpecError("\n".join(p.show() + (f"\n  hint: {p.hint}" if p.hint else "") for p in unique))
 
 
+def refusal(place: Place, message: str, hint: str | None) -> SpecError:
+    """A single problem as an error."""
+    return spec_error([Problem(place=place, message=message, hint=hint)])
+
+
 def _cells(text: str) -> int:
     """Terminal columns that a text takes: wide characters two, combining ones none."""
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

@@ -15,7 +15,7 @@ from chaosrun.spec.launch import attaches, files_like, first_file, launch_proble
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.preset import with_preset
-from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
+from chaosrun.spec.problems import Objection, Place, Problem, Source, refusal, spec_error
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
 
 LARGEST_TRACE_BYTES = 64 << 20
@@ -145,7 +145,7 @@ def read_source(path: Path, what: str) -> Source:
         source = Source(label=str(path), text=data.decode("utf-8", errors="replace"))
         place = place_at(source, len(error.object[: error.start].decode("utf-8")))
         message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise spec_error([Problem(place=place, message=message, hint="save the file as UTF-8 text")]) from error
+        raise refusal(place, message, "save the file as UTF-8 text") from error
 
 
 def _no_mapping(source: Source, root: object) -> Problem:

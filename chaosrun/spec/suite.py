@@ -9,15 +9,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic_core import InitErrorDetails
 
 from chaosrun.spec.diagnosis import problems_of
-from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, raise_conflicts, some, wrong
+from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, must, some, wrong
 from chaosrun.spec.fragment import flow as bare
-from chaosrun.spec.matrix import MOST_DRILLS, Choice, Combination, axes_of, combinations, matches, matrix_problem, named
-from chaosrun.spec.problems import Place, Problem, spec_error
+from chaosrun.spec.matrix import MOST_DRILLS, Combination, axes_of, combinations, matches, matrix_problem, named
+from chaosrun.spec.problems import Place, Problem, refusal, spec_error
 from chaosrun.spec.source import Job, load_job, read_source
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
@@ -27,28 +28,18 @@ OWN_FAULTS = "job"
 """`faults: job`: those of the job file, whatever the suite has for other drills."""
 
 
-def _mapping(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise wrong("a mapping of keys of the job file to values, such as {workers: 4}")
-    return value
-
-
-def _condition(value: Any) -> Any:
-    if not _mapping(value):
-        raise wrong("a mapping of at least one key of the matrix to its value, such as {workers: 1}")
-    return value
+_mapping = must(lambda value: isinstance(value, dict), "a mapping of keys of the job file to values, such as {workers: 4}")
+_condition = must(_mapping, "a mapping of at least one key of the matrix to its value, such as {workers: 1}")
+_faults = must(
+    lambda value: isinstance(value, str | dict) and value,
+    "the name of a preset, its file, job, or a mapping as faults of a job file",
+)
 
 
 def _axes(value: Any) -> Any:
     for key, choices in _mapping(value).items():
         if not isinstance(choices, list | dict):
             raise wrong(f"a mapping of keys to lists of values: {key} has none, write it such as {{workers: [1, 2]}}")
-    return value
-
-
-def _faults(value: Any) -> Any:
-    if not isinstance(value, str | dict) or not value:
-        raise wrong("the name of a preset, its file, job, or a mapping as faults of a job file")
     return value
 
 
@@ -139,14 +130,10 @@ class SuiteSpec(_Crossed):
     )
     comparison: Comparison | None = Field(default=None, description="how the drills' losses compare: first, atol, beyond")
 
-    @model_validator(mode="after")
-    def _names_once(self) -> Self:
+    def conflicts(self) -> Iterator[InitErrorDetails]:
         names = [drill.name for drill in self.drills]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            reason = f"two drills are called {repeated[0]!r}"
-            raise_conflicts("SuiteSpec", [conflict("drills", reason, "give every drill its own name")])
-        return self
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            yield conflict("drills", f"two drills are called {repeated[0]!r}", "give every drill its own name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +180,11 @@ def load_suite(path: Path) -> Suite:
     if (number := sum(len(reader.crossed) for reader in readers)) > MOST_DRILLS:
         _, matrix = find(root, ("matrix",))
         message = f"the suite comes to {number} drills, at most {MOST_DRILLS} can be done"
-        raise spec_error([Problem(place=matrix.place, message=message, hint="leave out values, or split the suite")])
+        raise refusal(matrix.place, message, "leave out values, or split the suite")
     drills = tuple(drill for reader in readers for drill in reader.drills())
     for case in _items(_value(root, "cases")):
         if not any(_when(case) in reader.met for reader in readers):
-            message = "no drill has such a combination"
-            raise spec_error([Problem(place=_when(case).place, message=message, hint="change when, or remove the case")])
+            raise refusal(_when(case).place, "no drill has such a combination", "change when, or remove the case")
     if spec.comparison is not None and (problem := _not_comparable(root, spec.comparison, [drill.name for drill in drills])):
         raise spec_error([problem])
     return Suite(spec=spec, path=path, drills=drills)
@@ -244,13 +230,13 @@ class _Reader:
         for _, node in cases[len(self._suite.cases) :]:
             if _when(node) not in self.met:
                 message = f"drill {self._drill.name!r} has no such combination"
-                raise spec_error([Problem(place=_when(node).place, message=message, hint=self._known(crossed))])
+                raise refusal(_when(node).place, message, self._known(crossed))
         names = [named(self._drill.name, each) for each in crossed]
         for name, each in zip(names, crossed, strict=True):
             if names.count(name) > 1:
                 _, place = find(self._root, self._at)
                 message = f"two combinations are called {name!r}"
-                raise spec_error([Problem(place=place.place, message=message, hint="leave one out, or label the values")])
+                raise refusal(place.place, message, "leave one out, or label the values")
             yield self._one(job, name, each, [(case, node) for case, node in cases if matches(_when(node), each)])
 
     def _job(self) -> Path:
@@ -259,12 +245,12 @@ class _Reader:
             _, entry = find(self._root, self._at)
             message = f"drill {self._drill.name!r} has no job file, and the suite names none"
             hint = "add job: …/job.yaml to the suite or to the drill"
-            raise spec_error([Problem(place=entry.place, message=message, hint=hint)])
+            raise refusal(entry.place, message, hint)
         path = self._path.parent / named_job
         if not os.path.isfile(path):
             where, _ = find(self._root, (*self._at, "job") if self._drill.job else ("job",))
             assert where is not None
-            raise spec_error([Problem(place=where, message=f"no such job file: {path}", hint="job is relative to the suite")])
+            raise refusal(where, f"no such job file: {path}", "job is relative to the suite")
         return path
 
     def _combinations(self) -> list[Combination]:
@@ -278,13 +264,12 @@ class _Reader:
         everything = combinations(axes)
         for item in exclude:
             if not any(matches(item, each) for each in everything):
-                message = "there is no such combination to leave out"
-                raise spec_error([Problem(place=item.place, message=message, hint=self._known(everything))])
+                raise refusal(item.place, "there is no such combination to leave out", self._known(everything))
         crossed = combinations(axes, exclude, include)
         if not crossed:
             _, entry = find(self._root, self._at)
             message = f"drill {self._drill.name!r} has no combination left"
-            raise spec_error([Problem(place=entry.place, message=message, hint="leave out an entry of exclude")])
+            raise refusal(entry.place, message, "leave out an entry of exclude")
         return crossed
 
     def _cases(self) -> Iterator[tuple[CaseSpec, Mapping]]:
@@ -301,7 +286,8 @@ class _Reader:
             if (entry := _entry(self._section(at), "faults")) is not None:
                 changes = _with_faults(changes, entry, job)
         for key, choice in combination.items():
-            changes = _with_choice(changes, key, choice, job)
+            entry = Entry(key=choice.key, value=choice.value)
+            changes = _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
         for _, node in cases:
             changes |= _entries(_value(node, "set"))
         expect = next((case.expect for case, _ in reversed(cases) if case.expect is not None), self._drill.expect)
@@ -327,11 +313,6 @@ class _Reader:
         return f"combinations: {', '.join(named('', each) for each in crossed[:8])}{'…' * (len(crossed) > 8)}"
 
 
-def _with_choice(changes: dict[str, Entry], key: str, choice: Choice, job: Path) -> dict[str, Entry]:
-    entry = Entry(key=choice.key, value=choice.value)
-    return _with_faults(changes, entry, job) if key == "faults" else {**changes, key: entry}
-
-
 def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str, Entry]:
     """What a preset's name, or a mapping as in a job file, changes. The seed stays the job's unless the mapping has its own."""
     others = {key: value for key, value in changes.items() if key != "faults" and not key.startswith("faults.preset")}
@@ -340,10 +321,9 @@ def _with_faults(changes: dict[str, Entry], entry: Entry, job: Path) -> dict[str
             return {**others, "faults": entry}
         before = load_job(job, changes={key: value for key, value in changes.items() if not key.startswith("-")})
         seed = before.spec.faults.seed
-        value = Scalar(place=entry.key, value=seed, text=str(seed))
-        entries = {**entry.value.entries, "seed": Entry(key=entry.key, value=value)}
+        faults = entry.value.having("seed", entry.key, Scalar(place=entry.key, value=seed, text=str(seed)))
         mine = {key: value for key, value in others.items() if not key.startswith("faults.")}
-        return {**mine, "faults": Entry(key=entry.key, value=Mapping(place=entry.value.place, entries=entries))}
+        return {**mine, "faults": Entry(key=entry.key, value=faults)}
     name = entry.value
     if not isinstance(name, Scalar) or name.value == OWN_FAULTS:
         return others

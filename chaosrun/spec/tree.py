@@ -47,6 +47,10 @@ class Mapping:
     place: Place
     entries: AnyMapping[str, Entry]
 
+    def having(self, name: str, key: Place, value: "Node") -> "Mapping":
+        """The same with this entry, in the place of the one of that name."""
+        return Mapping(place=self.place, entries={**self.entries, name: Entry(key=key, value=value)})
+
 
 Node = Scalar | Sequence | Mapping
 
