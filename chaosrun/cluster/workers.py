@@ -24,7 +24,7 @@ from chaosrun.spec.model import JobSpec
 
 
 class ClusterWorkers:
-    """Implements `supervise.supervisor.Workers`. The same agents and fork servers serve one leg after the other."""
+    """What a supervisor needs from a cluster. The same agents and fork servers serve one leg after the other."""
 
     def __init__(self, cluster: RayCluster, spec: JobSpec) -> None:
         self._cluster = cluster
@@ -49,6 +49,7 @@ class ClusterWorkers:
         return ", ".join(models) or "gpu"
 
     def acquire(self) -> PlacementAcquired:
+        """Get places for all ranks, anew when a node was lost. Raises ResourcesError."""
         if self._lost:
             self._cluster.release(lost=self._lost)
             self._lost.clear()
@@ -71,6 +72,7 @@ class ClusterWorkers:
         return [] if placement is None else list(placement.nodes)
 
     def place(self, order: WorkerOrder) -> WorkerOrder:
+        """Fill in node, local rank and devices."""
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
         number, node = next((n, node) for n, node in enumerate(placement.nodes.values()) if order.rank in node.ranks)
@@ -85,15 +87,19 @@ class ClusterWorkers:
         )
 
     def start(self, orders: Sequence[WorkerOrder]) -> tuple[dict[int, int], str]:
+        """Fork all ranks of an attempt; returns their pids by rank (none where a command starts them, which is told by events),
+        and the rendezvous address. Raises ResourcesError."""
         started = self._cluster.start_attempt(orders[0].attempt, orders)
         return started.pids, f"{orders[0].master_addr}:{started.port}"
 
     def stop(self, attempt: int) -> None:
+        """Begin to kill an attempt; each node reports when it has stopped."""
         for node, agent in self._cluster.agents.items():
             if node not in self._lost | self._leaving:
                 agent.submit("stop", attempt)
 
     def next_event(self, timeout_s: float) -> tuple[str, Any] | None:
+        """The next event, and its node, None when none came in time; Stopped comes once from each node."""
         try:
             node, event = self._cluster.events.get(timeout=timeout_s)
         except queue.Empty:
@@ -105,12 +111,14 @@ class ClusterWorkers:
         return node, event
 
     def wake(self, event: object) -> None:
+        """Have `next_event` return this; safe from signal handlers and other threads."""
         self._cluster.events.put(("", event))
 
     # Faults
 
     @property
     def ray(self) -> str:
+        """ "private", "joined" or "borrowed"."""
         return self._cluster.kind
 
     def node_of(self, rank: int) -> str:
@@ -119,12 +127,14 @@ class ClusterWorkers:
         return next(node for node, place in placement.nodes.items() if rank in place.ranks)
 
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
+        """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""
         try:
             return self._agent_of(rank).call("identify_rank", attempt, rank, listening)
         except RecoveryError:
             return None  # its agent is gone, an event tells that
 
     def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
+        """Carry these out at once; False for one whose rank was gone, and nothing was done."""
         done: dict[str, bool] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
         by_node: dict[str, list[StrikeOrder]] = {}
@@ -150,16 +160,20 @@ class ClusterWorkers:
         return [done.get(order.fault, False) for order in orders]
 
     def lose(self, node: str) -> None:
+        """The agent of this node is gone; it will not be told again."""
         self._leaving.discard(node)
         self._lost.add(node)
 
     def avoid(self, node: str, why: str) -> None:
+        """Place nothing on this node any more."""
         self._avoid[node] = f"node {node[:8]} ({why})"
 
     def lives_beside(self, rank: int) -> bool:
+        """Whether this rank is on the node that this process itself depends on."""
         return self._cluster.placement is not None and self.node_of(rank) == self._cluster.own_node
 
     def head(self) -> ProcessIdentity | None:
+        """Ray's head process, where it is this process's own."""
         return self._cluster.head()
 
     def _agent_of(self, rank: int) -> AgentClient:
@@ -179,9 +193,11 @@ class ClusterWorkers:
     # What hangs
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
+        """What there is to see of every rank; None when that cannot be said now, because an agent has just died."""
         return self._gather(lambda place: ("activities", str(leg.path), attempt, place.ranks))
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
+        """Have all live ranks write their stacks to their logs, and say where each is; None likewise."""
         return self._gather(lambda place: ("stacks", str(leg.path), attempt, wait_s))
 
     def _gather(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> dict[int, Any] | None:

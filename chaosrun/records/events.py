@@ -51,6 +51,12 @@ class Event(Record, frozen=True, kw_only=True, omit_defaults=False, tag_field="e
         return str(self.__struct_config__.tag)
 
 
+class OfAttempt(Event, frozen=True, kw_only=True, omit_defaults=False, tag_field="event"):
+    """Any that belongs to an attempt."""
+
+    attempt: AttemptNumber
+
+
 class LegStarted(Event, frozen=True, kw_only=True, tag="leg.started"):
     leg: str
     workers: int
@@ -91,8 +97,7 @@ class CheckpointQuarantined(Event, frozen=True, kw_only=True, tag="checkpoint.qu
     moved_to: str | None = None
 
 
-class AttemptStarting(Event, frozen=True, kw_only=True, tag="attempt.starting"):
-    attempt: AttemptNumber
+class AttemptStarting(OfAttempt, frozen=True, kw_only=True, tag="attempt.starting"):
     by: Literal["chaosrun", "script"] = "chaosrun"
     """Who saves and resumes. Where a script goes on from its traces say, and nothing here."""
     resume: str | None
@@ -105,23 +110,20 @@ class AttemptStarting(Event, frozen=True, kw_only=True, tag="attempt.starting"):
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL, after an error of DDP's reducer."""
 
 
-class AttemptStarted(Event, frozen=True, kw_only=True, tag="attempt.started"):
-    attempt: AttemptNumber
+class AttemptStarted(OfAttempt, frozen=True, kw_only=True, tag="attempt.started"):
     pids: dict[Count, int]
     """By rank; empty where a command starts them."""
     address: str = ""
 
 
-class WorkerStarted(Event, frozen=True, kw_only=True, tag="worker.started"):
+class WorkerStarted(OfAttempt, frozen=True, kw_only=True, tag="worker.started"):
     """A process below a command has announced itself as a rank."""
 
-    attempt: AttemptNumber
     rank: int
     pid: int
 
 
-class WorkerExited(Event, frozen=True, kw_only=True, tag="worker.exited"):
-    attempt: AttemptNumber
+class WorkerExited(OfAttempt, frozen=True, kw_only=True, tag="worker.exited"):
     rank: int
     pid: int
     exit_code: int | None
@@ -141,11 +143,10 @@ class FaultInjected(Event, frozen=True, kw_only=True, tag="fault.injected"):
     """Digest of the fault."""
 
 
-class FaultRequested(Event, frozen=True, kw_only=True, tag="fault.requested"):
+class FaultRequested(OfAttempt, frozen=True, kw_only=True, tag="fault.requested"):
     """Copied from the durable marker that was written before it struck."""
 
     fault: str
-    attempt: AttemptNumber
     rank: int
     step: int | None
     phase: str | None
@@ -159,9 +160,8 @@ class FaultWithdrawn(Event, frozen=True, kw_only=True, tag="fault.withdrawn"):
     reason: str
 
 
-class FaultObserved(Event, frozen=True, kw_only=True, tag="fault.observed"):
+class FaultObserved(OfAttempt, frozen=True, kw_only=True, tag="fault.observed"):
     fault: str
-    attempt: AttemptNumber
     rank: int
     pid: int
     how: str
@@ -189,10 +189,9 @@ class SilentRank(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Of its main thread, innermost first."""
 
 
-class HangDeclared(Event, frozen=True, kw_only=True, tag="hang.declared"):
+class HangDeclared(OfAttempt, frozen=True, kw_only=True, tag="hang.declared"):
     """Before anything is killed."""
 
-    attempt: AttemptNumber
     first: int
     """The rank that stopped first."""
     silent_s: float | None = None
@@ -217,8 +216,7 @@ class RaisedError(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Id of the fault that raised it on purpose."""
 
 
-class DeathUnplanned(Event, frozen=True, kw_only=True, tag="death.unplanned"):
-    attempt: AttemptNumber
+class DeathUnplanned(OfAttempt, frozen=True, kw_only=True, tag="death.unplanned"):
     rank: int | None
     code: EndCode | None = None
     reason: str
@@ -226,25 +224,22 @@ class DeathUnplanned(Event, frozen=True, kw_only=True, tag="death.unplanned"):
     error: RaisedError | None = None
 
 
-class AttemptStopped(Event, frozen=True, kw_only=True, tag="attempt.stopped"):
+class AttemptStopped(OfAttempt, frozen=True, kw_only=True, tag="attempt.stopped"):
     """Every process of the attempt is gone."""
 
-    attempt: AttemptNumber
     reason: str
     killed: tuple[int, ...] = ()
 
 
-class OutputsReplacing(Event, frozen=True, kw_only=True, tag="outputs.replacing"):
+class OutputsReplacing(OfAttempt, frozen=True, kw_only=True, tag="outputs.replacing"):
     """The power was cut: the script's outputs are about to become what the disk would hold."""
 
     fault: str
-    attempt: AttemptNumber
     unsynced: str
 
 
-class OutputsReplaced(Event, frozen=True, kw_only=True, tag="outputs.replaced"):
+class OutputsReplaced(OfAttempt, frozen=True, kw_only=True, tag="outputs.replaced"):
     fault: str
-    attempt: AttemptNumber
     gone: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     torn: tuple[str, ...] = ()
@@ -282,18 +277,4 @@ JournalEvent = (
     | OutputsReplaced
     | LegFinished
 )
-OF_ATTEMPTS = (
-    AttemptStarting,
-    AttemptStarted,
-    WorkerStarted,
-    WorkerExited,
-    FaultRequested,
-    FaultObserved,
-    HangDeclared,
-    DeathUnplanned,
-    AttemptStopped,
-    OutputsReplacing,
-    OutputsReplaced,
-)
-"""Events that belong to an attempt."""
 EVENTS = msgspec.json.Decoder(JournalEvent)

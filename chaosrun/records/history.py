@@ -14,7 +14,6 @@ from chaosrun.errors import RecoveryError
 from chaosrun.records.codec import sound_records
 from chaosrun.records.events import (
     EVENTS,
-    OF_ATTEMPTS,
     AttemptStarted,
     AttemptStarting,
     AttemptStopped,
@@ -22,6 +21,7 @@ from chaosrun.records.events import (
     DeathUnplanned,
     JournalEvent,
     LegFinished,
+    OfAttempt,
     Outcome,
     WorkerExited,
     WorkerStarted,
@@ -183,7 +183,7 @@ def _attempts(
         problems.append(f"attempts start in the order {numbers}")
     by_attempt: dict[int, list[JournalEvent]] = {}
     for event in journal:
-        if isinstance(event, OF_ATTEMPTS):
+        if isinstance(event, OfAttempt):
             by_attempt.setdefault(event.attempt, []).append(event)
     for number in sorted({*layout.attempts(), *by_attempt} - set(numbers)):
         problems.append(f"attempt {number} left records, but the journal never started it")

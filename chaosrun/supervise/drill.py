@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
@@ -36,12 +37,15 @@ from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
-from chaosrun.supervise.supervisor import LegResult, Supervisor, Workers
+from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
 from chaosrun.supervise.working_folder import check_paths_above, expect_resumable, lay_out
 from chaosrun.verify.confirm import UNDISTURBED, agreed_at_first, undisturbed_difference, worth_confirming
 from chaosrun.verify.verdict import Verdict, judge
 from chaosrun.wording import count
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.workers import ClusterWorkers
 
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
@@ -106,7 +110,7 @@ def is_supervised(run: RunLayout) -> bool:
 class LegRunner:
     """Runs legs, one after the other, on the same workers."""
 
-    workers: Workers
+    workers: "ClusterWorkers"
     on_record: Callable[[EventRecord], None]
     on_supervisor: Callable[[Supervisor | None], None] = lambda supervisor: None
     """Told whom to interrupt, for as long as a leg runs."""

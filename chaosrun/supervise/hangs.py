@@ -35,7 +35,7 @@ from chaosrun.supervise.lifecycle import Hang
 from chaosrun.supervise.observations import Observations, Record
 
 if TYPE_CHECKING:
-    from chaosrun.supervise.workers import Workers
+    from chaosrun.cluster.workers import ClusterWorkers
 
 FACTOR = 10.0
 LONGEST_LOOK_S = 2.0
@@ -291,7 +291,14 @@ class HangDetector:
     """Of one leg."""
 
     def __init__(
-        self, *, workers: "Workers", leg: LegLayout, script: str, watch: HangWatch, observations: Observations, record: Record
+        self,
+        *,
+        workers: "ClusterWorkers",
+        leg: LegLayout,
+        script: str,
+        watch: HangWatch,
+        observations: Observations,
+        record: Record,
     ) -> None:
         self._workers = workers
         self._leg = leg

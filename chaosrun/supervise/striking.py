@@ -7,6 +7,7 @@ is struck is known by pid and start time; the agent that forked it sends the sig
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from chaosrun.cluster.messages import AgentLost, Exited
 from chaosrun.faults.control_plane import seen_by_successor
@@ -18,7 +19,9 @@ from chaosrun.records.events import AttemptStarted, FaultObserved, JournalEvent
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, read_marker, read_markers, read_note, write_marker
 from chaosrun.supervise.observations import Observations
-from chaosrun.supervise.workers import Workers
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.workers import ClusterWorkers
 
 LOOK_EVERY_S = 0.025
 """While a rank may come to a point and wait there, or a witness is at work."""
@@ -45,7 +48,7 @@ class OutsideFaults:
         leg: LegLayout,
         plan: FaultPlan,
         observations: Observations,
-        workers: Workers,
+        workers: "ClusterWorkers",
         clock: Callable[[], float],
     ) -> None:
         self._leg = leg

@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
@@ -28,7 +28,10 @@ from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.power import cut_power
 from chaosrun.supervise.striking import OutsideFaults
-from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, Workers, resume_values
+from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, resume_values
+
+if TYPE_CHECKING:
+    from chaosrun.cluster.workers import ClusterWorkers
 
 STOP_LIMIT_S = 60.0
 COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
@@ -48,7 +51,7 @@ class Supervisor:
         leg: LegLayout,
         template: WorkerOrder,
         plan: FaultPlan,
-        workers: Workers,
+        workers: "ClusterWorkers",
         recovery: RecoverySpec,
         deadline_s: float | None,
         on_record: Callable[[EventRecord], None],
@@ -73,7 +76,8 @@ class Supervisor:
         self._rest_until_s: float | None = None
         self._looked_s = 0.0
         self._attempt = 0
-        self._placing = False
+        self.is_waiting_for_places = False
+        """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
         self._observations = Observations(leg, plan, self._record)
         self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, workers=workers, clock=clock)
         self._detector = HangDetector(
@@ -86,11 +90,6 @@ class Supervisor:
         )
         self._passed: Counter[str] = Counter()
         self._journal: Journal | None = None
-
-    @property
-    def is_waiting_for_places(self) -> bool:
-        """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
-        return self._placing
 
     @property
     def ray(self) -> str:
@@ -291,7 +290,7 @@ class Supervisor:
                 self._rest_until_s = self._clock() + action.seconds
 
     def _place(self) -> None:
-        self._placing = True
+        self.is_waiting_for_places = True
         try:
             placed = self._workers.acquire()
         except (ResourcesError, RecoveryError) as error:
@@ -301,7 +300,7 @@ class Supervisor:
             self._pending.append(INTERRUPTED)
             return
         finally:
-            self._placing = False
+            self.is_waiting_for_places = False
         self._record(placed)
         if problem := self.outside_faults.misplaced():
             hint = "join the cluster from a node that runs no ranks, or let the fault strike another rank"

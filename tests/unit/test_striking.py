@@ -23,7 +23,7 @@ from tests.records import read_lines
 from tests.unit.events import event
 
 if TYPE_CHECKING:
-    from chaosrun.supervise.workers import Workers
+    from chaosrun.cluster.workers import ClusterWorkers
 
 TICK_S = 0.5
 START_S = 1000.0
@@ -80,7 +80,7 @@ class Bench:
             leg=self.leg,
             plan=self.plan,
             observations=self.observations,
-            workers=cast("Workers", self.hands),
+            workers=cast("ClusterWorkers", self.hands),
             clock=lambda: self.now,
         )
 

@@ -91,7 +91,7 @@ def test_no_result_is_lost_unseen(run: SuiteRun) -> None:
 def cancelled(run: SuiteRun, monkeypatch: pytest.MonkeyPatch) -> DrillResult:
     """The first drill, as it ends when its supervisor is told to end it, alone."""
 
-    def carry_out(*_: object) -> None:
+    def carry_out(*_: object, **__: object) -> None:
         raise InterruptedRunError("interrupted in the chaos leg")
 
     monkeypatch.setattr("chaosrun.campaign.suite_run.carry_out", carry_out)
