@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import own_leg, read_run
-from chaosrun.records.storage_owner import is_owner
+from chaosrun.records.run_file import is_owner, own_leg, read_run
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, has_ended, lock_run

@@ -7,7 +7,7 @@ run one after the other on kept agents, unless their faults are for more than wo
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,6 @@ from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
-from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run
@@ -38,6 +37,8 @@ CRASHES = frozenset({"recovery_failed", "user_error"})
 
 RunDrill = Callable[[Sequence[str]], str | None]
 """Carry out a drill with these overrides; returns its symptom (`symptom_of`)."""
+WHEN_AND_WHO = frozenset({"rank", "phase", "at_step", "occurrence", "attempt", "after"})
+"""Keys that entries of every kind may have; the others are options."""
 AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
 
 T = TypeVar("T")
@@ -358,3 +359,26 @@ def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T
         else:
             break
     return kept
+
+
+def simpler(entry: Entry) -> Iterator[Entry]:
+    """Entries of `faults.schedule` that ask for less, the boldest first: a plain kill after the step; a kill; each key left
+    out; one rank instead of all; half the step. Not all of them can be planned. Each is smaller: the search for one ends.
+    """
+    plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
+    found: list[Entry] = [plain] if "at_step" in entry else []
+    if "kind" in entry:
+        found.append({key: value for key, value in entry.items() if key in WHEN_AND_WHO})
+    found += [_without(entry, key) for key in entry if key not in ("rank", "at_step", "kind")]
+    if entry.get("rank") == "all":
+        found.append({**entry, "rank": 0})
+    step = entry.get("at_step")
+    if isinstance(step, int) and step > 1:
+        found.append({**entry, "at_step": step // 2})
+    for number, candidate in enumerate(found):
+        if candidate != entry and candidate not in found[:number]:
+            yield candidate
+
+
+def _without(entry: Entry, key: str) -> Entry:
+    return {other: value for other, value in entry.items() if other != key}

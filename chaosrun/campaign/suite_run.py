@@ -25,8 +25,8 @@ from chaosrun.campaign.suite_plan import SuiteRequest, changed_files, plan_suite
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.naming import default_root
 from chaosrun.records.run_file import read_run
-from chaosrun.records.runs import default_root
 from chaosrun.spec.suite import Comparison
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany

@@ -47,9 +47,9 @@ from chaosrun.plan.points import (
 from chaosrun.records.codec import read_records
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.naming import default_root
 from chaosrun.records.operations import read_operations
 from chaosrun.records.run_file import read_run
-from chaosrun.records.runs import default_root
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled

@@ -86,7 +86,7 @@ def job_asked(
 
 def _names_of_runs(context: Any) -> list[str]:
     """What a shell may complete the name of a run to: nothing of a run is read."""
-    from chaosrun.records.runs import default_root
+    from chaosrun.records.naming import default_root
 
     given = next((argument.value for name in ("root", "--root") if (argument := context.get(name)) is not None), None)
     folder = (given if isinstance(given, Path) else default_root()) / "runs"

@@ -29,8 +29,8 @@ from chaosrun.housekeeping.inventory import (
 )
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import locked
-from chaosrun.records.runs import default_root
-from chaosrun.records.storage_owner import disown
+from chaosrun.records.naming import default_root
+from chaosrun.records.run_file import disown
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.reference import ReferenceCache
 

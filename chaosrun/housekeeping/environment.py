@@ -20,7 +20,7 @@ import psutil
 
 import chaosrun
 from chaosrun.housekeeping.limits import cpu_limit, memory_limit
-from chaosrun.records.runs import default_root
+from chaosrun.records.naming import default_root
 
 Facts = dict[str, Any]
 """JSON values, by name."""

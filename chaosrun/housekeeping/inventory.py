@@ -12,8 +12,7 @@ from typing import Literal
 from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
-from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run
-from chaosrun.records.storage_owner import is_owner
+from chaosrun.records.run_file import RunInfo, is_owner, own_leg, read_object, read_run
 from chaosrun.supervise.drill import is_supervised
 from chaosrun.supervise.reference import leg_end
 

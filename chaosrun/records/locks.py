@@ -1,8 +1,10 @@
 """Lock files: one process holds a run, sweep, suite, cache or root, by flock(2); the kernel frees them with their holder.
 
-To look needs no write permission, and changes nothing.
+To look needs no write permission, and changes nothing. They, and logs, are opened as a regular file in their own directory,
+never what a link leads to: one that was unpacked or copied from elsewhere may hold links, pipes or devices under these names.
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -11,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from chaosrun.errors import UsageError
-from chaosrun.records.own_files import open_own_file
+from chaosrun.errors import ResourcesError, UsageError
 
 TRIES = 5
 """Who looks whether it is held, holds it for a moment."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 @contextmanager
@@ -98,3 +100,31 @@ def _leads_to(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
+
+
+def open_own_file(path: Path, flags: int) -> int:
+    """A descriptor of `path`, which is made if it is not there; the directory is not. `flags`: how, such as os.O_RDWR.
+
+    Raises UsageError for what is no file and for what this user may not write, ResourcesError when the disk is full.
+    """
+    try:
+        # O_NONBLOCK: a pipe must not keep anybody waiting before it can be seen to be one.
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise ResourcesError(f"{path} cannot be written: {error.strerror}", hint="free some space") from error
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _no_file(path) from error
+        if error.errno == errno.ENOENT:
+            raise UsageError(f"{path.parent} is not there any more", hint="it was removed meanwhile") from error
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="see to its permissions, or use a root of your own"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_file(path)
+    return descriptor
+
+
+def _no_file(path: Path) -> UsageError:
+    return UsageError(f"{path} is a link, or no file at all, and is not written to", hint="remove it, if you trust the rest")

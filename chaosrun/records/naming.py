@@ -1,10 +1,16 @@
-"""How a command names a run, or a root of runs, so that it finds it from here: for every hint that says a command."""
+"""Where runs are kept, and how a command names one, or its root, so that it finds it from here: for every hint that says a
+command."""
 
+import os
 import shlex
 from pathlib import Path
 
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.runs import default_root
+
+
+def default_root() -> Path:
+    """Where runs are kept: $CHAOSRUN_ROOT, else .chaosrun in the working directory."""
+    return Path(os.environ.get("CHAOSRUN_ROOT") or ".chaosrun")
 
 
 def run_arguments(run: RunLayout) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ They may have been changed, cut off or copied from elsewhere: what is not as its
 """
 
 import json
+import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -54,7 +56,7 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     storage: dict[str, Place | None]
     """By leg, where its checkpoints are; None: in its own directory."""
     storage_nonce: str | None = None
-    """See `storage_owner`."""
+    """See `Owner`."""
     irreproducible: str | None
     """How two undisturbed runs differed."""
     wanders: str | None = None
@@ -67,6 +69,20 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     @property
     def name(self) -> str:
         return self.spec["name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    run_id: str
+    name: str
+    status: str
+    """PASS, FAIL, INCONCLUSIVE, "running", "interrupted" when nobody supervises it and it has no verdict, or "damaged"."""
+    created_s: float
+    path: Path
+    outcome: str | None = None
+    """How the leg that says it ended: what tells one INCONCLUSIVE from another; None without a verdict."""
+    exit_code: int | None = None
+    """That of the verdict, or of what ended its last supervisor without one."""
 
 
 def read_json(data: bytes) -> Any:
@@ -145,3 +161,43 @@ def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
                 hint="remove the link; checkpoint.storage puts checkpoints elsewhere",
             )
     return leg
+
+
+class Owner(Record, frozen=True, kw_only=True, omit_defaults=False):
+    """owner.json of the directory that a run makes for its checkpoints outside its own: whose it is. Nothing else may be
+    cleared on the word of a run.json, which may be a copy of another's."""
+
+    v: Literal[1] = 1
+    run: str
+    """Absolute path."""
+    nonce: str
+    """Which the run.json has, too."""
+
+
+def claim(storage: Path, run: RunLayout) -> str:
+    """Write down that the run has made this directory; returns the nonce. Raises OSError."""
+    owner = Owner(run=str(run.path.resolve()), nonce=secrets.token_hex(16))
+    write_record(_owner_json(storage), owner)
+    return owner.nonce
+
+
+def is_owner(storage: Path, path: Path, info: RunInfo) -> bool:
+    """The run that lies, or lay, at `path` and whose run.json says `info` has made this directory."""
+    file = _owner_json(storage)
+    if storage.is_symlink() or file.is_symlink() or info.storage_nonce is None:
+        return False
+    try:
+        return read_record(file, Owner) == Owner(run=str(path.resolve()), nonce=info.storage_nonce)
+    except UsageError:
+        return False
+
+
+def disown(storage: Path) -> None:
+    """Remove the directory, if nothing but the word of its owner is left in it."""
+    if [entry.name for entry in storage.iterdir()] == [_owner_json(storage).name]:
+        _owner_json(storage).unlink()
+        storage.rmdir()
+
+
+def _owner_json(storage: Path) -> Path:
+    return storage / "owner.json"

@@ -19,7 +19,7 @@ from chaosrun.wording import count, span
 
 if TYPE_CHECKING:
     from chaosrun.faults.fault import FaultPlan
-    from chaosrun.records.runs import RunSummary
+    from chaosrun.records.run_file import RunSummary
     from chaosrun.spec.model import JobSpec
     from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference
 

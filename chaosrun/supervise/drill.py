@@ -30,8 +30,7 @@ from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.run_file import Reference, RunInfo, own_leg, read_object, read_run, recorded_leg, write_run
-from chaosrun.records.storage_owner import claim
+from chaosrun.records.run_file import Reference, RunInfo, claim, own_leg, read_object, read_run, recorded_leg, write_run
 from chaosrun.records.supervision import supervision
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec

@@ -25,8 +25,8 @@ from chaosrun.errors import ChaosrunError, InterruptedRunError, RecoveryError
 from chaosrun.processes import die_with_parent, with_package
 from chaosrun.records.events import EventRecord
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.locks import open_own_file
 from chaosrun.records.naming import run_argument
-from chaosrun.records.own_files import open_own_file
 from chaosrun.records.supervision import ToldError
 from chaosrun.supervise.interrupts import Interrupts
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from chaosrun.errors import UsageError
 from chaosrun.records.folders import called
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.naming import root_arguments
-from chaosrun.records.runs import RunSummary, default_root
+from chaosrun.records.naming import default_root, root_arguments
+from chaosrun.records.run_file import RunSummary
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:

@@ -13,10 +13,9 @@ import pytest
 
 from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import ResourcesError, UsageError
-from chaosrun.records import locks, own_files
+from chaosrun.records import locks
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.locks import is_locked, locked
-from chaosrun.records.own_files import open_own_file
+from chaosrun.records.locks import is_locked, locked, open_own_file
 from chaosrun.supervise import remote
 from chaosrun.supervise.drill import is_supervised, lock_run
 from chaosrun.supervise.process import SupervisorProcess
@@ -111,7 +110,7 @@ def test_a_full_disk(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr(locks.os, "pwrite", full)
         with lock_run(run):
             assert is_supervised(run)
-    monkeypatch.setattr(own_files.os, "open", full)
+    monkeypatch.setattr(locks.os, "open", full)
     with pytest.raises(ResourcesError, match="No space left"), lock_run(run):
         pass
 

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from verdicts import PASSED
 
 from chaosrun.campaign.report.text import render_shrunk
-from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, symptom_of
+from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, simpler, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
-from chaosrun.plan.simpler import simpler
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import rendered
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, flow, scheduled
