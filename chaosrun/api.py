@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result
-    from chaosrun.records.run_file import RunSummary, find_run, list_runs
+    from chaosrun.records.run_file import RunSummary
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.remote import cancel, inject
     from chaosrun.supervise.run import Listener, plan
+    from chaosrun.supervise.runs import find_run, list_runs
     from chaosrun.verify.diagnosis import Diagnosis
     from chaosrun.verify.trajectory import Comparison
 
