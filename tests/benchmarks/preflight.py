@@ -38,12 +38,10 @@ class SimulatedAgents:
     def everyone(self) -> Sequence[Node]:
         return self.nodes
 
-    def probe(self, calls: Mapping[str, Call], on_answer: Callable[[str], None] = lambda name: None) -> dict[str, Outcome]:
+    def probe(self, calls: Mapping[str, Call]) -> dict[str, Outcome]:
         """All at the same time, of one probe."""
         outcomes = {name: self.recorded[call.probe] for name, call in calls.items()}
         time.sleep(max(self.took_s[call.probe] for call in calls.values()))
-        for name in calls:
-            on_answer(name)
         return outcomes
 
     def check_agents(self) -> None: ...
