@@ -34,8 +34,6 @@ class Subject:
     verdict: Literal["PASS", "FAIL"] = "PASS"
     cause: str = ""
     """The code of the verdict's cause, where it fails."""
-    drilled: bool = True
-    """The verdict has been seen; else it is what the framework is known to do."""
     quick: bool = False
     """Part of `make test`."""
 
@@ -275,10 +273,10 @@ FRAMEWORKS: tuple[Framework, ...] = (
         subjects=(
             Subject(
                 name="ray-train",
-                drilled=False,
                 what="TorchTrainer on a Ray of its own, its newest checkpoint found by itself",
                 script="ray_train.py",
                 launch=("python",),
+                kills=((1, 14), (0, 21)),
             ),
         ),
     ),
