@@ -111,7 +111,7 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         return replace(ruling, place=f"{ruling.place}; then {end.message or end.outcome}")
     known = {fault.id: fault for fault in drill.plan.faults}
     # What had spoilt a file in the same attempt is what it met, more than the kill.
-    beside = dict.fromkeys(seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt)
+    beside = sorted({seen.fault for seen in chaos.events(FaultObserved) if seen.attempt == last.attempt})
     told = [f"{name} ({known[name].describe() if name in known else name})" for name in beside]
     reason = Cause.of("never_came_back", fault=" and ".join(told), message=end.message or end.outcome)
     return Ruling(status="FAIL", reason=reason, hint=end.hint)
