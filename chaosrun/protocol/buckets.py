@@ -35,9 +35,13 @@ class BucketPrimer:
     forward pass.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False) -> None:
-        """`saves_itself`: the script does. A model with a state that chaosrun could not save is left as it is then."""
+    def __init__(self, models: Sequence[torch.nn.Module], *, saves_itself: bool = False, primes: bool = True) -> None:
+        """`saves_itself`: the script does. A model with a state that chaosrun could not save is left as it is then. `primes`:
+        False to see what becomes of buckets that are left alone."""
         self._saves_itself = saves_itself
+        self._primes = primes
+        self._told = -1
+        """How many models were settled when it was last asked for news."""
         self.left: Obstacle | None = None
         """Why a model is left unprimed."""
         self._models: list[DistributedDataParallel] = []
@@ -74,12 +78,23 @@ class BucketPrimer:
     @property
     def primed(self) -> bool:
         """At least one model is under DDP, and none of them can change its buckets after its first step any more."""
-        return bool(self._models) and not self._waiting and not self.left
+        return self._primes and bool(self._models) and not self._waiting and not self.left
 
     @property
-    def settled(self) -> int:
-        """How many models have been met and do not wait: the layout stays as it is until this changes."""
-        return len(self._models) - len(self._waiting)
+    def synchronises(self) -> bool:
+        """The coming backward pass reduces gradients, as far as can be told."""
+        return all(model.require_backward_grad_sync for model in self._models)
+
+    @property
+    def is_due(self) -> bool:
+        """The coming backward pass is the first of a wrapper."""
+        return self._primes and not self.done and self.synchronises
+
+    @property
+    def is_news(self) -> bool:
+        """The layout may be another one than when this was last asked: more models have been met, and do not wait."""
+        before, self._told = self._told, len(self._models) - len(self._waiting)
+        return before != self._told
 
     def layout(self) -> list[list[int]] | None:
         """The layouts of all DDP models, one after the other; None without DDP."""

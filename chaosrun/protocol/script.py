@@ -1,7 +1,7 @@
 """A training script that nobody adapted, in one rank of one attempt: its steps are counted, recorded and struck at, by what
 hooks in torch see of them, and the attempt is aligned with the reference by what it begins with.
 
-The counterpart of `session` and `recorder`. Saves and restores nothing: that is the script's own business.
+The counterpart of `session`. Saves and restores nothing: that is the script's own business.
 
 A step is a call of an optimizer after a backward pass. Optimizers that are called one after the other, without a backward pass
 in between, make one step together; a call without one (torch.distributed.checkpoint makes one, to have state to load) is none.
@@ -12,7 +12,6 @@ it does in between, a save for instance, belongs to the step.
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,10 @@ from chaosrun.observe.contents import content_digest, tensors_in
 from chaosrun.observe.found_state import FoundState, parameters_of
 from chaosrun.observe.ledger import BatchLedger
 from chaosrun.observe.saves import SaveWatch
-from chaosrun.observe.trace import Beginning, Observer
-from chaosrun.protocol.buckets import BucketPrimer, Obstacle
+from chaosrun.observe.trace import Beginning
+from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
+from chaosrun.protocol.steps import Steps
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
@@ -48,7 +48,7 @@ class ScriptTraining:
         self._heart = context.heart
         self._ledger = BatchLedger()
         self._state: FoundState | None = None
-        self._observer: Observer | None = None
+        self._steps: Steps | None = None
         self.thread: threading.Thread | None = None
         """That trains."""
         self._started_s = time.time()
@@ -73,8 +73,7 @@ class ScriptTraining:
         self._unsettled = False
         self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
         """The last call in evaluation mode since the last step: some scripts train in it."""
-        self._primer = ScriptPrimer(prime=self._order.prime_buckets)
-        self.finished = False
+        self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
         self._saves = SavePoints(self._faults, self._order, context.leg)
         SaveWatch(self._order.outputs, self._step_of_save, self._saves.begin, self._see_save).install()
         hooks.install(self)
@@ -82,7 +81,11 @@ class ScriptTraining:
     @property
     def begun(self) -> bool:
         """It has come to its first step."""
-        return self._observer is not None
+        return self._steps is not None
+
+    @property
+    def finished(self) -> bool:
+        return self._steps is not None and self._steps.ended
 
     # What the hooks tell
 
@@ -99,10 +102,10 @@ class ScriptTraining:
                 self._evaluated = module, inputs, named
                 return
             self._go_on()
-            if self._observer is None and not hooks.optimizers():
+            if self._steps is None and not hooks.optimizers():
                 return  # a pass that makes or measures something, before there is a training
-            observer = self._observer or self._begin(module, content_digest([inputs, named]))
-            self._take(observer, inputs, named)
+            steps = self._steps or self._begin(module, content_digest([inputs, named]))
+            self._take(steps, inputs, named)
 
     def backward(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
         if self._busy:
@@ -110,35 +113,32 @@ class ScriptTraining:
         with self._undisturbed():
             self._go_on()
             seen = self._evaluated
-            observer = self._observer or self._begin(seen and seen[0], seen and content_digest([*seen[1:]]))
-            if seen and not observer.has_batch:
-                self._take(observer, *seen[1:])
-            self._open_window(observer)
-            observer.losses([_scalar(root) for root in roots[:1]])
+            steps = self._steps or self._begin(seen and seen[0], seen and content_digest([*seen[1:]]))
+            if seen and not steps.observer.has_batch:
+                self._take(steps, *seen[1:])
+            steps.open_window()
+            steps.observer.losses([_scalar(root) for root in roots[:1]])
             if self._primer.synchronises and not self._backwards:
-                step = self.position.step + 1
-                self._faults.reach("forward", step)
-                self._heart.beat("backward", step)
-                self._faults.fire_inside_reduce(observer.parameters, step)
+                steps.before_synchronised_backward()
         self._backwards += 1
         self._dropped.clear()
         if not self._primer.is_due:
             return run()
         with self._undisturbed():
-            self._primer.prime(roots, run)
+            self._primer.prime(lambda _loss: run(), roots[0])
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._calls and self._observer and not self._busy:
+        if not self._calls and self._steps and not self._busy:
             with self._undisturbed():
                 if self._backwards or not self._recorded:
-                    self._reach_optimizer(self._observer, optimizer)
+                    self._steps.before_optimizer_step(parameters_of(optimizer))
                 else:
                     self._go_on()  # its backward passes are made in a closure
         self._calls += 1
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._calls -= 1
-        if self._calls or self._observer is None or self._busy:
+        if self._calls or self._steps is None or self._busy:
             return
         assert self._state
         with self._undisturbed():
@@ -150,8 +150,8 @@ class ScriptTraining:
                     hint="build all that is trained before the first step; of two trainings, drill each by itself",
                 )
             if self._backwards:
-                if not self._observer.has_met_an_optimizer:
-                    self._reach_optimizer(self._observer, optimizer)  # its backward passes were made in a closure
+                if not self._steps.observer.has_met_an_optimizer:
+                    self._steps.before_optimizer_step(parameters_of(optimizer))  # its backward passes were made in a closure
                 self._finish_step([id(optimizer)])
             elif not self._recorded:
                 self._stepped.append(id(optimizer))
@@ -159,7 +159,7 @@ class ScriptTraining:
                 self._record()
 
     def step_was_skipped(self) -> None:
-        if self._backwards and self._observer and not self._busy:
+        if self._backwards and self._steps and not self._busy:
             with self._undisturbed():
                 self._finish_step([])
                 self._record()
@@ -168,24 +168,24 @@ class ScriptTraining:
         self._dropped.add(id(optimizer))
         # Of one optimizer of several: what the others hold is still to come.
         everywhere = all(id(each) in self._dropped for each in hooks.optimizers())
-        if everywhere and self._backwards and self._observer and not self._calls:
+        if everywhere and self._backwards and self._steps and not self._calls:
             self._backwards = 0
-            self._observer.drop_window()
+            self._steps.observer.drop_window()
 
     def meet_wrapper(self, model: DistributedDataParallel) -> None:
-        self._primer.meet(model)
+        self._primer.expect(model)
 
     # What it makes of it
 
-    def _take(self, observer: Observer, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         """These are a micro-batch of the step that is being made."""
         self._evaluated = None
-        self._open_window(observer)
+        steps.open_window()
         self._heart.beat("forward", self.position.step + 1)
         own = (tensor for tensor in tensors_in([inputs, named]) if tensor.grad_fn is None)
         passes, ids = self._ledger.passes, self._ledger.taken(own)
         self._batches = self._batches + 1 if self._ledger.passes == passes else 1
-        observer.batch([inputs, named], ids)
+        steps.observer.batch([inputs, named], ids)
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -195,28 +195,22 @@ class ScriptTraining:
         finally:
             self._busy = False
 
-    def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Observer:
+    def _begin(self, outermost: torch.nn.Module | None, data: str | None, *, at_end: bool = False) -> Steps:
         """Find out where this attempt stands, and write the `start` line."""
         if not at_end:
             hooks.let_go()
         self._state = state = FoundState(outermost)
-        self._faults.training = state
-        observer = Observer(state, self._order, self._context.leg, state.device)
-        began = observer.beginning()
-        place = None if at_end and not observer.parameters else self._place(began, data, at_end=at_end)
+        steps = Steps(state, self._context, state.device)
+        began = steps.observer.beginning()
+        place = None if at_end and not steps.observer.parameters else self._place(began, data, at_end=at_end)
         found = place.found if place else None
         if self._order.attempt == 1 and (found is None or not found.weights or found.step == 0):
             # At its beginning, or a job that does not repeat itself: then no step tells anything.
             place, found = None, None
         self.position = Position(step=place.step if place else 0)
-        observer.begin(self.position, began, entered_s=self._started_s, restored=None, found=found)
-        self._observer, self.thread = observer, threading.current_thread()
-        self._heart.beat("restored", self.position.step)
-        if self._context.files:
-            self._context.files.wrap_native_readers()
-            if self._order.attempt == 1:
-                self._context.files.look_at_mappings()
-        return observer
+        steps.start(self.position, began, entered_s=self._started_s, restored=None, found=found)
+        self._steps, self.thread = steps, threading.current_thread()
+        return steps
 
     def _place(self, began: Beginning, data: str | None, *, at_end: bool) -> Place | None:
         standing = Standing(
@@ -245,18 +239,6 @@ class ScriptTraining:
         for attempt in range(order.attempt - 1, 0, -1):
             yield read_moments(self._context.leg.attempt(attempt).trace(order.rank)), True
 
-    def _open_window(self, observer: Observer) -> None:
-        if observer.is_between_steps:
-            self._faults.pace.begin()
-            observer.open_window()
-            self._faults.reach("fetch", self.position.step + 1)
-
-    def _reach_optimizer(self, observer: Observer, optimizer: torch.optim.Optimizer) -> None:
-        if not observer.has_met_an_optimizer:
-            self._heart.beat("optimizer", self.position.step + 1)
-            self._faults.reach("optimizer", self.position.step + 1)
-        observer.before_optimizer_step(parameters_of(optimizer))
-
     def _finish_step(self, stepped: list[int]) -> None:
         self._backwards, self._recorded, self._stepped = 0, False, stepped
         epoch = max(0, self._ledger.passes - 1)
@@ -267,17 +249,9 @@ class ScriptTraining:
         return len(self._stepped) >= self._together.get(self._stepped[0], len(hooks.optimizers()))
 
     def _record(self) -> None:
-        assert self._observer
-        step = self.position.step
+        assert self._steps
         self._recorded = self._unsettled = True
-        self._heart.beat("record", step)
-        if self._primer.changed:
-            left = self._primer.left
-            told = {"left": left.code, "left_by": left.name} if left else {}
-            self._observer.buckets(step, self._primer.layout(), primed=self._primer.primed, **told)
-        self._observer.step(self.position, items=None)
-        self._faults.reach("record", step)
-        self._heart.beat("own", step)
+        self._steps.record(self.position, self._primer)
 
     def _go_on(self) -> None:
         """To the next step, unless this is a closure of an optimizer's. Raises EnoughSteps after the job's last."""
@@ -288,15 +262,15 @@ class ScriptTraining:
 
     def _step_of_save(self) -> int | None:
         """What a save that begins now belongs to; None before it is known where this attempt stands."""
-        return self.position.step if self._observer and not self._busy else None
+        return self.position.step if self._steps and not self._busy else None
 
     def _see_save(self, save: SaveRecord) -> None:
-        assert self._observer is not None and self._state is not None
+        assert self._steps is not None and self._state is not None
         if save.held and save.step != self._looked_beside:
             self._looked_beside = save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
                 save = changed(save, held={**save.held, **self._state.beside()})
-        self._observer.save(save)
+        self._steps.observer.save(save)
 
     def _settle(self) -> None:
         """The script is done with the step before."""
@@ -314,16 +288,12 @@ class ScriptTraining:
         with self._undisturbed():
             self._settle()
             self._saves.end()
-            observer = self._observer
-            if observer is None:
+            steps = self._steps
+            if steps is None:
                 if self._order.attempt == 1 or not hooks.optimizers():
                     raise UserScriptError("the script ended without a step of any optimizer", hint=self._why_no_step())
-                observer = self._begin(None, None, at_end=True)
-            if self._context.files:
-                self._context.files.look_at_mappings()
-            observer.end(self.position, checkpoint=None)
-            self._heart.beat("ended", self.position.step)
-            self.finished = True
+                steps = self._begin(None, None, at_end=True)
+            steps.end(self.position)
 
     def _why_no_step(self) -> str:
         if any(moments for moments, own in self._earlier() if own):
@@ -339,53 +309,6 @@ class ScriptTraining:
 
 class EnoughSteps(SystemExit):
     """The job has made its max_steps. Goes up through the script."""
-
-
-class ScriptPrimer:
-    """Primes DDP's buckets from outside the script: in the first backward pass of each wrapper that reduces gradients."""
-
-    def __init__(self, *, prime: bool) -> None:
-        self._prime = prime
-        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-        self._primer: BucketPrimer | None = None
-        self._settled = -1
-
-    def meet(self, model: DistributedDataParallel) -> None:
-        self._models.add(model)
-        if self._primer is None:
-            self._primer = BucketPrimer([], saves_itself=True)
-        self._primer.expect(model)
-
-    @property
-    def synchronises(self) -> bool:
-        """The coming backward pass reduces gradients, as far as can be told."""
-        return all(model.require_backward_grad_sync for model in self._models)
-
-    @property
-    def is_due(self) -> bool:
-        """The coming backward pass is the first of a wrapper."""
-        return self._prime and self._primer is not None and not self._primer.done and self.synchronises
-
-    def prime(self, roots: Sequence[torch.Tensor], run: Callable[[], None]) -> None:
-        assert self._primer
-        self._primer.prime(lambda _loss: run(), roots[0])
-
-    @property
-    def changed(self) -> bool:
-        """The layout may be another one than when this was last asked."""
-        before, self._settled = self._settled, self._primer.settled if self._primer else 0
-        return before != self._settled
-
-    @property
-    def primed(self) -> bool:
-        return self._prime and self._primer is not None and self._primer.primed
-
-    @property
-    def left(self) -> Obstacle | None:
-        return self._primer.left if self._primer else None
-
-    def layout(self) -> list[list[int]] | None:
-        return self._primer.layout() if self._primer else None
 
 
 def _scalar(root: torch.Tensor) -> torch.Tensor:

@@ -165,13 +165,13 @@ class Session:
         if self._recorder:
             self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch, self._cutter))
             restored = self._position.step
-            self._recorder.probe(loader)
+            self._recorder.observer.probe(loader)
             per_epoch = self._length_where_it_stands(loader, per_epoch)
         position = resumed_position(self._protocol, self._position.normalised(per_epoch))
         while position.epoch < epochs and not self._reached_max_steps():
             self._position = position
             if self._recorder:
-                self._recorder.epoch()
+                self._recorder.heart.beat("epoch", self._recorder.done + 1)
             with contextlib.closing(rest_of(loader, position)) as rest:
                 yield from rest
             position = Position(epoch=position.epoch + 1, step=self._position.step)
@@ -219,13 +219,15 @@ class Session:
             ledger=self._ledger,
         )
         if self._recorder:
-            self._recorder.source(start.epoch, *source_state(loader))
+            self._recorder.observer.source(start.epoch, *source_state(loader))
         return batches
 
     def _hand_out(self, batch: Any) -> None:
         ids = self._ledger.next_ids()
         if self._recorder:
-            self._recorder.batch(batch, ids)
+            self._recorder.open_window()
+            self._recorder.heart.beat("forward", self._recorder.done + 1)
+            self._recorder.observer.batch(batch, ids)
 
     def _settle(self, expected: str, *, may_leave_out: bool = False) -> None:
         """The script asks for more: what it has done is complete, unless the `expected` call is missing.
@@ -244,7 +246,7 @@ class Session:
         whole = self._accelerator.gradient_accumulation_steps == 1
         self._position = Position(epoch=at.epoch, batches=at.batches + 1, step=at.step + whole)
         if self._recorder and whole:
-            self._recorder.step(self._position, None, items=None)
+            self._recorder.record(self._position, None)
             self._recorder.settle()
 
     def step(self, loss: torch.Tensor) -> None:
@@ -274,7 +276,7 @@ class Session:
         batches_done = at.batches + len(shares)
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step)
         if self._recorder:
-            self._recorder.losses(shares)
+            self._recorder.observer.losses(shares)
         if not self._accelerator.sync_gradients:
             return
         skipped = any(optimizer.step_was_skipped for optimizer in self._accelerator._optimizers)
@@ -287,7 +289,7 @@ class Session:
             )
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
-            self._recorder.step(self._position, self._primer, items=window.items if window else None)
+            self._recorder.record(self._position, self._primer, items=window.items if window else None)
 
     def finish(self) -> None:
         """End the training here, after leaving the loop by `break`. A collective; called by itself when the loop runs to its
@@ -309,7 +311,7 @@ class Session:
         if not self._accelerator.sync_gradients:
             return self._backward(loss, **kwargs)
         if self._recorder:
-            self._recorder.before_synchronised_backward(self._position.step + 1)
+            self._recorder.before_synchronised_backward()
         if self._primer.done:
             return self._backward(loss, **kwargs)
         return self._primer.prime(self._backward, loss, **kwargs)

@@ -1,0 +1,85 @@
+"""The steps of one rank of one attempt, whoever counts them: each is recorded, comes by its fault points, and shows that the
+rank lives. `recorder` is it for a loop under `chaosrun.attach`, `script` for a script that nobody adapted.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from chaosrun.observe.trace import Beginning, Digests, Observer
+from chaosrun.protocol.buckets import BucketPrimer
+from chaosrun.protocol.context import WorkerContext
+from chaosrun.records.position import Position
+from chaosrun.records.traces import Found
+
+if TYPE_CHECKING:
+    from chaosrun.observe.found_state import FoundState
+    from chaosrun.protocol.state import TrainingState
+
+
+class Steps:
+    """Of one rank. `done`: the last step that is complete; what is computed now is the one after."""
+
+    def __init__(self, state: "TrainingState | FoundState", context: WorkerContext, device: torch.device) -> None:
+        self.order = context.order
+        self.faults = context.faults
+        self.faults.training = state
+        self.heart = context.heart
+        self.observer = Observer(state, context.order, context.leg, device)
+        self._files = context.files
+        self.done = 0
+        self.ended = False
+
+    def start(
+        self, position: Position, began: Beginning, *, entered_s: float, restored: Digests | None, found: Found | None = None
+    ) -> None:
+        """Write the `start` line."""
+        self.done = position.step
+        self.heart.beat("restored", position.step)
+        self.observer.begin(position, began, entered_s=entered_s, restored=restored, found=found)
+        if self._files:
+            # What the script imports, it has imported by now.
+            self._files.wrap_native_readers()
+            if self.order.attempt == 1:
+                self._files.look_at_mappings()
+
+    def open_window(self) -> None:
+        """The first batch of a step is there, unless that has been said."""
+        if self.observer.is_between_steps:
+            self.faults.pace.begin()
+            self.observer.open_window()
+            self.faults.reach("fetch", self.done + 1)
+
+    def before_synchronised_backward(self) -> None:
+        self.faults.reach("forward", self.done + 1)
+        self.heart.beat("backward", self.done + 1)
+        self.faults.fire_inside_reduce(self.observer.parameters, self.done + 1)
+
+    def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
+        """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`."""
+        self.heart.beat("optimizer", self.done + 1)
+        if not self.observer.has_met_an_optimizer:
+            # Once a step, however many optimizers there are.
+            self.faults.reach("optimizer", self.done + 1)
+        self.observer.before_optimizer_step(stepped)
+
+    def record(self, position: Position, primer: BucketPrimer | None, *, items: int | None = None) -> None:
+        """An optimizer step is complete. `items`: what its window counted over all ranks, None for a loop that counts nothing.
+        `primer` is None for a batch that was left out: nothing went through DDP."""
+        self.heart.beat("record", position.step)
+        if primer and primer.is_news:
+            left = {"left": primer.left.code, "left_by": primer.left.name} if primer.left else {}
+            self.observer.buckets(position.step, primer.layout(), primed=primer.primed, **left)
+        self.observer.step(position, items=items)
+        self.done = position.step
+        self.faults.reach("record", position.step)
+        self.heart.beat("own", position.step)
+
+    def end(self, position: Position, checkpoint: str | None = None) -> None:
+        """The training is complete."""
+        if self._files:
+            self._files.look_at_mappings()
+        self.observer.end(position, checkpoint=checkpoint)
+        self.heart.beat("ended", position.step)
+        self.ended = True
