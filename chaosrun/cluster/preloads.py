@@ -211,7 +211,7 @@ def _put_clock_forward() -> None:
 
 def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:
     """A digest by name, of everything in the job's own modules and of plain values in the others and in the environment."""
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}
     found = {f"environment variable {name}": _digest(value, seen) for name, value in os.environ.items()}
     for name in own:
         for attribute, value in vars(sys.modules[name]).items():
@@ -224,7 +224,7 @@ def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:
     return found
 
 
-def _digest(value: object, seen: set[int]) -> str:
+def _digest(value: object, seen: dict[int, Any]) -> str:
     digest = hashlib.sha256()
     for part in _parts(value, DEPTH, seen):
         digest.update(part.encode() if isinstance(part, str) else part)
@@ -232,7 +232,7 @@ def _digest(value: object, seen: set[int]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
+def _parts(value: Any, depth: int, seen: dict[int, Any]) -> Iterator[str | bytes]:
     """What tells a value from another, wherever both lie in memory."""
     kind = type(value)
     yield f"{kind.__module__}.{kind.__qualname__}"
@@ -241,7 +241,7 @@ def _parts(value: Any, depth: int, seen: set[int]) -> Iterator[str | bytes]:
         return
     if depth == 0 or id(value) in seen or isinstance(value, types.ModuleType):
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept: nothing else is to lie where it does
     for part in _inside(value):
         if isinstance(part, bytes):
             yield part
@@ -260,15 +260,11 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from value
         case set() | frozenset():
             yield from sorted(value, key=repr)
-        case bytearray() | memoryview():
-            yield bytes(value)
-        case random.Random():
-            yield value.getstate()
         case types.FunctionType():
             yield from (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__code__.co_code)
             yield [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        case types.MethodType() | functools.partial():
-            yield from (value.__func__, value.__self__) if isinstance(value, types.MethodType) else value.__reduce__()[2]
+        case types.MethodType():
+            yield from (value.__func__, value.__self__)
         case type():
             yield dict(vars(value)) if _is_own(sys.modules.get(value.__module__)) else value.__qualname__
         case _ if torch and isinstance(value, torch.Tensor):
@@ -279,10 +275,9 @@ def _inside(value: Any) -> Iterator[Any]:
         case _ if numpy and isinstance(value, numpy.ndarray) and value.dtype != object:
             yield from _array(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)) if value.size else ()
             yield list(value.shape)
-        case _ if numpy and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
-            yield getattr(value, "bit_generator", value).state if hasattr(value, "bit_generator") else value.get_state()
         case _:
-            yield from _of_object(value)
+            with suppress(Exception):  # of any class of the script's; what holds a lock or a file has no value
+                yield from (list(part) if isinstance(part, Iterator) else part for part in value.__reduce_ex__(4)[1:])
 
 
 def _array(raw: Any) -> Iterator[bytes]:
@@ -291,23 +286,6 @@ def _array(raw: Any) -> Iterator[bytes]:
     length = len(raw) if whole else BYTES // pieces
     for start in (0,) if whole else range(0, len(raw) - length, max(1, (len(raw) - length) // pieces)):
         yield bytes(raw[start : start + length])
-
-
-def _of_object(value: Any) -> Iterator[Any]:
-    """Its attributes; of one without any what it says of itself, unless that is an address."""
-    attributes = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            with suppress(AttributeError):
-                attributes[name] = getattr(value, name)
-    if attributes:
-        yield attributes
-        return
-    with suppress(Exception):  # of any class of the script's
-        said = repr(value)
-        if " at 0x" not in said:
-            yield said
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chaosrun.faults.kind import Kind, Option
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.power_cut import take
-from chaosrun.faults.storage_damage import DamageNote, flip_bit, look, truncate, zero_tail
+from chaosrun.faults.storage_damage import DamageNote, change_of, flip_bit, spoiled, truncate, zero_tail
 from chaosrun.faults.strike import Strike
 from chaosrun.faults.tracer import Act, SaveNote
 from chaosrun.records.events import OutputsReplaced
@@ -68,13 +68,7 @@ def _spoiled(strike: Strike, pattern: str, spoil: Callable[[Path], object], sinc
     if not found:
         return DamageNote(problem=f"the save left no file that matches {pattern}")
     name = min(found, key=lambda name: (-found[name].stat().st_size, name))
-    path = found[name]
-    before = look(path)
-    spoil(path)
-    after = look(path)
-    where: dict[str, Any] = {"checkpoint": f"the save of step {strike.step}", "file": name, "path": str(path)}
-    problem = f"{name} is what it was before" if before == after else None
-    return DamageNote(**where, before=before, after=after, problem=problem)
+    return spoiled(found[name], spoil, checkpoint=f"the save of step {strike.step}", file=name, shown=str(found[name]))
 
 
 def _saved(outputs: tuple[str, ...], since_s: float) -> Iterator[tuple[Path, str]]:
@@ -96,13 +90,11 @@ def _struck(seen: Observation) -> Problem | None:
 
 
 def _failed(seen: Observation) -> Problem | None:
-    note: SaveNote = seen.note
-    return None if note.failed else Problem("nothing_failed", "no call was given an error")
+    return None if seen.note.failed else Problem("nothing_failed", "no call was given an error")
 
 
 def _waited(seen: Observation) -> Problem | None:
-    note: SaveNote = seen.note
-    return None if note.waits else Problem("no_wait", "nothing was synced meanwhile")
+    return None if seen.note.waits else Problem("no_wait", "nothing was synced meanwhile")
 
 
 def _rebuilt(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
@@ -124,17 +116,6 @@ def _tell(seen: Observation) -> str:
     return f"{seen.process}: {seen.end} {after}"
 
 
-def _tell_damage(seen: Observation) -> str:
-    note: DamageNote = seen.note
-    if note.before is None or note.after is None:
-        change = "removed"
-    elif note.before.size != note.after.size:
-        change = f"{note.before.size} bytes, now {note.after.size}"
-    else:
-        change = f"sha256 {note.before.sha256[:8]}…, now {note.after.sha256[:8]}…"
-    return f"{note.file}: {change}"
-
-
 _WHERE: Mapping[Option, None] = {"operation": None, "file": None}
 _at_save = partial(Kind, phases=frozenset({"save"}), default_phase="save")
 _by_strace = partial(_at_save, family="storage", evidence="note", note=SaveNote, tell=_tell)
@@ -145,7 +126,7 @@ _damaged = partial(
     note=DamageNote,
     options={"file": None},
     proof="the file was looked at before and after",
-    tell=_tell_damage,
+    tell=lambda seen: f"{seen.note.file}: {change_of(seen.note)}",
 )
 
 AT_SAVE: Mapping[str, Kind] = {

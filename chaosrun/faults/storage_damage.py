@@ -80,20 +80,24 @@ def damage(choose: Callable[[Strike, Path], str], spoil: Callable[[Path], object
             path = checkpoint / name
             _expect_own(strike, checkpoint)
             _expect_inside(checkpoint, path)
-            before = look(path)
-            if before is None:
+            if look(path) is None:
                 held = ", ".join(sorted(entry.name for entry in checkpoint.iterdir()))
                 raise RefusedError(f"{checkpoint.name} has no file {name}, it holds {held}")
-            spoil(path)
+            note = spoiled(path, spoil, checkpoint=checkpoint.name, file=name, shown=_relative(strike, path))
         except RefusedError as error:
-            strike.note(DamageNote(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}"))
-            return
-        after = look(path)
-        where = {"checkpoint": checkpoint.name, "file": name, "path": _relative(strike, path)}
-        problem = f"{name} is what it was before" if before == after else None
-        strike.note(DamageNote(**where, before=before, after=after, problem=problem))
+            note = DamageNote(checkpoint=checkpoint.name, problem=f"nothing was damaged: {error}")
+        strike.note(note)
 
     return inside
+
+
+def spoiled(path: Path, spoil: Callable[[Path], object], *, checkpoint: str, file: str, shown: str) -> DamageNote:
+    """Spoil a file, and say what it was before and is now."""
+    before = look(path)
+    spoil(path)
+    after = look(path)
+    problem = f"{file} is what it was before" if before == after else None
+    return DamageNote(checkpoint=checkpoint, file=file, path=shown, before=before, after=after, problem=problem)
 
 
 def _largest_file(strike: Strike, checkpoint: Path) -> str:
@@ -102,14 +106,6 @@ def _largest_file(strike: Strike, checkpoint: Path) -> str:
     if not sizes:
         raise RefusedError(f"{checkpoint.name} is empty")
     return min(sizes, key=lambda name: (-sizes[name], name))
-
-
-def _file_of_rank(strike: Strike, checkpoint: Path) -> str:
-    return f"chaosrun-rank-{strike.fault.rank}.pt"
-
-
-def _manifest(strike: Strike, checkpoint: Path) -> str:
-    return MANIFEST_NAME
 
 
 def truncate(path: Path) -> None:
@@ -215,16 +211,17 @@ def _uncleared(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Pro
 
 
 def _tell_damage(seen: Observation) -> str:
-    note: DamageNote = seen.note
-    if note.after is None or note.before is None:
-        change = "removed"
-    elif seen.fault.kind == "truncate":
-        change = f"{note.before.size} bytes, now {note.after.size}"
-    elif seen.fault.kind == "foreign_manifest":
-        change = "another step's"
-    else:
-        change = f"sha256 {note.before.sha256[:8]}…, now {note.after.sha256[:8]}…"
-    return f"{note.file} of {note.checkpoint}: {change}; quarantined"
+    change = "another step's" if seen.fault.kind == "foreign_manifest" else change_of(seen.note)
+    return f"{seen.note.file} of {seen.note.checkpoint}: {change}; quarantined"
+
+
+def change_of(note: DamageNote) -> str:
+    """In a few words, what became of the file."""
+    if note.before is None or note.after is None:
+        return "removed"
+    if note.before.size != note.after.size:
+        return f"{note.before.size} bytes, now {note.after.size}"
+    return f"sha256 {note.before.sha256[:8]}…, now {note.after.sha256[:8]}…"
 
 
 _when_committed = partial(
@@ -266,18 +263,18 @@ KINDS = (
     _damage(
         name="missing_file",
         words="remove a file of {rank} from the newest checkpoint",
-        inside=damage(_file_of_rank, Path.unlink),
+        inside=damage(lambda strike, _: f"chaosrun-rank-{strike.fault.rank}.pt", Path.unlink),
         options=_FILE,
     ),
     _damage(
         name="missing_manifest",
         words="remove the manifest of the newest checkpoint",
-        inside=damage(_manifest, Path.unlink),
+        inside=damage(lambda *_: MANIFEST_NAME, Path.unlink),
     ),
     _damage(
         name="foreign_manifest",
         words="give the newest checkpoint the manifest of another step",
-        inside=damage(_manifest, _replace_manifest),
+        inside=damage(lambda *_: MANIFEST_NAME, _replace_manifest),
     ),
     _when_committed(
         name="stale_staging",

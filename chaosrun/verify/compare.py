@@ -108,17 +108,13 @@ def compare(
             return _ids(expected, seen)
         case "batch":
             return _sequence(field, seen, expected.batch, seen.batch)
-        case "position":
-            left, right = (expected.epoch, expected.batches), (seen.epoch, seen.batches)
-            return None if left == right else _mismatch(field, seen, list(left), list(right))
-        case "rng":
-            return None if expected.rng == seen.rng else _mismatch(field, seen, expected.rng, seen.rng)
         case "loss":
             return _loss(expected, seen, losses)
-        case "state":
-            return None if expected.state == seen.state else _mismatch(field, seen, expected.state, seen.state)
-        case "lr":
-            return None if expected.lr == seen.lr else _mismatch(field, seen, list(expected.lr), list(seen.lr))
+        case "position" | "rng" | "state" | "lr":
+            left, right = (
+                [each.epoch, each.batches] if field == "position" else getattr(each, field) for each in (expected, seen)
+            )
+            return None if left == right else _mismatch(field, seen, left, right)
         case "grad":
             return _fingerprint(field, seen, (expected.grad, expected.grads), (seen.grad, seen.grads), history)
         case "param":
@@ -177,7 +173,10 @@ def _ids(expected: StepRecord, seen: StepRecord) -> Mismatch | None:
 
 
 def _sequence(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str]) -> Mismatch | None:
-    index = first_difference(left, right)
+    return _at(field, seen, left, right, first_difference(left, right))
+
+
+def _at(field: Field, seen: StepRecord, left: Sequence[str], right: Sequence[str], index: int | None) -> Mismatch | None:
     if index is None:
         return None
     value = [values[index] if index < len(values) else None for values in (left, right)]
@@ -186,19 +185,10 @@ def _sequence(field: Field, seen: StepRecord, left: Sequence[str], right: Sequen
 
 def _loss(expected: StepRecord, seen: StepRecord, tolerance: Tolerance) -> Mismatch | None:
     left, right = expected.loss, seen.loss
-    if len(left) == len(right) and not tolerance.exact:
-        apart = [
-            index
-            for index, (a, b) in enumerate(zip(left, right, strict=True))
-            if not close(float.fromhex(a), float.fromhex(b), tolerance)
-        ]
-        index = apart[0] if apart else None
-    else:
-        index = first_difference(left, right)
-    if index is None:
-        return None
-    value = [values[index] if index < len(values) else None for values in (left, right)]
-    return _mismatch("loss", seen, value[0], value[1], micro_batch=index)
+    if len(left) != len(right) or tolerance.exact:
+        return _sequence("loss", seen, left, right)
+    pairs = enumerate(zip(map(float.fromhex, left), map(float.fromhex, right), strict=True))
+    return _at("loss", seen, left, right, next((index for index, pair in pairs if not close(*pair, tolerance)), None))
 
 
 def _fingerprint(

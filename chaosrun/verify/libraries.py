@@ -41,6 +41,11 @@ def _later_pass(drill: Drill, found: Divergence) -> bool:
     return record is not None and record.epoch > 0
 
 
+def _before_accelerate_1_15(drill: Drill, found: Divergence) -> bool:
+    """What accelerate does wrong below Trainer, accelerate has put right."""
+    return _later_pass(drill, found) and _numbers(libraries(drill)["accelerate"]) < (1, 15)
+
+
 def _second_restart(drill: Drill, found: Divergence) -> bool:
     return found.attempt > 2
 
@@ -58,13 +63,13 @@ KNOWN: tuple[Known, ...] = (
         before="5.0.0",
         beside=("accelerate",),
         codes=_ORDER,
-        fits=_later_pass,
+        fits=_before_accelerate_1_15,
         what="Trainer, resumed within a later epoch, reads another epoch's data (with accelerate < 1.15)",
         thread="transformers#40690",
     ),
     Known(
         library="transformers",
-        codes=("batches_repeated", "batches_skipped", *_ORDER),
+        codes=_PLACE,
         fits=_later_pass,
         what="Trainer, resumed in a later pass over a stream, begins at the stream's beginning",
         thread="transformers#26413",
@@ -141,14 +146,9 @@ def known_of(divergence: Divergence, drill: Drill) -> Known | None:
             continue
         version = _numbers(imported[bug.library])
         affected = _numbers(bug.since) <= version and (bug.before is None or version < _numbers(bug.before))
-        if affected and bug.fits(drill, divergence) and not (bug.library == "transformers" and _mended(bug, imported)):
+        if affected and bug.fits(drill, divergence):
             return bug
     return None
-
-
-def _mended(bug: Known, imported: Mapping[str, str]) -> bool:
-    """What accelerate does wrong below Trainer, accelerate has put right."""
-    return bug.thread == "transformers#40690" and _numbers(imported["accelerate"]) >= (1, 15)
 
 
 def told(reason: Cause) -> Cause:
