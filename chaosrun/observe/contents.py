@@ -16,25 +16,9 @@ SHORT = 24
 PLAIN_DEPTH = 2
 """Deeper than this, a value that is no tensor of numbers is a library's own."""
 PLACES = (
-    "data",
-    "loader",
-    "sampler",
-    "itera",
-    "shard",
-    "stream",
-    "shuffle",
-    "generator",
-    "loops",
-    "progress",
-    "time",
-    "elapsed",
-    "argv",
-    "args",
-    "config",
-    "hparams",
-    "resum",
-    "restart",
-    "attempt",
+    *("data", "loader", "sampler", "itera", "shard", "stream", "shuffle", "generator", "loops", "progress"),
+    *("time", "elapsed"),
+    *("argv", "args", "config", "hparams", "resum", "restart", "attempt"),
 )
 """In names of what is left out."""
 STATE_BYTES = (16, 5056)

@@ -70,15 +70,12 @@ class FileWatch:
 
     def begin(self) -> None:
         """Listen from now on, to the end of the process: an audit hook cannot be taken off."""
-        handlers = self._handlers
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            handler = handlers.get(event)
-            if handler is not None:
-                handler(*arguments)
-
-        sys.addaudithook(hook)
+        sys.addaudithook(self._hear)
         self.wrap_native_readers()
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if (handler := self._handlers.get(event)) is not None:
+            handler(*arguments)
 
     def wrap_native_readers(self) -> None:
         """Those that have been imported."""

@@ -50,11 +50,6 @@ class WorkerContext:
         return self.training.position.step if self.training else 0
 
     def adopt(self, session: "Session") -> None:
-        if self.script is not None:
-            raise MisuseError(
-                "chaosrun.attach() was called in a job whose script resumes by itself (resume.by: script)",
-                hint="leave out chaosrun.attach(), or resume.by",
-            )
         if self.session is not None:
             raise MisuseError(
                 "chaosrun.attach() was called twice in one process",

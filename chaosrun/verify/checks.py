@@ -57,24 +57,9 @@ PREMISES = frozenset({"records", "reference", "environment", "own_files", "repro
 
 REQUIRED = frozenset(
     {
-        "records",
-        "completed",
-        "reference",
-        "environment",
-        "own_files",
-        "faults_landed",
-        "lineage",
-        "resume_points",
-        "data_order",
-        "rng",
-        "losses",
-        "lr",
-        "gradients",
-        "parameters",
-        "final_weights",
-        "final_rng",
-        "final_position",
-        "final_checkpoint",
+        *("records", "completed", "reference", "environment", "own_files", "faults_landed", "lineage", "resume_points"),
+        *("data_order", "rng", "losses", "lr", "gradients", "parameters"),
+        *("final_weights", "final_rng", "final_position", "final_checkpoint"),
     }
 )
 """These must pass, not merely be skipped, for the verdict to be PASS."""

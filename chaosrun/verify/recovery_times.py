@@ -4,11 +4,9 @@ Every moment is one that the records hold: where a record lacks it (a trace of a
 wrote a line, clocks that disagree), the span is None and nothing is guessed.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
 
 from chaosrun.records.events import (
     AttemptStarting,
@@ -117,18 +115,8 @@ def _end_of(attempt: Sequence[JournalEvent]) -> tuple[float | None, float | None
     return min(deaths, default=(None, None))
 
 
-def _span(begin_s: Any, end_s: Any) -> float | None:
-    begin, end = finite(begin_s), finite(end_s)
-    return None if begin is None or end is None or end < begin else end - begin
-
-
-def finite(value: Any) -> float | None:
-    """A number as records may hold it, whatever they hold: integers beyond floats, NaN and infinities, what is no number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+def _span(begin_s: float | None, end_s: float | None) -> float | None:
+    return None if begin_s is None or end_s is None or end_s < begin_s else end_s - begin_s
 
 
 def work_of(leg: LegHistory, chain: Lineage) -> Work:

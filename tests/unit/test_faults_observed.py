@@ -31,8 +31,8 @@ BIT = {"state": "parameter", "tensor": "0.weight", "element": 17, "bit": 30, "be
 VALUES = {"value_before": "0.125", "value_after": "4.253529586511731e+37"}
 
 
-def damage(file: str, before: int, after: int | None) -> dict[str, Any]:
-    looks = [None if size is None else {"size": size, "sha256": f"{size:08x}" * 8} for size in (before, after)]
+def damage(file: str, before: int, after: int | None, *, size: int | None = None) -> dict[str, Any]:
+    looks = [None if each is None else {"size": size or each, "sha256": f"{each:08x}" * 8} for each in (before, after)]
     return {"checkpoint": "step-00000008", "file": file, "path": "x", "before": looks[0], "after": looks[1]}
 
 
@@ -95,12 +95,12 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
     ),
     "zero_tail": (
         {},
-        damage("optimizer.bin", 17, 18),
+        damage("optimizer.bin", 17, 18, size=17),
         "optimizer.bin of step-00000008: sha256 00000011…, now 00000012…; quarantined",
     ),
     "flip_file_bit": (
         {},
-        damage("optimizer.bin", 17, 18),
+        damage("optimizer.bin", 17, 18, size=17),
         "optimizer.bin of step-00000008: sha256 00000011…, now 00000012…; quarantined",
     ),
     "missing_file": (

@@ -26,7 +26,7 @@ from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
 from chaosrun.report.sentences import sentence
 from chaosrun.verify.lineage import Lineage
-from chaosrun.verify.recovery_times import finite, from_first_attempt, pauses
+from chaosrun.verify.recovery_times import from_first_attempt, pauses
 from chaosrun.wording import count, listed
 
 LANE = 26.0
@@ -51,7 +51,7 @@ class Clock:
 
     def __init__(self, journal: Sequence[JournalEvent]) -> None:
         journal = from_first_attempt(journal)
-        times = [time for record in journal if (time := finite(record.time_s)) is not None]
+        times = [record.time_s for record in journal]
         self.began_s = times[0] if times else 0.0
         self._pauses = pauses(journal)
         self.length_s = max((self.at(time) for time in times), default=0.0) or 1.0
@@ -138,9 +138,8 @@ def _lane_name(rank: int, ranks: list[int], lanes: list[int]) -> str:
 def _times(journal: Sequence[JournalEvent]) -> Times:
     times: dict[tuple[str, int], float] = {}
     for record in journal:
-        time_s = finite(record.time_s)
-        if isinstance(record, AttemptStarting | AttemptStarted | AttemptStopped) and time_s is not None:
-            times.setdefault((record.event, record.attempt), time_s)
+        if isinstance(record, AttemptStarting | AttemptStarted | AttemptStopped):
+            times.setdefault((record.event, record.attempt), record.time_s)
     return times
 
 
@@ -151,7 +150,7 @@ def _bars(source: Source, attempt: Attempt, after: Attempt | None, clock: Clock,
         return
     stopped_s = times.get(("attempt.stopped", attempt.number))
     last_s = clock.began_s + clock.length_s if stopped_s is None else stopped_s
-    died = {death.rank: finite(death.died_s) for death in attempt.exits}
+    died = {death.rank: death.died_s for death in attempt.exits}
     for rank in sorted({*attempt.pids, *attempt.traces}):
         trace = attempt.traces.get(rank)
         end = clock.at(died.get(rank) or last_s)
@@ -249,10 +248,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
     rows = {row.id: row for row in source.view.faults}
     seen: set[str] = set()
     for record in leg.events(FaultObserved):
-        died_s, at_s = finite(record.died_s), finite(record.time_s)
-        time_s = at_s if died_s is None else died_s
-        if time_s is None:
-            continue
+        time_s = record.time_s if record.died_s is None else record.died_s
         fault = record.fault
         seen.add(fault)
         row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record.attempt}"
@@ -261,11 +257,11 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
         yield record.rank, Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
     for record in leg.events(FaultRequested):
-        time_s = finite(record.time_s)
-        if record.fault not in seen and time_s is not None:
+        if record.fault not in seen:
             seen.add(record.fault)
-            label = f"Fault {record.fault} was asked for, and not seen to happen\n{since(clock.at(time_s))}"
-            yield record.rank, Mark(at=clock.at(time_s), y=0, shape="unseen", label=label)
+            at = clock.at(record.time_s)
+            label = f"Fault {record.fault} was asked for, and not seen to happen\n{since(at)}"
+            yield record.rank, Mark(at=at, y=0, shape="unseen", label=label)
     yield from _mishaps(source, clock)
     yield from _saves(source, clock)
 
@@ -280,9 +276,8 @@ def _mishaps(source: Source, clock: Clock) -> Iterator[Placed]:
         *((record, None, "aside") for record in leg.events(CheckpointQuarantined)),
     ]
     for record, rank, shape in found:
-        if (time_s := finite(record.time_s)) is not None:
-            at, said = clock.at(time_s), sentence(record)
-            yield rank, Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
+        at, said = clock.at(record.time_s), sentence(record)
+        yield rank, Mark(at=at, y=0, shape=shape, label=f"{said[:1].upper()}{said[1:400]}\n{since(at)}")
 
 
 def _saves(source: Source, clock: Clock) -> Iterator[Placed]:
@@ -315,6 +310,4 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
 
 def _told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
     for record in journal:
-        time_s = finite(record.time_s)
-        when = "–" if time_s is None else "before" if time_s < clock.began_s else since(clock.at(time_s))
-        yield when, sentence(record)
+        yield "before" if record.time_s < clock.began_s else since(clock.at(record.time_s)), sentence(record)
