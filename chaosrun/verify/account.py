@@ -3,7 +3,7 @@
 Pure; judges nothing.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
 from chaosrun.faults.landed import fault_problem, requests_of
@@ -33,9 +33,6 @@ class FaultOutcome:
     evidence: str | None = None
     """What was seen of it, in a few words; None when it did not land."""
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:
@@ -58,9 +55,6 @@ class AttemptSummary:
     """Ids of the planned faults that ended it."""
     passed_over: int | None = None
     """Step of a newer complete checkpoint that a script did not go on from; None where there is none."""
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def fault_outcomes(plan: FaultPlan, chaos: LegHistory) -> tuple[FaultOutcome, ...]:

@@ -1,7 +1,7 @@
 """Whose fault something is, and the rows of the table of causes. Values only; the rows stand in `code_*`, see `codes`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 Whose = Literal["nobody", "planned", "yours", "library", "machine", "chaosrun", "unknown"]
@@ -44,9 +44,6 @@ class Blame:
     @property
     def sentence(self) -> str:
         return f"{self.words}: {self.reason}"
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def nobody(reason: str) -> Blame:

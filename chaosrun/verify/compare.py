@@ -5,7 +5,7 @@ Pure. Owns what "equal" means, bitwise or within a tolerance; decides nothing ab
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from chaosrun.records.history import LegHistory
@@ -59,9 +59,6 @@ class Mismatch:
     micro_batch: int | None = None
     """Index within the step, from 0."""
     tensor: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
     @property
     def place(self) -> str:

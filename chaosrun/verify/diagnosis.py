@@ -208,11 +208,11 @@ class Diagnosis:
             "reproduced": self.reproduced,
             "account": self.account,
             "divergence": self.divergence.to_json() if self.divergence else None,
-            "finding": finding.to_json() if finding else None,
+            "finding": asdict(finding) if finding else None,
             "hazard": self.hazard.to_json() if self.hazard else None,
             "hint": self.hint,
             "candidates": [asdict(entry) for entry in candidates_of(self.comparison)],
-            "quantities": [entry.to_json() for entry in self.comparison.quantities],
+            "quantities": [asdict(entry) for entry in self.comparison.quantities],
             "moments": self.comparison.moments,
             "replay": asdict(self.replay),
         }

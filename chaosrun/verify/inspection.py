@@ -5,7 +5,7 @@ Reads what `records.inspection` describes, knows nothing of causes. No torch: by
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,6 @@ class Finding:
     """The tensor with the largest distance in ULP, and that distance, over all that differ on this rank."""
     worst_ulp: int | None
 
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "difference": self.difference and self.difference.to_json()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantityComparison:
@@ -68,9 +65,6 @@ class QuantityComparison:
     compared: int
     """Values, over all ranks."""
     finding: Finding | None
-
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "finding": self.finding and self.finding.to_json()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

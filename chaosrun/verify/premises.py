@@ -5,6 +5,7 @@ the job, they make the drill inconclusive. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import permutations
 from typing import Any
 
@@ -183,7 +184,7 @@ def reproducible(drill: Drill) -> Check:
             found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
             if found:
                 how = f"{field} differs at {found.place}, before the first fault"
-                about = {"because": wandering(KINDS[field]), "first": found.to_json()}
+                about = {"because": wandering(KINDS[field]), "first": asdict(found)}
                 return inconclusive("reproducible", "job_not_repeatable", how=how, **about)
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):

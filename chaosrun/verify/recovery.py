@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from chaosrun.errors import UserScriptError
@@ -166,7 +167,7 @@ def replay_agreement(drill: Drill) -> Check:
             found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
             if found:
                 about = {"field": field, "place": found.place, "before": tail.attempt}
-                return failed("replay_agreement", "replay_differs", **about, first=found.to_json())
+                return failed("replay_agreement", "replay_differs", **about, first=asdict(found))
     if not compared:
         return skipped("replay_agreement", "no step was computed twice", records=0)
     return passed("replay_agreement", f"{compared} step records computed twice, equal", records=compared)

@@ -5,7 +5,7 @@ wrote a line, clocks that disagree), the span is None and nothing is guessed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 from chaosrun.records.events import (
@@ -45,9 +45,6 @@ class RecoveryTimes:
     def phases(self) -> Mapping[str, float | None]:
         return {phase: getattr(self, f"{phase}_s") for phase in PHASES}
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -66,9 +63,6 @@ class Work:
     @property
     def goodput(self) -> float | None:
         return self.kept_s / self.wall_s if self.wall_s else None
-
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "goodput": self.goodput}
 
 
 def recoveries_of(leg: LegHistory) -> tuple[RecoveryTimes, ...]:

@@ -4,6 +4,7 @@ Each one counts what it compared: fewer records than the job has steps times ran
 """
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 from chaosrun.records.traces import StepRecord
@@ -95,7 +96,7 @@ def _compare(drill: Drill, name: str, wanted: tuple[Field, ...], what: str) -> C
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"
-        return failed(name, "records_differ", **evidence, what=what, where=where, first=first.to_json())
+        return failed(name, "records_differ", **evidence, what=what, where=where, first=asdict(first))
     if not compared or compared < total:
         return inconclusive(name, "records_lacking", **evidence)
     return passed(name, f"{what} of {compared} records are equal", **evidence)

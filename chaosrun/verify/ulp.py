@@ -7,7 +7,7 @@ and from a number to infinity no count of steps means anything: such pairs are c
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -43,9 +43,6 @@ class TensorDifference:
     """Of integers: the largest absolute difference."""
     not_finite: int
     """Differing pairs of which one is NaN or infinite."""
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def tensor_difference(expected: bytes, seen: bytes, dtype: str, shape: tuple[int, ...]) -> TensorDifference | None:

@@ -3,7 +3,7 @@
 What a status rests on says `verify.ruling`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -93,13 +93,13 @@ class Verdict:
         return {
             "v": VERDICT_VERSION,
             **ruled,
-            "blame": self.blame.to_json(),
+            "blame": asdict(self.blame),
             "outcome": self.outcome,
             "resume_by": self.resume_by,
             "checks": [check.to_json() for check in self.checks],
             "divergence": self.divergence.to_json() if self.divergence else None,
-            "faults": [fault.to_json() for fault in self.faults],
-            "attempts": [attempt.to_json() for attempt in self.attempts],
+            "faults": [asdict(fault) for fault in self.faults],
+            "attempts": [asdict(attempt) for attempt in self.attempts],
             "steps": self.steps,
             "lost_steps": self.lost_steps,
             "warnings": list(self.warnings),

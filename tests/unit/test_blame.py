@@ -2,7 +2,7 @@
 
 import ast
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any, get_args
@@ -45,7 +45,7 @@ def test_in_words() -> None:
     assert PASSED.blame.sentence == "nobody's: the job came back exactly"
     found = Blame(whose="yours", part="script", likely=True, reason="it differs")
     assert found.sentence == "yours (the script), most likely: it differs"
-    assert found.to_json() == {"whose": "yours", "likely": True, "part": "script", "reason": "it differs"}
+    assert asdict(found) == {"whose": "yours", "likely": True, "part": "script", "reason": "it differs"}
 
 
 # A FAIL
