@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.model import Answers, Check, F, Finding, Rows, Setting, Status, read_answers
+from chaosrun.preflight.model import BAD, Answers, Check, F, Finding, Rows, Setting, Status, read_answers
 from chaosrun.preflight.peers import BASELINE, Baseline, against_peers
 from chaosrun.preflight.result import ANSWERS, CheckRun, Result
 from chaosrun.records.events import EventRecord
@@ -28,7 +28,6 @@ REMEDIES = {
     "lost": LOST_REMEDY,
 }
 """Of a node that gave no answer, by how its call ended."""
-BAD = (Status.FAIL, Status.ERROR)
 
 
 class Agents(Protocol):

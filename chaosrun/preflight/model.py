@@ -1,7 +1,7 @@
 """What a preflight is made of: levels, findings and the one maker of them, answers of nodes, checks. Values only: no I/O."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,9 @@ class Status(StrEnum):
     ERROR = "ERROR"
     """The check itself could not run; never a FAIL."""
     FAIL = "FAIL"
+
+
+BAD = (Status.FAIL, Status.ERROR)
 
 
 def worst(statuses: Sequence[Status]) -> Status:
@@ -245,14 +248,14 @@ class Check(Generic[F]):
     """What it finds out, in a few words."""
     order: int
     """Its place among the checks: those of single nodes first run beside each other."""
-    level: Level
+    level: Level = Level.QUICK
     """The lowest level that makes it."""
     call: Callable[[Setting, Node], Call] | None = None
     facts: type[Any] = dict
     """What the probe of `call` answers."""
     gather: Callable[[Setting, Pool], F] | None = None
     """Effects: runs probes, returns what they found."""
-    judge: Callable[[Setting, Sequence[Node], F], Sequence[Finding]]
+    judge: Callable[[Setting, Sequence[Node], F], Iterable[Finding]]
     """Pure: judges what was found; the nodes are those that were asked. Of a check with `call` it is given `Answers`; a node
     without one of which it says nothing gets its ERROR row from the engine."""
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError, computed_field
 
 from chaosrun.cluster.probing import EXPLAINED, Node
 from chaosrun.errors import UsageError
-from chaosrun.preflight.model import Finding, Level, Status, worst
+from chaosrun.preflight.model import BAD, Finding, Level, Status, worst
 
 RESULT_VERSION = 2
 EXIT_UNFIT = 8
@@ -121,7 +121,7 @@ class Result:
         return {name: worst(statuses) for name, statuses in found.items()}
 
     def _counts(self, finding: Finding) -> bool:
-        return finding.status in (Status.FAIL, Status.ERROR) or (self.strict and finding.status is Status.WARN)
+        return finding.status in BAD or (self.strict and finding.status is Status.WARN)
 
     def _looked_at(self) -> set[str]:
         """Nodes on which something passed, or passed but for a warning."""

@@ -207,7 +207,6 @@ CHECK = Check(
     name="bits",
     about="the same bits on every device, each time",
     order=40,
-    level=Level.QUICK,
     judge=judge,
     call=call,
     facts=DevicesFacts,

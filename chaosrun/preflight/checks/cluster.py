@@ -14,7 +14,7 @@ from msgspec import Struct
 from chaosrun.cluster.probing import Node
 from chaosrun.preflight import placement
 from chaosrun.preflight.checks.cluster_software import script, variables, versions
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
+from chaosrun.preflight.model import Answers, Check, Finding, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.probes.clock import Clock
 from chaosrun.preflight.probes.software import SoftwareFacts
 from chaosrun.spec.model import JobSpec
@@ -166,7 +166,6 @@ CHECK = Check(
     name="cluster",
     about="nodes, resources, versions, variables, clocks",
     order=10,
-    level=Level.QUICK,
     judge=judge,
     gather=gather,
 )

@@ -42,12 +42,11 @@ def ask_devices(setting: Setting, node: Node, seconds: float, **works: Any) -> C
     return ask("devices", limit_s, env=setting.env, gpus=gpus, patience_s=PATIENCE_S[setting.level], works=works)
 
 
-def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) -> list[Finding]:
-    asked = [(node, facts) for node in nodes if (facts := told.answered.get(node.name))]
-    found: list[Finding] = []
-    for node, facts in asked:
-        found += _of_node(setting, node, facts, gpus_for_work(setting, nodes, node), gpus_per_worker(setting, nodes))
-    return found
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[DevicesFacts]) -> Iterator[Finding]:
+    for node in nodes:
+        if facts := told.answered.get(node.name):
+            used = gpus_for_work(setting, nodes, node)
+            yield from _of_node(setting, node, facts, used, gpus_per_worker(setting, nodes))
 
 
 def _of_node(setting: Setting, node: Node, facts: DevicesFacts, used: Sequence[str], per_worker: int) -> Iterator[Finding]:
@@ -280,7 +279,6 @@ CHECK = Check(
     name="devices",
     about="number, health, room, a product on each",
     order=30,
-    level=Level.QUICK,
     judge=judge,
     call=call,
     facts=DevicesFacts,

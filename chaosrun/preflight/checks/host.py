@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, Status, ask, graded
+from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Setting, Status, ask, graded
 from chaosrun.preflight.placement import workers_on
 from chaosrun.preflight.probes.busy import Busy, Process
 from chaosrun.preflight.probes.host import Cpus, HostFacts, KernelLog, Limits, Memory, Message, Place
@@ -72,8 +72,7 @@ def call(setting: Setting, node: Node) -> Call:
     return ask("host", LIMIT_S, places={purpose: str(path) for purpose, path in places.items()})
 
 
-def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> list[Finding]:
-    found: list[Finding] = []
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> Iterator[Finding]:
     best = max((_share(facts.cpus, node) for node in nodes if (facts := told.answered.get(node.name))), default=1.0)
     for node in nodes:
         if (facts := told.answered.get(node.name)) is None:
@@ -81,17 +80,15 @@ def judge(setting: Setting, nodes: Sequence[Node], told: Answers[HostFacts]) -> 
         row = ROWS.of(node=node.name)
         workers = max(1, workers_on(setting, node, nodes))
         world = workers if setting.job is None else setting.job.spec.workers
-        found += [
-            _cpus(row.of(name="CPUs"), node, facts.cpus, best),
-            _memory(row.of(name="memory"), facts.memory, workers),
-            *(finding for purpose, place in facts.places.items() for finding in _place(row, purpose, place)),
-            _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, several_gpus=node.gpus > 1),
-            *_limits(row, facts.limits, workers, world),
-            _others(row.of(name="other processes"), facts.busy, facts.cpus.usable),
-            _left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden),
-            *_kernel_log(row, facts.kernel_log),
-        ]
-    return found
+        yield _cpus(row.of(name="CPUs"), node, facts.cpus, best)
+        yield _memory(row.of(name="memory"), facts.memory, workers)
+        for purpose, place in facts.places.items():
+            yield from _place(row, purpose, place)
+        yield _shared_memory(row.of(name="/dev/shm", device="/dev/shm"), facts.shared_memory, several_gpus=node.gpus > 1)
+        yield from _limits(row, facts.limits, workers, world)
+        yield _others(row.of(name="other processes"), facts.busy, facts.cpus.usable)
+        yield _left(row.of(name="left over of earlier runs"), facts.left_over, facts.busy.hidden)
+        yield from _kernel_log(row, facts.kernel_log)
 
 
 def _enough(row: Rows, value: int | None, limits: tuple[float, float], show: Callable[[Any], str], **words: Any) -> Finding:
@@ -278,7 +275,6 @@ CHECK = Check(
     name="host",
     about="memory, processors, disks, limits, what else runs",
     order=20,
-    level=Level.QUICK,
     judge=judge,
     call=call,
     facts=HostFacts,

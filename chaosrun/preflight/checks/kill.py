@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from chaosrun.cluster.probing import Call, Node
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Measure, Rows, Setting, ask
+from chaosrun.preflight.model import Answers, Check, Finding, Measure, Rows, Setting, ask
 from chaosrun.preflight.placement import may_take_gpus
 from chaosrun.preflight.probes.kill import KillFacts
 
@@ -23,14 +23,12 @@ def call(setting: Setting, node: Node) -> Call:
     return ask("kill", 3 * LIMIT_S + 10 + (DEVICES_S if gpus else 0), within_s=LIMIT_S, gpus=gpus)
 
 
-def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> list[Finding]:
-    findings: list[Finding] = []
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[KillFacts]) -> Iterator[Finding]:
     for node in nodes:
         if (facts := told.answered.get(node.name)) is not None:
             row = ROWS.of(node=node.name)
-            findings.append(_processes(row.of(name="time until gone"), facts))
-            findings += _devices(row.of(name="device memory"), node.gpus, may_take_gpus(setting), facts)
-    return findings
+            yield _processes(row.of(name="time until gone"), facts)
+            yield from _devices(row.of(name="device memory"), node.gpus, may_take_gpus(setting), facts)
 
 
 def _processes(row: Rows, facts: KillFacts) -> Finding:
@@ -62,7 +60,6 @@ CHECK = Check(
     name="kill",
     about="a killed worker is gone, with all it held",
     order=60,
-    level=Level.QUICK,
     call=call,
     facts=KillFacts,
     judge=judge,

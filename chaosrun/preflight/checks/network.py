@@ -13,7 +13,7 @@ from msgspec import Struct
 from chaosrun.cluster.probing import Call, Node
 from chaosrun.preflight.checks.network_connections import again, judge_connections
 from chaosrun.preflight.checks.network_sums import Backend, Run, judge_sums, sound, suspects
-from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
+from chaosrun.preflight.model import BAD, Answers, Check, Finding, Level, Pool, Rows, Setting, ask
 from chaosrun.preflight.placement import gpus_per_worker, workers_on
 from chaosrun.preflight.probes import allreduce, mesh
 from chaosrun.preflight.probes.interfaces import InterfaceFacts
@@ -66,7 +66,7 @@ def gather(setting: Setting, pool: Pool) -> NetworkFacts:
         connections, listening = _connect(setting.level, pool, nodes, ports)
         facts = changed(facts, connections=connections, ports=listening)
     found = [*judge_interfaces(nodes, facts.interfaces, talking), *judge_connections(nodes, facts.connections, facts.ports)]
-    good = {node.name for node in nodes} - {each.node for each in found if each.status in (Status.FAIL, Status.ERROR)}
+    good = {node.name for node in nodes} - {each.node for each in found if each.status in BAD}
     summed: list[Backend] = []
     for backend, (name, group) in zip(talking, groups, strict=True):
         left = [node for node in group if node.name in good]
@@ -275,7 +275,6 @@ CHECK = Check(
     name="network",
     about="interfaces, connections between all nodes, exact sums over all ranks",
     order=70,
-    level=Level.QUICK,
     judge=judge,
     gather=gather,
 )

@@ -170,7 +170,6 @@ CHECK = Check(
     name="shared storage",
     about="what one node saves, the others see: whole, and soon",
     order=80,
-    level=Level.QUICK,
     gather=gather,
     judge=judge,
 )

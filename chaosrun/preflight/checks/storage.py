@@ -58,20 +58,19 @@ def call(setting: Setting, node: Node) -> Call:
     return ask("storage", limit_s, storage=str(setting.storage), **effort)
 
 
-def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) -> list[Finding]:
-    path, found = str(setting.storage), list[Finding]()
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[StorageFacts]) -> Iterator[Finding]:
+    path = str(setting.storage)
     # What nobody named is made where a run wants it.
     named = setting.job is not None and setting.job.spec.checkpoint.storage is not None
     there = [name for name, facts in told.answered.items() if named and facts.mount and facts.mount.base == path]
     for node in nodes:
         row = Rows(check="storage", node=node.name, device=path)
         if facts := told.answered.get(node.name):
-            found += _promises(row, setting, facts, listed(there, 1) if there and node.name not in there else "")
+            yield from _promises(row, setting, facts, listed(there, 1) if there and node.name not in there else "")
             if facts.mount is not None and facts.speed is not None:
-                found += _for_the_job(row, setting, facts.mount.free_bytes, facts.speed)
+                yield from _for_the_job(row, setting, facts.mount.free_bytes, facts.speed)
         elif hung := no_answer(row.of(name="answers"), told.unanswered[node.name]):
-            found.append(hung)
-    return found
+            yield hung
 
 
 def no_answer(row: Rows, silence: Outcome) -> Finding | None:
@@ -199,7 +198,6 @@ CHECK = Check(
     name="storage",
     about="storage keeps its promises, is fast enough and has room",
     order=50,
-    level=Level.QUICK,
     call=call,
     facts=StorageFacts,
     judge=judge,

@@ -1,7 +1,7 @@
 """The check "tracing": may processes be traced on a node, as a kill inside a script's own save takes it? Probe and judge in one
 file: the node's part is `probe`, which alone may act, and imports what it needs for that."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -32,19 +32,17 @@ def probe() -> TracingFacts:
     return TracingFacts()
 
 
-def judge(setting: Setting, nodes: Sequence[Node], told: Answers[TracingFacts]) -> list[Finding]:
+def judge(setting: Setting, nodes: Sequence[Node], told: Answers[TracingFacts]) -> Iterator[Finding]:
     """What a job that has chaosrun's own checkpoints does without is no warning."""
     own_saves = setting.job is not None and setting.job.spec.by == "script"
-    found: list[Finding] = []
     for name, facts in told.answered.items():
         row = Rows(check="tracing", name="strace", node=name)
         if not facts.refused:
-            found.append(row.passed("processes can be traced"))
+            yield row.passed("processes can be traced")
         elif own_saves:
-            found.append(row.warn(facts.refused, "the script's own saves can be struck", facts.remedy))
+            yield row.warn(facts.refused, "the script's own saves can be struck", facts.remedy)
         else:
-            found.append(row.skip(facts.refused))
-    return found
+            yield row.skip(facts.refused)
 
 
 CHECK = Check(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from chaosrun.preflight.model import Finding, Status, worst
+from chaosrun.preflight.model import BAD, Finding, Status, worst
 from chaosrun.preflight.peers import BASELINE, Kind, Kinds
 from chaosrun.preflight.result import ANSWERS, Result
 from chaosrun.wording import clock, count, listed, with_unit
@@ -20,7 +20,6 @@ WHOLE = "the whole cluster"
 MOST_NAMES = 6
 MOST_PLACES = 4
 _NUMBER = re.compile("([0-9]{1,18})")
-BAD = (Status.FAIL, Status.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
