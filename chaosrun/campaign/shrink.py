@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,22 +98,11 @@ class Shrunk:
         return self.run.path / "shrunk.yaml"
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "v": SHRUNK_VERSION,
-            "run": self.run.run_id,
-            "symptom": self.symptom,
-            "faults": self.faults,
-            "schedule": [dict(entry) for entry in self.schedule],
-            "smallest": self.smallest,
-            "drills": self.drills,
-            "refused": self.refused,
-            "seen": self.seen,
-            "verified": None if self.verified is None else self.verified.run_id,
-            "job": self.job,
-            "overrides": list(self.overrides),
-            "path": str(self.path) if self.verified else None,
-            "exit_code": self.exit_code,
-        }
+        verified = None if self.verified is None else self.verified.run_id
+        path = str(self.path) if self.verified else None
+        told = asdict(self) | {"run": self.run.run_id, "verified": verified, "path": path, "exit_code": self.exit_code}
+        del told["fragment"]
+        return {"v": SHRUNK_VERSION, **told}
 
 
 def symptom_of(verdict: Verdict | dict[str, Any]) -> str | None:
