@@ -35,10 +35,6 @@ VERSION = 1
 T = TypeVar("T")
 
 
-class _Versioned(msgspec.Struct):
-    v: object = None
-
-
 def plain(value: object) -> Any:
     """A dataclass as JSON values."""
     return msgspec.to_builtins(value, enc_hook=_plain)
@@ -55,23 +51,23 @@ def encode(value: object, *, indent: int = -1) -> bytes:
 
 def decode(kind: type[T], data: bytes) -> T:
     """Raises ValueError for what is no such value of this version."""
-    if (version := _version(data)) != VERSION:
+    value, version = _read(data)
+    if version != VERSION:
         raise ValueError(f"not of version {VERSION}" if version is None else f"of version {version!r}")
-    return msgspec.json.decode(data, type=kind, dec_hook=_special)
+    return checked(kind, value)
 
 
 def save(path: Path, value: object) -> None:
     write_durably(path, encode(value, indent=1))
 
 
-def _version(data: bytes) -> object:
-    """None where there is none. Raises ValueError for what is no JSON."""
+def _read(data: bytes) -> tuple[Any, object]:
+    """A JSON value and its version, None where there is none. Raises ValueError for what is no JSON."""
     try:
-        return msgspec.json.decode(data, type=_Versioned).v
-    except msgspec.ValidationError:
-        return None
+        value = msgspec.json.decode(data)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+    return value, value.get("v") if isinstance(value, dict) else None
 
 
 def _plain(value: object) -> object:
@@ -202,7 +198,7 @@ class _Folder(Generic[_Kept]):
         again = f"begin the {self.what} anew"
         try:
             data = self.file.read_bytes()
-            if (found := _version(data)) not in (None, VERSION):
+            if (found := _read(data)[1]) not in (None, VERSION):
                 raise UsageError(
                     f"{self.file} has version {found!r}, this chaosrun reads version {VERSION}",
                     hint=f"go on with the chaosrun that began the {self.what}, or {again}",
