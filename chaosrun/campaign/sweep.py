@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -108,18 +108,17 @@ def sweep(
             assert cluster is not None, "nothing else is in use"
             try:
                 interrupts.check()
-                known = run.begin(cluster, overrides, steps, only) if known is None else run.take_up(cluster, known)
+                run.known = run.begin(cluster, overrides, steps, only) if known is None else run.take_up(cluster, known)
             finally:
                 pool.give_back(run.shape, cluster, sound=True)
-            tasks = [Task(point, point.id, run.shape) for point in known.left]
-            progress = _Progress(run, known)
+            tasks = [Task(point, point.id, run.shape) for point in run.known.left]
             try:
-                Scheduler(carry=progress.carry, pool=pool, at_once=at_once, on_result=progress.on_result).run(tasks)
+                Scheduler(carry=run.carry, pool=pool, at_once=at_once, on_result=run.on_result).run(tasks)
             except (KeyboardInterrupt, InterruptedRunError) as error:
-                tried = f"{len(progress.known.tried)} of {len(known.points)} points tried"
-                hint = f"`{folder.resume_command(known.job)}` goes on with the sweep"
+                tried = f"{len(run.known.tried)} of {len(run.known.points)} points tried"
+                hint = f"`{folder.resume_command(run.known.job)}` goes on with the sweep"
                 raise InterruptedRunError(f"interrupted, {tried}", hint=hint) from error
-            return progress.known
+            return run.known
 
 
 @contextmanager
@@ -162,7 +161,7 @@ def _as_file(job: Path | TypedJob, folder: SweepFolder) -> Path:
     return folder.path / TYPED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _SweepRun:
     """A sweep that is being carried out."""
 
@@ -174,6 +173,8 @@ class _SweepRun:
     saves: bool
     interrupts: Interrupts
     on_event: Listener
+    known: Sweep = field(init=False)
+    """Once its points are known."""
 
     @property
     def shape(self) -> Shape:
@@ -252,19 +253,24 @@ class _SweepRun:
             raise error(f"the undisturbed job did not end well: {end.message}", hint=end.hint)
         return run
 
-    def drill(self, point: Point, known: Sweep, cluster: RayCluster, supervisors: RunningSupervisors) -> PointResult:
+    def carry(
+        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
+    ) -> tuple[PointResult | None, bool]:
+        assert cluster is not None, "no point takes a node along"
         began_s = time.monotonic()
-        reference = str(self.folder.path / "runs" / known.survey)
+        reference = str(self.folder.path / "runs" / self.known.survey)
         try:
-            run = new_run(self.folder.path, self.job.path, known.overrides_of(point), reference=reference)
+            run = new_run(self.folder.path, self.job.path, self.known.overrides_of(point), reference=reference)
         except UsageError as error:
             code, cause = error.exit_code, error.message
-            return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0)
+            return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0), True
         try:
             verdict = drill_on(cluster, run, self.root, watch=supervisors.watch())
         except InterruptedRunError:
             remove_run(run)
-            raise
+            if supervisors.interrupted:
+                raise
+            return None, True  # `chaosrun cancel`, of this drill alone: the point stays left
         passed = verdict.status == "PASS" and not self.keep
         result = PointResult(
             status=verdict.status,
@@ -276,36 +282,17 @@ class _SweepRun:
         )
         if passed:
             remove_run(run)
-        return result
-
-
-@dataclass(slots=True)
-class _Progress:
-    """The points that are tried, as the scheduler has them carried out."""
-
-    run: _SweepRun
-    known: Sweep
-
-    def carry(
-        self, point: Point, cluster: RayCluster | None, supervisors: RunningSupervisors, listen: Listens
-    ) -> tuple[PointResult | None, bool]:
-        assert cluster is not None, "no point takes a node along"
-        try:
-            return self.run.drill(point, self.known, cluster, supervisors), True
-        except InterruptedRunError:
-            if supervisors.interrupted:
-                raise
-            return None, True  # `chaosrun cancel`, of this drill alone: the point stays left
+        return result, True
 
     def on_result(self, point: Point, result: PointResult | None) -> bool:
         if result is None:
-            self.run.on_event({"leg": None, "event": "sweep.cancelled", "point": point.id})
+            self.on_event({"leg": None, "event": "sweep.cancelled", "point": point.id})
             return True
         self.known = replace(self.known, tried={**self.known.tried, point.id: result})
-        self.run.folder.save(self.known)
+        self.folder.save(self.known)
         counts = Counter(tried.status for tried in self.known.tried.values())
         about = {"point": point.id, "number": len(self.known.tried), "of": len(self.known.points)}
-        self.run.on_event({"leg": None, "event": "sweep.tried", **about, "counts": dict(counts), **asdict(result)})
+        self.on_event({"leg": None, "event": "sweep.tried", **about, "counts": dict(counts), **asdict(result)})
         return True
 
 
