@@ -21,7 +21,8 @@ Status = Literal["pass", "fail", "inconclusive", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    name: str
+    name: str = ""
+    """Of its function in the table of checks, which gives it."""
     status: Status
     summary: str
     """One sentence for people."""
@@ -39,26 +40,26 @@ class Check:
         return {**about, "evidence": dict(self.evidence)}
 
 
-def passed(name: str, summary: str, **evidence: Any) -> Check:
-    return Check(name=name, status="pass", summary=summary, evidence=evidence)
+def passed(summary: str, **evidence: Any) -> Check:
+    return Check(status="pass", summary=summary, evidence=evidence)
 
 
-def failed(name: str, code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+def failed(code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
     """`code`: a row of the table of causes, whose sentence is filled with the evidence."""
-    return _found(name, "fail", code, because, evidence)
+    return _found("fail", code, because, evidence)
 
 
-def inconclusive(name: str, code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
-    return _found(name, "inconclusive", code, because, evidence)
+def inconclusive(code: str, /, *, because: str | None = None, **evidence: Any) -> Check:
+    return _found("inconclusive", code, because, evidence)
 
 
-def _found(name: str, status: Status, code: str, because: str | None, evidence: Mapping[str, Any]) -> Check:
-    cause = Cause(code, {"check": name, **evidence}, because)
-    return Check(name=name, status=status, summary=cause.sentence, evidence=evidence, cause=cause)
+def _found(status: Status, code: str, because: str | None, evidence: Mapping[str, Any]) -> Check:
+    cause = Cause(code, evidence, because)
+    return Check(status=status, summary=cause.sentence, evidence=evidence, cause=cause)
 
 
-def skipped(name: str, summary: str, **evidence: Any) -> Check:
-    return Check(name=name, status="skip", summary=summary, evidence=evidence)
+def skipped(summary: str, **evidence: Any) -> Check:
+    return Check(status="skip", summary=summary, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,4 +156,4 @@ def streams_apart(check: Check, drill: Drill) -> Check:
     """A check of random streams that differ, as far as they count."""
     if check.status != "fail" or drill.streams_count:
         return check
-    return passed(check.name, f"{check.summary}; nothing that was trained depends on them", **check.evidence)
+    return passed(f"{check.summary}; nothing that was trained depends on them", **check.evidence)

@@ -4,6 +4,7 @@ Add a check here and nowhere else; PREMISES and REQUIRED say what its status doe
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, steps
@@ -89,8 +90,9 @@ def run_checks(drill: Drill, checks: tuple[Callable[[Drill], Check], ...] | None
 def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:
     name = check.__name__
     try:
-        return check(drill)
+        found = check(drill)
     except ChaosrunError as error:
-        return inconclusive(name, "check_undecided", message=error.message, error=type(error).__name__)
+        found = inconclusive("check_undecided", message=error.message, error=type(error).__name__)
     except Exception as error:  # the one place that must survive any defect of a check: it is reported, and never a PASS
-        return inconclusive(name, "check_crashed", message=str(error), error=type(error).__name__)
+        found = inconclusive("check_crashed", check=name, message=str(error), error=type(error).__name__)
+    return replace(found, name=name)

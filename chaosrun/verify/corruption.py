@@ -167,16 +167,16 @@ def explained(divergence: Divergence, drill: Drill) -> Injection | None:
 def silent_corruption(drill: Drill) -> Check:
     """Every injected corruption that could show has shown. It never passes: a training that was damaged is not exact, and one
     that shows nothing of it has shown nothing."""
-    name, injected = "silent_corruption", injections(drill)
+    injected = injections(drill)
     evidence: dict[str, Any] = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
-        return inconclusive(name, "corruption_absent", **evidence)
+        return inconclusive("corruption_absent", **evidence)
     first, parted = _first_sighting(drill), drift(drill.chaos)
     if first is None:
-        return inconclusive(name, "corruption_unseen", what=injected[0].what, **evidence)
+        return inconclusive("corruption_unseen", what=injected[0].what, **evidence)
     source = _source(first, drill)
     if source is None:
-        return inconclusive(name, "corruption_elsewhere", where=first.words, what=injected[0].what, **evidence)
+        return inconclusive("corruption_elsewhere", where=first.words, what=injected[0].what, **evidence)
     more = ""
     if parted is not None and not first.between_ranks:
         more = f"; the replicas part at step {parted.step} (rank_agreement)"
@@ -184,7 +184,7 @@ def silent_corruption(drill: Drill) -> Check:
         more += f" ({len(injected) - 1} more injected)"
     prompt = first.step <= source.clean_step + 1 and source.fault.rank in first.ranks
     told = {"what": source.what, "where": first.words, "more": more}
-    return failed(name, "corruption_seen", **told, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
+    return failed("corruption_seen", **told, **evidence, source=source.fault.id, seen=first.to_json(), prompt=prompt)
 
 
 def _source(sighting: _Sighting, drill: Drill) -> Injection | None:
@@ -206,7 +206,8 @@ def _first_sighting(drill: Drill) -> _Sighting | None:
 
 
 def _at_the_end(drill: Drill) -> Iterator[_Sighting]:
-    for check in (finder(drill) for finder in FINALS):
+    for finder in FINALS:
+        check = finder(drill)
         if check.status == "fail":
             first = check.evidence.get("first") or {}
             yield _Sighting(
@@ -216,7 +217,7 @@ def _at_the_end(drill: Drill) -> Iterator[_Sighting]:
                 ranks=(first.get("rank", 0),),
                 tensor=first.get("name"),
                 what="the state at the end",
-                check=check.name,
+                check=finder.__name__,
             )
 
 

@@ -219,22 +219,21 @@ def never_saves(drill: Drill) -> bool:
 
 def resume_evidence(drill: Drill) -> Check:
     """Every attempt went on from the newest complete checkpoint, on every rank at the same step, with all of its state."""
-    name = "resume_evidence"
     if not drill.chaos.attempts:
-        return inconclusive(name, "no_attempt")
+        return inconclusive("no_attempt")
     told: list[str] = []
     for attempt in drill.chaos.attempts:
         began = {rank: start.position.step for rank, start in attempt.starts.items()}
         if problem := _apart(began) or _not_of_one_step(drill, attempt) or (_not_the_newest(drill, attempt) if began else None):
             code, about = problem
-            return failed(name, code, attempt=attempt.number, **about)
+            return failed(code, attempt=attempt.number, **about)
         if began and attempt.number > 1:
             point = f"step {attempt.resume_step}" if attempt.went_on else "the beginning"
             told.append(f"attempt {attempt.number} from {point}")
     if not told:
-        return passed(name, "no attempt was restarted and began", restarts=0)
+        return passed("no attempt was restarted and began", restarts=0)
     summary = f"{count(len(told), 'restart')} went on with all of one step's state: {', '.join(told)}"
-    return passed(name, summary, restarts=len(told))
+    return passed(summary, restarts=len(told))
 
 
 _Problem = tuple[str, dict[str, Any]]

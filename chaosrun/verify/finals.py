@@ -23,46 +23,45 @@ def final_weights(drill: Drill) -> Check:
     """Final parameters and buffers of every rank; with a tolerance, tensors of final checkpoints of ours within it."""
     verify = drill.spec.verify
     if not drill.exact_weights and (verify.weights.exact or drill.by_script):
-        return skipped("final_weights", f"{TOLERANCE_GIVEN}; losses decide")
+        return skipped(f"{TOLERANCE_GIVEN}; losses decide")
     if not drill.exact_weights:
         return _numeric_weights(drill, verify.weights)
-    check = _digests(drill, "final_weights", ("model", "buffers"), "tensors")
-    return _required(check, "weights")
+    return _required(_digests(drill, ("model", "buffers"), "tensors"), "weights")
 
 
 def final_optimizer(drill: Drill) -> Check:
-    return _digests(drill, "final_optimizer", ("optimizer",), "optimizer entries")
+    return _digests(drill, ("optimizer",), "optimizer entries")
 
 
 def final_scheduler(drill: Drill) -> Check:
-    return _digests(drill, "final_scheduler", ("scheduler",), "scheduler entries")
+    return _digests(drill, ("scheduler",), "scheduler entries")
 
 
 def final_rng(drill: Drill) -> Check:
-    check = streams_apart(_digests(drill, "final_rng", ("rng",), "random streams"), drill)
+    check = streams_apart(_digests(drill, ("rng",), "random streams"), drill)
     return _required(check, "random stream")
 
 
 def final_registered(drill: Drill) -> Check:
-    return _digests(drill, "final_registered", ("registered",), "registered objects")
+    return _digests(drill, ("registered",), "registered objects")
 
 
 def final_position(drill: Drill) -> Check:
     for rank in drill.ranks:
         expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
         if expected is None or seen is None:
-            return inconclusive("final_position", "final_record_missing", rank=rank)
+            return inconclusive("final_record_missing", rank=rank)
         last = drill.reference_lineage.final_step
         if not expected.step == expected.position.step == last:
-            return inconclusive("final_position", "final_reference_differs", rank=rank, step=expected.step, last=last)
+            return inconclusive("final_reference_differs", rank=rank, step=expected.step, last=last)
         if expected.position != seen.position or expected.step != seen.step:
             words = [
                 f"epoch {end.position.epoch} batch {end.position.batches} step {end.position.step}" for end in (expected, seen)
             ]
-            return failed("final_position", "final_position_differs", rank=rank, expected=words[0], seen=words[1])
+            return failed("final_position_differs", rank=rank, expected=words[0], seen=words[1])
     position = drill.reference.ends[0].position
     summary = f"epoch {position.epoch}, batch {position.batches}, step {position.step} on {len(drill.ranks)} ranks"
-    return passed("final_position", summary)
+    return passed(summary)
 
 
 def final_checkpoint(drill: Drill) -> Check:
@@ -77,23 +76,19 @@ def final_checkpoint(drill: Drill) -> Check:
     for name in ("step", "position", "world_size"):
         if getattr(expected, name) != getattr(seen, name):
             how = f"the final checkpoint says {name} {getattr(seen, name)}, the reference's {getattr(expected, name)}"
-            return failed("final_checkpoint", "final_checkpoint_differs", how=how)
+            return failed("final_checkpoint_differs", how=how)
     if not drill.exact_weights:
-        return passed(
-            "final_checkpoint", f"{len(seen.files)} files as the manifest promises; {TOLERANCE_GIVEN}", files=len(seen.files)
-        )
+        return passed(f"{len(seen.files)} files as the manifest promises; {TOLERANCE_GIVEN}", files=len(seen.files))
     if not expected.digests or not seen.digests:
-        return inconclusive("final_checkpoint", "final_checkpoint_not_digested")
+        return inconclusive("final_checkpoint_not_digested")
     keys = differing_keys(expected.digests, seen.digests)
     if keys:
-        how = f"the final checkpoints differ in {', '.join(keys)}"
-        return failed("final_checkpoint", "final_checkpoint_differs", how=how, differing=keys)
+        return failed("final_checkpoint_differs", how=f"the final checkpoints differ in {', '.join(keys)}", differing=keys)
     weights = [name for name in expected.files if Path(name).suffix == ".safetensors"]
     other = [name for name in weights if name not in seen.files or seen.files[name] != expected.files[name]]
     if other:
-        how = f"{other[0]} of the final checkpoints differs"
-        return failed("final_checkpoint", "final_checkpoint_differs", how=how, differing=other)
-    return passed("final_checkpoint", f"{len(seen.files)} files as the manifest promises, same digests", files=len(seen.files))
+        return failed("final_checkpoint_differs", how=f"{other[0]} of the final checkpoints differs", differing=other)
+    return passed(f"{len(seen.files)} files as the manifest promises, same digests", files=len(seen.files))
 
 
 def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
@@ -103,10 +98,10 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
     name = next(iter(names)) if len(names) == 1 else None
     if name is None:
         found = sorted(map(str, names)) or "no end record"
-        return inconclusive("final_checkpoint", "final_checkpoint_not_common", leg=leg.name, found=found)
+        return inconclusive("final_checkpoint_not_common", leg=leg.name, found=found)
 
     def invalid(problem: str) -> Check:
-        return report("final_checkpoint", "final_checkpoint_invalid", leg=leg.name, checkpoint=name, problem=problem)
+        return report("final_checkpoint_invalid", leg=leg.name, checkpoint=name, problem=problem)
 
     try:
         manifest = CheckpointStore(leg.layout, drill.spec.checkpoint.keep).audit(name)
@@ -121,38 +116,38 @@ def _audited(leg: LegHistory, drill: Drill) -> Manifest | Check:
 
 def _required(check: Check, what: str) -> Check:
     """What every job has: nothing of it in the records is no reason to skip."""
-    return inconclusive(check.name, "final_state_not_digested", what=what) if check.status == "skip" else check
+    return inconclusive("final_state_not_digested", what=what) if check.status == "skip" else check
 
 
-def _digests(drill: Drill, name: str, groups: tuple[str, ...], what: str) -> Check:
+def _digests(drill: Drill, groups: tuple[str, ...], what: str) -> Check:
     """Compare these groups of the end records, rank by rank. Skip when no rank has anything in the first of them; and with a
     tolerance, which all but the random streams may follow, a schedule too."""
     if not drill.exact_weights and groups != ("rng",):
-        return skipped(name, TOLERANCE_GIVEN)
+        return skipped(TOLERANCE_GIVEN)
     compared = 0
     empty: list[int] = []
     for rank in drill.ranks:
         expected, seen = drill.reference.ends.get(rank), drill.chaos.ends.get(rank)
         if expected is None or seen is None:
-            return inconclusive(name, "final_record_missing", rank=rank)
+            return inconclusive("final_record_missing", rank=rank)
         for group in groups:
             if group not in expected.digests or group not in seen.digests:
-                return inconclusive(name, "final_digests_missing", rank=rank, group=group)
+                return inconclusive("final_digests_missing", rank=rank, group=group)
             keys = differing_keys(expected.digests[group], seen.digests[group])
             if keys:
                 if group == "buffers" and drill.by_script:
-                    return failed(name, "buffers_not_restored", name=listed(keys, 1), rank=rank, differing=keys, scope="")
+                    return failed("buffers_not_restored", name=listed(keys, 1), rank=rank, differing=keys, scope="")
                 held = [end.digests[group].get(keys[0]) for end in (expected, seen)]
                 first = {"rank": rank, "name": keys[0], "expected": held[0], "seen": held[1]}
-                return failed(name, "final_state_differs", group=group, rank=rank, first=first, differing=keys)
+                return failed("final_state_differs", group=group, rank=rank, first=first, differing=keys)
         if not expected.digests[groups[0]]:
             empty.append(rank)
         compared += sum(len(expected.digests[group]) for group in groups)
     if len(empty) == len(drill.ranks):
-        return skipped(name, f"the job has no {what}")
+        return skipped(f"the job has no {what}")
     if empty:
-        return inconclusive(name, "final_ranks_differ", ranks=empty, what=what)
-    return passed(name, f"{compared} digests of {what} on {len(drill.ranks)} ranks are equal", compared=compared)
+        return inconclusive("final_ranks_differ", ranks=empty, what=what)
+    return passed(f"{compared} digests of {what} on {len(drill.ranks)} ranks are equal", compared=compared)
 
 
 def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
@@ -160,22 +155,22 @@ def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
     for leg in (drill.reference, drill.chaos):
         found = _audited(leg, drill)
         if isinstance(found, Check):
-            return inconclusive("final_weights", "final_weights_missing", problem=found.summary)
+            return inconclusive("final_weights_missing", problem=found.summary)
         directories.append(leg.layout.checkpoints / str(leg.ends[0].checkpoint))
     expected, seen = (_tensors(directory) for directory in directories)
     if not expected:
         problem = "the final checkpoint of the reference has no model*.safetensors"
-        return inconclusive("final_weights", "final_weights_missing", problem=problem)
+        return inconclusive("final_weights_missing", problem=problem)
     if expected.keys() != seen.keys():
-        return failed("final_weights", "final_weights_renamed", tensor=sorted(expected.keys() ^ seen.keys())[0])
+        return failed("final_weights_renamed", tensor=sorted(expected.keys() ^ seen.keys())[0])
     worst = 0.0
     for name, tensor in expected.items():
         apart = _apart(tensor, seen[name], tolerance)
         if isinstance(apart, str):
-            return failed("final_weights", "final_weights_differ", tensor=name, how=apart)
+            return failed("final_weights_differ", tensor=name, how=apart)
         worst = max(worst, apart)
     summary = f"{len(expected)} tensors within atol {tolerance.atol:g}, rtol {tolerance.rtol:g}; largest difference {worst:.3g}"
-    return passed("final_weights", summary, tensors=len(expected), largest_difference=worst)
+    return passed(summary, tensors=len(expected), largest_difference=worst)
 
 
 def _tensors(directory: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from chaosrun.verify.codes import Cause
 def faults_landed(drill: Drill) -> Check:
     """Every planned fault was requested once and then seen to happen to the very process it was meant for."""
     if altered := _altered(drill):
-        return inconclusive("faults_landed", "plan_altered", how=altered, planned=len(drill.plan.faults))
+        return inconclusive("plan_altered", how=altered, planned=len(drill.plan.faults))
     if not drill.plan.faults:
-        return inconclusive("faults_landed", "no_fault_planned", planned=0)
+        return inconclusive("no_fault_planned", planned=0)
     planned = {fault.id: fault for fault in drill.plan.faults}
     injected = sum(fault.source == INJECTED for fault in drill.plan.faults)
     which = f"faults ({len(planned) - injected} planned, {injected} injected)" if injected else "planned faults"
@@ -30,8 +30,8 @@ def faults_landed(drill: Drill) -> Check:
     outrun = [fault for fault in may_be_late if fault not in requested]
     if len(outrun) == len(planned):
         late = _late(drill)
-        about = {"planned": len(planned), "outrun": outrun, **late}
-        return inconclusive("faults_landed", "faults_too_late", because="by_steps" if late else None, **about)
+        because = "by_steps" if late else None
+        return inconclusive("faults_too_late", because=because, planned=len(planned), outrun=outrun, **late)
     due = [fault for fault in drill.plan.faults if fault.id not in outrun]
     problems = {fault.id: problem for fault in due if (problem := fault_problem(fault, drill.chaos))}
     problems |= {fault.id: problem for fault in due if fault.group and (problem := _parted(fault, due, drill.chaos))}
@@ -40,10 +40,10 @@ def faults_landed(drill: Drill) -> Check:
         because, more = _because(planned[fault], problem, drill)
         about = {"fault": fault, "problem": problem.words, "which": which, "planned": len(planned), **more}
         about["problems"] = {name: each.words for name, each in problems.items()}
-        return inconclusive("faults_landed", "fault_not_shown", because=because, failing=len(problems), **about)
+        return inconclusive("fault_not_shown", because=because, failing=len(problems), **about)
     late = f", {len(outrun)} had not come when the training ended" if outrun else ""
     summary = f"{len(due)} of {len(planned)} {which} landed{late}"
-    return passed("faults_landed", summary, planned=len(planned), outrun=outrun)
+    return passed(summary, planned=len(planned), outrun=outrun)
 
 
 def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, dict[str, Any]]:

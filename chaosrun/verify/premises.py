@@ -28,34 +28,33 @@ def records(drill: Drill) -> Check:
     problems = [f"{leg.name}: {problem}" for leg in (drill.reference, drill.chaos) for problem in leg.problems]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        return inconclusive("records", "records_damaged", first=problems[0], more=more, problems=problems)
+        return inconclusive("records_damaged", first=problems[0], more=more, problems=problems)
     traces = sum(len(attempt.traces) for leg in (drill.reference, drill.chaos) for attempt in leg.attempts)
-    return passed("records", f"{traces} traces and 2 journals read in full", traces=traces)
+    return passed(f"{traces} traces and 2 journals read in full", traces=traces)
 
 
 def completed(drill: Drill) -> Check:
     """Both legs ran to the same end, on every rank."""
     for leg in (drill.reference, drill.chaos):
         if leg.finished is None:
-            return inconclusive("completed", "leg_unfinished", leg=leg.name)
+            return inconclusive("leg_unfinished", leg=leg.name)
         if leg.outcome == "inexact_restore" and leg is drill.chaos:
-            return failed("completed", "inexact_restore", leg=leg.name, message=leg.finished.message)
+            return failed("inexact_restore", leg=leg.name, message=leg.finished.message)
         if leg.outcome != "completed":
-            about = {"outcome": leg.outcome, "message": leg.finished.message}
-            return inconclusive("completed", "leg_not_completed", leg=leg.name, **about)
+            return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
         missing = [rank for rank in drill.ranks if rank not in leg.ends]
         if missing:
-            return inconclusive("completed", "end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing)
+            return inconclusive("end_not_recorded", leg=leg.name, who=_ranks(missing), ranks=missing)
     expected = {drill.reference.ends[rank].step for rank in drill.ranks}
     if len(expected) != 1 or 0 in expected:
-        return inconclusive("completed", "reference_ends_differ", steps=sorted(expected))
+        return inconclusive("reference_ends_differ", steps=sorted(expected))
     step = expected.pop()
     seen = {rank: drill.chaos.ends[rank].step for rank in drill.ranks}
     other = [rank for rank in drill.ranks if seen[rank] != step]
     if other:
         about = {"leg": drill.chaos.name, "rank": other[0], "step": seen[other[0]], "expected": step}
-        return failed("completed", "ended_at_another_step", **about, seen=list(seen.values()))
-    return passed("completed", f"both legs ended at step {step} on every rank", step=step)
+        return failed("ended_at_another_step", **about, seen=list(seen.values()))
+    return passed(f"both legs ended at step {step} on every rank", step=step)
 
 
 def reference(drill: Drill) -> Check:
@@ -63,17 +62,17 @@ def reference(drill: Drill) -> Check:
     leg, chain = drill.reference, drill.reference_lineage
     faults = [record.fault for record in leg.events(FaultRequested)]
     if faults:
-        return inconclusive("reference", "fault_in_reference", faults=faults)
+        return inconclusive("fault_in_reference", faults=faults)
     if not chain.final_step:
-        return inconclusive("reference", "reference_empty")
+        return inconclusive("reference_empty")
     last = leg.attempts[-1]
     earlier = any(trace.steps for attempt in leg.attempts[:-1] for trace in attempt.traces.values())
     if earlier or last.resume is not None or any(start.restored for start in last.starts.values()):
-        return inconclusive("reference", "reference_interrupted", attempts=len(leg.attempts))
+        return inconclusive("reference_interrupted", attempts=len(leg.attempts))
     problem = _not_from_the_beginning(last, drill) or _reference_gap(drill)
     if problem:
-        return inconclusive("reference", "reference_unreliable", problem=problem)
-    return passed("reference", f"{chain.final_step} steps on {len(drill.ranks)} ranks, in one attempt, no fault, no restore")
+        return inconclusive("reference_unreliable", problem=problem)
+    return passed(f"{chain.final_step} steps on {len(drill.ranks)} ranks, in one attempt, no fault, no restore")
 
 
 def _not_from_the_beginning(attempt: Attempt, drill: Drill) -> str | None:
@@ -105,21 +104,21 @@ def environment(drill: Drill) -> Check:
     expected, seen = (_comparable(leg.environment) for leg in (drill.reference, drill.chaos))
     if not expected or not seen:
         without = [leg.name for leg in (drill.reference, drill.chaos) if not leg.environment]
-        return inconclusive("environment", "environment_not_recorded", which=" and ".join(without), legs=without)
+        return inconclusive("environment_not_recorded", which=" and ".join(without), legs=without)
     keys = differing_keys(expected, seen)
     if keys:
         differences = {key: {"reference": expected.get(key), "chaos": seen.get(key)} for key in keys}
         first = f"{keys[0]} was {expected.get(keys[0])!r}, then {seen.get(keys[0])!r}"
-        return inconclusive("environment", "environment_differs", first=first, differences=differences)
+        return inconclusive("environment_differs", first=first, differences=differences)
     heard = list(_canaries(drill))
     for where, value in heard[1:]:
         if value != heard[0][1]:
             canaries = {place: digest for place, digest in heard}
-            return inconclusive("environment", "bits_differ", where=where, first=heard[0][0], canaries=canaries)
+            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=canaries)
     summary = f"{len(expected)} facts equal in both legs"
     if heard:
         summary += f", {len(heard)} processes compute the same bits"
-    return passed("environment", summary, facts=len(expected), canaries=len(heard))
+    return passed(summary, facts=len(expected), canaries=len(heard))
 
 
 def _comparable(environment: Mapping[str, object] | None) -> Mapping[str, object] | None:
@@ -138,8 +137,8 @@ def own_files(drill: Drill) -> Check:
     """No leg read what another one had left of its training: what came of it would tell nothing of checkpoints."""
     found = [(leg, opened) for leg, files in drill.opened() for opened in of_a_training(files)]
     if not found:
-        return passed("own_files", "no leg read a file that another leg had left")
-    return inconclusive("own_files", "file_of_another_leg", **_about_files(found))
+        return passed("no leg read a file that another leg had left")
+    return inconclusive("file_of_another_leg", **_about_files(found))
 
 
 def file_that_differs(drill: Drill) -> Cause | None:
@@ -162,18 +161,17 @@ def reproducible(drill: Drill) -> Check:
     in it was recorded untouched.
     """
     if not drill.chaos.attempts:
-        return inconclusive("reproducible", "no_attempt")
+        return inconclusive("no_attempt")
     first = drill.chaos.attempts[0]
     if first.resume is not None or any(start.restored for start in first.starts.values()):
-        return inconclusive("reproducible", "first_attempt_restored")
+        return inconclusive("first_attempt_restored")
     undisturbed = [start for attempt in drill.reference.attempts for start in attempt.starts.values()]
     if message := unlike_orders([*undisturbed, *first.starts.values()]):
-        return inconclusive("reproducible", "parameter_order", message=f"{message}, before the first fault")
+        return inconclusive("parameter_order", message=f"{message}, before the first fault")
     for kind, where, expected, seen in _starts(drill, first):
         if expected != seen:
             how = f"before the first step, {where} already differs from the reference"
-            about = {"because": wandering(kind), "expected": expected, "seen": seen}
-            return inconclusive("reproducible", "job_not_repeatable", how=how, **about)
+            return inconclusive("job_not_repeatable", because=wandering(kind), how=how, expected=expected, seen=seen)
     compared = 0
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
@@ -184,20 +182,19 @@ def reproducible(drill: Drill) -> Check:
             found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
             if found:
                 how = f"{field} differs at {found.place}, before the first fault"
-                about = {"because": wandering(KINDS[field]), "first": asdict(found)}
-                return inconclusive("reproducible", "job_not_repeatable", how=how, **about)
+                return inconclusive("job_not_repeatable", because=wandering(KINDS[field]), how=how, first=asdict(found))
     for step in sorted({saved.step for trace in first.traces.values() for saved in trace.checkpoints}):
         if damage and damage.may_show(first.number, step, None):
             continue
         if difference := saved_difference(drill, first, step):
             where = f"the {difference.component} state saved at step {step} on rank {difference.rank} ({difference.names[0]})"
             how = f"before the first fault, {where} already differs from the reference"
-            return inconclusive("reproducible", "job_not_repeatable", how=how, step=step, ranks=list(difference.ranks))
+            return inconclusive("job_not_repeatable", how=how, step=step, ranks=list(difference.ranks))
     if how := _alone(drill):
-        return inconclusive("reproducible", "job_not_repeatable", because="restored_twice", how=how)
+        return inconclusive("job_not_repeatable", because="restored_twice", how=how)
     if not compared:
-        return skipped("reproducible", "no step was recorded before the first fault", steps=0)
-    return passed("reproducible", f"{compared} step records before the first fault equal the reference", records=compared)
+        return skipped("no step was recorded before the first fault", steps=0)
+    return passed(f"{compared} step records before the first fault equal the reference", records=compared)
 
 
 def _alone(drill: Drill) -> str | None:

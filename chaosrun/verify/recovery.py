@@ -20,29 +20,29 @@ def lineage(drill: Drill) -> Check:
     """The chaos leg's lineage holds each step of the reference, on every rank, exactly once."""
     chain, final = drill.chaos_lineage, drill.reference_lineage.final_step
     if not final:
-        return inconclusive("lineage", "reference_empty")
+        return inconclusive("reference_empty")
     absent = [rank for rank in drill.ranks if not chain.steps.get(rank)]
     strangers = sorted(chain.steps.keys() - set(drill.ranks))
     if absent or strangers:
         code = "ranks_without_steps" if absent else "strange_ranks"
-        return inconclusive("lineage", code, absent=absent, strangers=strangers)
+        return inconclusive(code, absent=absent, strangers=strangers)
     if chain.repeated:
         record = chain.repeated[0]
-        place: dict[str, Any] = {"rank": record.rank, "step": record.step, "attempt": record.attempt}
-        return failed("lineage", "step_done_twice", **place, repeated=len(chain.repeated))
+        repeated = len(chain.repeated)
+        return failed("step_done_twice", rank=record.rank, step=record.step, attempt=record.attempt, repeated=repeated)
     for rank in drill.ranks:
         missing = sorted(set(range(1, final + 1)) - chain.steps[rank].keys())
         beyond = sorted(step for step in chain.steps[rank] if step > final)
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
-            return failed("lineage", code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
-    return passed("lineage", f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks", steps=final)
+            return failed(code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
+    return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks", steps=final)
 
 
 def resume_points(drill: Drill) -> Check:
     """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
-        return inconclusive("resume_points", "no_attempt")
+        return inconclusive("no_attempt")
     committed: dict[str, int] = {}
     reached = 0
     restores = 0
@@ -55,11 +55,10 @@ def resume_points(drill: Drill) -> Check:
         newest = max((step for step in committed.values() if step in kept), default=0)
         if refused := _not_taken_back(drill.chaos.attempts, attempt):
             name, reason = refused
-            return failed("resume_points", "checkpoint_not_taken_back", attempt=attempt.number, checkpoint=name, reason=reason)
+            return failed("checkpoint_not_taken_back", attempt=attempt.number, checkpoint=name, reason=reason)
         problem = _wrong_resume(attempt, newest, reached) or _wrong_start(attempt, drill)
         if problem:
-            about = {"attempt": attempt.number, "problem": problem, "newest_committed": newest}
-            return failed("resume_points", "wrong_resume_point", **about)
+            return failed("wrong_resume_point", attempt=attempt.number, problem=problem, newest_committed=newest)
         restores += attempt.resume is not None
         points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
         for trace in attempt.traces.values():
@@ -69,8 +68,7 @@ def resume_points(drill: Drill) -> Check:
     aside = _set_aside_unplanned(drill)
     if aside:
         summary += f"; {count(len(aside), 'checkpoint')} set aside that no fault had damaged: {aside[0].reason}"
-    names = [record.name for record in aside]
-    return passed("resume_points", summary, restores=restores, points=points, unplanned=names)
+    return passed(summary, restores=restores, points=points, unplanned=[record.name for record in aside])
 
 
 def _set_aside_unplanned(drill: Drill) -> list[CheckpointQuarantined]:
@@ -166,17 +164,16 @@ def replay_agreement(drill: Drill) -> Check:
         for field in drill.fields:
             found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
             if found:
-                about = {"field": field, "place": found.place, "before": tail.attempt}
-                return failed("replay_agreement", "replay_differs", **about, first=asdict(found))
+                return failed("replay_differs", field=field, place=found.place, before=tail.attempt, first=asdict(found))
     if not compared:
-        return skipped("replay_agreement", "no step was computed twice", records=0)
-    return passed("replay_agreement", f"{compared} step records computed twice, equal", records=compared)
+        return skipped("no step was computed twice", records=0)
+    return passed(f"{compared} step records computed twice, equal", records=compared)
 
 
 def bucket_layout(drill: Drill) -> Check:
     """Gradients were reduced in the same bucket layout in every attempt of both legs (hazard C1)."""
     if drill.spec.workers == 1:
-        return skipped("bucket_layout", "one worker reduces nothing")
+        return skipped("one worker reduces nothing")
     left = drill.left_unprimed
     if left or not drill.spec.prime_buckets:
         why = "the job file asks for prime_buckets: false"
@@ -184,7 +181,7 @@ def bucket_layout(drill: Drill) -> Check:
             why = f"not primed, as DDP's communication hook {left.left_by} keeps a state of its own"
         elif left:
             why = f"not primed, as {left.left_by} has a hook that runs after its gradient is accumulated"
-        return skipped("bucket_layout", f"{why}: the steps' gradients show what comes of it")
+        return skipped(f"{why}: the steps' gradients show what comes of it")
     compared = 0
     under_ddp = False
     unprimed: list[int] = []
@@ -197,7 +194,7 @@ def bucket_layout(drill: Drill) -> Check:
                 seen, expected = layout_at(drill.chaos, record), layout_at(drill.reference, expected_at)
                 if seen is None or expected is None:
                     leg = drill.reference.name if expected is None else drill.chaos.name
-                    return inconclusive("bucket_layout", "bucket_layout_unrecorded", leg=leg, step=record.step, rank=rank)
+                    return inconclusive("bucket_layout_unrecorded", leg=leg, step=record.step, rank=rank)
                 compared += 1
                 under_ddp = under_ddp or seen.layout is not None
                 if drill.by_script and record.grad == expected_at.grad:
@@ -208,15 +205,14 @@ def bucket_layout(drill: Drill) -> Check:
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
                     where = {"attempt": attempt.number, "step": record.step, "rank": rank}
                     layouts: dict[str, Any] = {"expected": expected.layout, "seen": seen.layout}
-                    return failed("bucket_layout", "bucket_layout_differs", why=why, **where, **layouts)
+                    return failed("bucket_layout_differs", why=why, **where, **layouts)
     if not compared:
-        return inconclusive("bucket_layout", "bucket_layout_unseen")
+        return inconclusive("bucket_layout_unseen")
     if not under_ddp:
-        return skipped("bucket_layout", "no model is under DistributedDataParallel", records=compared)
+        return skipped("no model is under DistributedDataParallel", records=compared)
     if unprimed:
-        attempts = sorted(set(unprimed))
-        return inconclusive("bucket_layout", "buckets_not_primed", attempt=unprimed[0], attempts=attempts)
-    return passed("bucket_layout", f"one layout in {len(drill.chaos.attempts) + 1} attempts of both legs", records=compared)
+        return inconclusive("buckets_not_primed", attempt=unprimed[0], attempts=sorted(set(unprimed)))
+    return passed(f"one layout in {len(drill.chaos.attempts) + 1} attempts of both legs", records=compared)
 
 
 def layout_at(history: LegHistory, record: StepRecord) -> BucketsRecord | None:

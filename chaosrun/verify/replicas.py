@@ -43,12 +43,12 @@ class Drift:
 def rank_agreement(drill: Drill) -> Check:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs."""
     if drill.spec.workers == 1:
-        return skipped("rank_agreement", "one worker has nobody to agree with")
+        return skipped("one worker has nobody to agree with")
     if any(map(is_sharded, (drill.reference, drill.chaos))):
-        return skipped("rank_agreement", "the parameters are sharded: each rank has its own part of them")
+        return skipped("the parameters are sharded: each rank has its own part of them")
     for leg in (drill.reference, drill.chaos):
         if message := unlike_orders(start for attempt in leg.attempts for start in attempt.starts.values()):
-            return failed("rank_agreement", "parameter_order", message=message)
+            return failed("parameter_order", message=message)
         found = drift(leg)
         if found is None:
             continue
@@ -56,16 +56,16 @@ def rank_agreement(drill: Drill) -> Check:
         because, aside = ("undisturbed", " (undisturbed: recovery is not to blame)") if undisturbed else (None, "")
         about = asdict(found)
         del about["at_start"]
-        return failed("rank_agreement", "replicas_drift", because=because, what=found.what, aside=aside, **about)
+        return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
     starts = comparisons = 0
     for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
         for records in _by_time(attempt):
             comparisons += len(records) - 1
             starts += len(records) > 1 and isinstance(next(iter(records.values())), StartRecord)
     if not comparisons:
-        return inconclusive("rank_agreement", "replicas_not_compared")
+        return inconclusive("replicas_not_compared")
     summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
-    return passed("rank_agreement", summary, starts=starts, comparisons=comparisons)
+    return passed(summary, starts=starts, comparisons=comparisons)
 
 
 def is_sharded(leg: LegHistory) -> bool:

@@ -108,7 +108,7 @@ def saved_difference(drill: Drill, attempt: Attempt, step: int) -> StateDifferen
 
 def checkpointed_state(drill: Drill) -> Check:
     """Everything that the chaos leg restored and saved has the digests that the reference's checkpoint of that step has."""
-    name, compared = "checkpointed_state", 0
+    compared = 0
     for attempt in drill.chaos.attempts:
         steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints})
         found = [("restored", restored_difference(drill, attempt))]
@@ -118,11 +118,11 @@ def checkpointed_state(drill: Drill) -> Check:
                 differ = f"{listed(difference.names, 1)} {'differ' if len(difference.names) > 1 else 'differs'}"
                 about = {each: getattr(difference, each) for each in ("step", "rank", "ranks", "component")}
                 told = {"did": did, "which": differ, "attempt": attempt.number}
-                return failed(name, "saved_state_differs", **told, **about, differing=difference.names)
+                return failed("saved_state_differs", **told, **about, differing=difference.names)
         compared += sum(1 for _ in _comparable(drill, attempt))
     if not compared:
-        return skipped(name, "no checkpoint's state was recorded in both legs")
-    return passed(name, f"{compared} saved or restored states of single ranks are equal", compared=compared)
+        return skipped("no checkpoint's state was recorded in both legs")
+    return passed(f"{compared} saved or restored states of single ranks are equal", compared=compared)
 
 
 def _comparable(drill: Drill, attempt: Attempt) -> Iterator[tuple[int, int]]:

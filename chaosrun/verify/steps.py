@@ -16,65 +16,65 @@ TOLERANCE_GIVEN = "tolerance given: fingerprints say nothing about nearly equal"
 
 def data_order(drill: Drill) -> Check:
     """Every rank saw the same samples at the same positions: ids where the loader tells them, and the bytes of every batch."""
-    check = _compare(drill, "data_order", ("ids", "batch", "position"), "sample ids and batch bytes")
+    check = _compare(drill, ("ids", "batch", "position"), "sample ids and batch bytes")
     if check.status != "pass":
         return check
     records = _reference_records(drill)
     batches = [digest for record in records for digest in record.batch]
     if len(batches) > 1 and len(set(batches)) == 1:
-        return inconclusive("data_order", "batches_all_alike", **check.evidence)
+        return inconclusive("batches_all_alike", **check.evidence)
     seen = [record for by_step in drill.chaos_lineage.steps.values() for record in by_step.values()]
     known = all(record.knows_ids for record in (*records, *seen))
     how = "" if known else " (by the bytes of the batches: the loader does not tell every sample id)"
-    return passed("data_order", f"{check.summary}{how}", ids_known=known, **check.evidence)
+    return passed(f"{check.summary}{how}", ids_known=known, **check.evidence)
 
 
 def rng(drill: Drill) -> Check:
     """The random streams stood the same before each step's first micro-batch."""
-    return streams_apart(_compare(drill, "rng", ("rng",), "RNG states"), drill)
+    return streams_apart(_compare(drill, ("rng",), "RNG states"), drill)
 
 
 def losses(drill: Drill) -> Check:
     """Every micro-batch's loss is the same, bit for bit or within `verify.losses` or `verify.profile`."""
-    check = _compare(drill, "losses", ("loss",), "losses")
+    check = _compare(drill, ("loss",), "losses")
     nan_since = _nan_since(drill)
     if check.status == "pass" and nan_since is not None:
-        return inconclusive("losses", "loss_nan", nan_since=nan_since, **check.evidence)
+        return inconclusive("loss_nan", nan_since=nan_since, **check.evidence)
     return check
 
 
 def lr(drill: Drill) -> Check:
     """The optimizer used the same learning rates."""
-    check = _compare(drill, "lr", ("lr",), "learning rates")
+    check = _compare(drill, ("lr",), "learning rates")
     if check.status == "pass" and not any(record.lr for record in _reference_records(drill)):
-        return inconclusive("lr", "steps_all_skipped", **check.evidence)
+        return inconclusive("steps_all_skipped", **check.evidence)
     return check
 
 
 def gradients(drill: Drill) -> Check:
     """The optimizer saw the same gradients, reduced and clipped."""
     if not drill.exact_weights:
-        return skipped("gradients", TOLERANCE_GIVEN)
-    check = _compare(drill, "gradients", ("grad",), "gradient fingerprints")
+        return skipped(TOLERANCE_GIVEN)
+    check = _compare(drill, ("grad",), "gradient fingerprints")
     if check.status == "pass" and _constant([record.grad for record in _reference_records(drill)], drill):
-        return inconclusive("gradients", "gradients_constant", **check.evidence)
+        return inconclusive("gradients_constant", **check.evidence)
     return check
 
 
 def parameters(drill: Drill) -> Check:
     """The parameters were the same after each step, and right after each restore, under the same names."""
     if not drill.exact_weights:
-        return skipped("parameters", TOLERANCE_GIVEN)
+        return skipped(TOLERANCE_GIVEN)
     problem = _wrong_names(drill) or _wrong_restore(drill)
     if problem:
         return problem
-    check = _compare(drill, "parameters", ("param", "state"), "parameter fingerprints")
+    check = _compare(drill, ("param", "state"), "parameter fingerprints")
     if check.status == "pass" and _constant([record.param for record in _reference_records(drill)], drill):
-        return inconclusive("parameters", "parameters_constant", **check.evidence)
+        return inconclusive("parameters_constant", **check.evidence)
     return check
 
 
-def _compare(drill: Drill, name: str, wanted: tuple[Field, ...], what: str) -> Check:
+def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     fields: list[Field] = [field for field in wanted if field in compared_fields(drill.spec)]
     first: Mismatch | None = None
     compared = 0
@@ -96,10 +96,10 @@ def _compare(drill: Drill, name: str, wanted: tuple[Field, ...], what: str) -> C
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"
-        return failed(name, "records_differ", **evidence, what=what, where=where, first=asdict(first))
+        return failed("records_differ", **evidence, what=what, where=where, first=asdict(first))
     if not compared or compared < total:
-        return inconclusive(name, "records_lacking", **evidence)
-    return passed(name, f"{what} of {compared} records are equal", **evidence)
+        return inconclusive("records_lacking", **evidence)
+    return passed(f"{what} of {compared} records are equal", **evidence)
 
 
 def _reference_records(drill: Drill) -> list[StepRecord]:
@@ -129,16 +129,16 @@ def _wrong_names(drill: Drill) -> Check | None:
     for rank in drill.ranks:
         start = drill.reference_start(rank)
         if start is None:
-            return inconclusive("parameters", "parameters_unnamed", rank=rank)
+            return inconclusive("parameters_unnamed", rank=rank)
         for attempt in drill.chaos.attempts:
             other = attempt.starts.get(rank)
             if other and other.tensors != start.tensors:
                 if message := unlike_orders((start, other)):
-                    return failed("parameters", "parameter_order", message=message)
+                    return failed("parameter_order", message=message)
                 index = first_difference(start.tensors, other.tensors) or 0
                 names = [tensors[index : index + 1] for tensors in (start.tensors, other.tensors)]
                 about: dict[str, Any] = {"rank": rank, "attempt": attempt.number, "index": index}
-                return failed("parameters", "parameters_renamed", **about, expected=names[0], seen=names[1])
+                return failed("parameters_renamed", **about, expected=names[0], seen=names[1])
     return None
 
 
@@ -149,7 +149,7 @@ def _wrong_restore(drill: Drill) -> Check | None:
             expected = reference_parameters(drill, rank, start.position.step)
             if expected is not None and expected != start.param:
                 where: dict[str, Any] = {"attempt": attempt.number, "step": start.position.step, "rank": rank}
-                return failed("parameters", "weights_differ_at_start", **where, expected=expected, seen=start.param)
+                return failed("weights_differ_at_start", **where, expected=expected, seen=start.param)
     return None
 
 

@@ -17,7 +17,6 @@ from verdicts import check_that, script_failed
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.junit import Case, drill_suite, render_junit, suite_of, to_xml, xml_text
 from chaosrun.report.view import read_view
-from chaosrun.verify.check import passed, skipped
 from chaosrun.verify.verdict import Verdict, judge
 
 Judged = tuple[RunLayout, Verdict]
@@ -192,7 +191,7 @@ def test_a_fault_that_did_not_land_is_an_error(lost: Judged) -> None:
 
 def test_one_that_the_training_outran_is_skipped(lost: Judged) -> None:
     run, verdict = lost
-    checks = (passed("faults_landed", "2 of 3 landed", outrun=["F2"]),)
+    checks = (check_that("faults_landed", "pass", "2 of 3 landed", outrun=["F2"]),)
     assert outcomes(read_drill(run, replace(verdict, status="PASS", checks=checks)))["chaosrun.toy.faults/F2"] == "skip"
 
 
@@ -201,8 +200,8 @@ def test_a_run_that_did_not_complete_is_one_error(lost: Judged) -> None:
     checks = (
         check_that("losses", "inconclusive", "only 3 of 9"),
         check_that("lr", "fail", "differs"),
-        skipped("x", "nothing"),
-        passed("y", "fine"),
+        check_that("x", "skip", "nothing"),
+        check_that("y", "pass", "fine"),
     )
     broken = script_failed(verdict, headline="chaos leg: rank 1 raised ValueError", checks=checks)
     suite = read_drill(run, broken)

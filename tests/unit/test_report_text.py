@@ -20,7 +20,7 @@ from chaosrun.report.text import job_sentence, render_plan, render_runs, render_
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
-from chaosrun.verify.check import Check, passed, skipped
+from chaosrun.verify.check import Check
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
@@ -76,9 +76,9 @@ SECOND = AttemptSummary(
     ranks=3,
 )
 CHECKS: tuple[Check, ...] = (
-    passed("completed", "both legs ended at step 90 on every rank"),
-    passed("gradients", "270 step records, equal"),
-    skipped("final_scheduler", "no scheduler is registered"),
+    check_that("completed", "pass", "both legs ended at step 90 on every rank"),
+    check_that("gradients", "pass", "270 step records, equal"),
+    check_that("final_scheduler", "skip", "no scheduler is registered"),
 )
 PASSED = replace(
     verdicts.PASSED,
