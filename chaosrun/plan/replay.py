@@ -12,9 +12,10 @@ import json
 import math
 import random
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from chaosrun.errors import UsageError
@@ -29,6 +30,7 @@ SHORTEST_S = 0.001
 MOST_NODES = 10**9
 _TIME = re.compile(r"\d{1,18}(\.\d*)?([eE][+-]?\d{1,3})?")
 _NODES = re.compile(r"\d{1,9}")
+_ITEM = re.compile(r"[^\s,\]]+")
 _UNIT_S = {"seconds": 1.0, "hours": 3600.0}
 _PARCAE_EVENTS = ("add", "remove", "no-op", "migration")
 
@@ -204,7 +206,7 @@ def _skypilot(trace: Source, _: float) -> Iterator[_Level]:
         raise _wrong(trace, _line_of(trace, "data"), "no data, a list of numbers of live nodes", hint)
     lines = _lines_of_items(trace, len(data))
     for place, live in enumerate(data):
-        if not isinstance(live, int) or isinstance(live, bool) or not 0 <= live <= MOST_NODES:
+        if type(live) is not int or not 0 <= live <= MOST_NODES:
             raise _wrong(trace, lines[place], f"data[{place}]: {_shown(live)} is no number of nodes", hint)
         yield _Level(time_s=place * float(gap_s), live=live, line=lines[place] + 1)
 
@@ -233,9 +235,7 @@ def _json(trace: Source, text: str, first_line: int) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 0 <= value <= 10**15
+    return type(value) in (int, float) and 0 <= value <= 10**15
 
 
 def _line_of(trace: Source, key: str) -> int:
@@ -246,18 +246,13 @@ def _line_of(trace: Source, key: str) -> int:
 
 def _lines_of_items(trace: Source, count: int) -> list[int]:
     """The lines, from 0, of the numbers in the list called data. All that is in doubt counts as on the list's own line."""
-    text = trace.text
-    begin = re.search(r'"data"\s*:\s*\[', text)
+    begin = re.search(r'"data"\s*:\s*\[', trace.text)
     if begin is None:
         return [0] * count
-    lines, line, at = [], text.count("\n", 0, begin.end()), begin.end()
-    for item in re.finditer(r"[^\s,\]]+", text[at:]):
-        line += text.count("\n", at, begin.end() + item.start())
-        at = begin.end() + item.start()
-        lines.append(line)
-        if len(lines) == count:
-            return lines
-    return [text.count("\n", 0, begin.end())] * count
+    breaks = [found.start() for found in re.finditer("\n", trace.text)]
+    items = _ITEM.finditer(trace.text, begin.end())
+    lines = [bisect_left(breaks, item.start()) for item in islice(items, count)]
+    return lines if len(lines) == count else [bisect_left(breaks, begin.end())] * count
 
 
 def _shown(value: Any) -> str:
