@@ -155,26 +155,20 @@ class SuiteResult:
 
     def to_json(self) -> dict[str, object]:
         hits, misses = self.cached
-        return {
+        told = {
             "v": SUITE_VERSION,
-            "name": self.name,
+            **asdict(self),
             "suite": self.suite_id,
             "path": str(self.path) if self.path else None,
-            "night": self.night,
-            "seed": self.seed,
-            "shard": self.shard,
             "as_expected": self.as_expected,
             "exit_code": self.exit_code,
             "took_s": round(self.took_s, 3),
             "references": {"cached": hits, "made": misses},
             "drills": [drill.to_json() for drill in self.drills],
-            "left": list(self.left),
-            "cut_short": self.cut_short,
-            "first": self.first,
             "compared": [entry.to_json() for entry in self.compared],
-            "not_compared": self.not_compared,
-            "notes": list(self.notes),
         }
+        del told["suite_id"]
+        return told
 
 
 def drill_result(drill: PlannedDrill, run: RunLayout, verdict: Verdict, *, took_s: float) -> DrillResult:
