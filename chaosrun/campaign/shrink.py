@@ -296,7 +296,13 @@ class _Drills:
 
     def _carried_out(self, run: RunLayout) -> str | None:
         try:
-            return symptom_of(self._verdict(run))
+            plan = FaultPlan.read(run.plan_json)
+            if takes_agents(fault.kind for fault in plan.faults):
+                self.close()
+                return symptom_of(carry_out(run, self.root, self.address, lambda record: None, self.interrupts))
+            if self._cluster is None:
+                self._cluster = Shape.of(self.case.job.spec).connect(self.address, self.interrupts.postponed)
+            return symptom_of(drill_on(self._cluster, run, self.root, watch=self.interrupts.watch))
         except InterruptedRunError as error:
             raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(self.case.run))) from error
         except ChaosrunError:
@@ -305,15 +311,6 @@ class _Drills:
             # What is being looked for may be a bug in here. What its drill has left running goes with the agents.
             self.close()
             return f"bug: {type(error).__name__}"
-
-    def _verdict(self, run: RunLayout) -> Verdict:
-        plan = FaultPlan.read(run.plan_json)
-        if takes_agents(fault.kind for fault in plan.faults):
-            self.close()
-            return carry_out(run, self.root, self.address, lambda record: None, self.interrupts)
-        if self._cluster is None:
-            self._cluster = Shape.of(self.case.job.spec).connect(self.address, self.interrupts.postponed)
-        return drill_on(self._cluster, run, self.root, watch=self.interrupts.watch)
 
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
