@@ -112,11 +112,10 @@ class Server:
 
 
 class NodeAgent:
-    def __init__(self, mark: str, node_id: str = "", address: str = "127.0.0.1") -> None:
+    def __init__(self, mark: str, node_id: str) -> None:
         """`mark` goes into the environment of every process below this agent, so that a cleaner can find them."""
         self._mark = mark
         self._node_id = node_id
-        self._address = address
         self._server: Server | None = None
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
@@ -362,9 +361,7 @@ class NodeAgent:
         return AgentInfo(
             node_id=self._node_id,
             hostname=platform.node(),
-            address=self._address,
             pid=os.getpid(),
-            python=platform.python_version(),
             server_pid=None if self._server is None else self._server.process.pid,
         )
 

@@ -268,7 +268,6 @@ def _listen(master_addr: str) -> socket.socket:
 
 
 def main(arguments: list[str]) -> int:
-    began = time.monotonic()
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
     # Ray makes its workers nice (15), which training would inherit; taking that back needs a privilege that we may lack.
@@ -289,7 +288,7 @@ def main(arguments: list[str]) -> int:
     if target is None:
         return 1
     server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
-    server.send(Ready(pid=os.getpid(), import_s=time.monotonic() - began))
+    server.send(Ready(pid=os.getpid()))
     server.serve()
     return 0
 

@@ -25,7 +25,6 @@ from chaosrun.processes import become_subreaper, children
 KILL_S = 5.0
 """A process that a SIGKILL has not ended by then waits in the kernel, and may do so for ever."""
 
-
 PREFIX = ".chaosrun-preflight-"
 """Nothing that is called otherwise is ever removed."""
 VARIABLE = "CHAOSRUN_GUARD_FOLDERS"

@@ -38,7 +38,6 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ready"):
     pid: int
-    import_s: float
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
@@ -147,9 +146,7 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     node_id: str
     hostname: str
-    address: str
     pid: int
-    python: str
     server_pid: int | None
 
 

@@ -71,7 +71,7 @@ class ProbeAgent:
             return None
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        command = [sys.executable, "-m", "chaosrun.cluster.probe_process", call.probe]
+        command = [sys.executable, "-m", "chaosrun.cluster.probing", call.probe]
         try:
             guard = subprocess.Popen(
                 [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(call.limit_s), *command],

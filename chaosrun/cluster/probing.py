@@ -1,8 +1,18 @@
-"""What a probe is asked and what it answers: nodes, calls and their outcomes. Values only: no I/O, no Ray."""
+"""What a probe is asked and what it answers: nodes, calls and their outcomes; and its process. No Ray.
 
+`python -m chaosrun.cluster.probing MODULE` takes parameters on stdin and gives facts on stdout, both JSON; what the probe
+itself prints goes to stderr. An answer is {"facts": …} or {"error": …}; a process that gives none has died.
+"""
+
+import importlib
+import json
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 EXPLAINED = {"use_attribute_docstrings": True, "extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads and explains a value that is part of a result's JSON."""
@@ -57,3 +67,21 @@ class Outcome:
     ended: Literal["done", "raised", "limit", "late", "died", "lost"] = "done"
     """limit: killed after `limit_s`; late: the time for all calls was over before that; died: its process ended without
     an answer; lost: its agent or node is gone."""
+
+
+def main(module: str) -> None:
+    answers = os.dup(sys.stdout.fileno())
+    # Libraries print; the answer is alone on its descriptor.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        facts = importlib.import_module(module).probe(**json.load(sys.stdin))
+        answer = {"facts": msgspec.to_builtins(facts, str_keys=True)}
+    except Exception as error:
+        # Whatever it is, its place is the report of who asked.
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    with os.fdopen(answers, "w") as out:
+        json.dump(answer, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

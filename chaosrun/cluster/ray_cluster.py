@@ -211,7 +211,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             ranks = tuple(range(rank, rank + len(bundles)))
             own_gpus = tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ()))
             nodes[node_id] = NodePlace(address=addresses[node_id], ranks=ranks, gpus=own_gpus)
-            handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id, addresses[node_id])
+            handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id)
             self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
             rank += len(bundles)
         self.placement = Placement(nodes=nodes)

@@ -110,9 +110,8 @@ def _announce(log: Path, title: str) -> int:
 
 def read_activities(layout: AttemptLayout, ranks: Iterable[int], live: Mapping[int, int]) -> dict[int, Activity]:
     """Heartbeats and processor time of this node's ranks; `live` are the pids of those that have not exited."""
-    return {rank: _activity(layout.heartbeat(rank), live.get(rank)) for rank in ranks}
-
-
-def _activity(heartbeat: Path, pid: int | None) -> Activity:
-    cpu_s, state = (0.0, None) if pid is None else cpu_and_state(pid)
-    return Activity(beat=read_heartbeat(heartbeat), cpu_s=cpu_s, is_stopped=state == "T")
+    found: dict[int, Activity] = {}
+    for rank in ranks:
+        cpu_s, state = cpu_and_state(live[rank]) if rank in live else (0.0, None)
+        found[rank] = Activity(beat=read_heartbeat(layout.heartbeat(rank)), cpu_s=cpu_s, is_stopped=state == "T")
+    return found

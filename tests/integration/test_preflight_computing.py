@@ -24,7 +24,7 @@ def run(layer: str | None = None, *, setting: Setting = SETTING, patience_s: flo
     asked = call(setting, node_of())
     environment = os.environ | variables | ({"PYTHONPATH": str(FAULTY / layer)} if layer else {})
     answer = subprocess.run(
-        [sys.executable, "-m", "chaosrun.cluster.probe_process", asked.probe],
+        [sys.executable, "-m", "chaosrun.cluster.probing", asked.probe],
         input=json.dumps({**asked.parameters, "patience_s": patience_s}),
         env=environment,
         capture_output=True,

@@ -132,7 +132,7 @@ def guarded(
     assert STORAGE.call is not None
     ours, theirs = socket.socketpair()
     call = STORAGE.call(setting_of(storage), LocalPool({"a": {}}).nodes[0])
-    probe = [sys.executable, "-m", "chaosrun.cluster.probe_process", "chaosrun.preflight.probes.storage"]
+    probe = [sys.executable, "-m", "chaosrun.cluster.probing", "chaosrun.preflight.probes.storage"]
     with theirs:
         guard = subprocess.Popen(
             [sys.executable, "-m", "chaosrun.cluster.guard", str(theirs.fileno()), str(limit_s), *probe],

@@ -216,7 +216,7 @@ def test_probes_start_quickly() -> None:
         ("import chaosrun.verify.verdict", ["torch", "ray", "accelerate"]),
         ("import chaosrun.supervise.lifecycle", ["torch", "ray", "accelerate"]),
         ("import chaosrun.cluster.forkserver", ["torch", "ray", "accelerate"]),
-        ("import chaosrun.cluster.probe_agent, chaosrun.cluster.probe_process", ["torch", "ray", "pydantic", "rich", "numpy"]),
+        ("import chaosrun.cluster.probe_agent, chaosrun.cluster.probing", ["torch", "ray", "pydantic", "rich", "numpy"]),
         ("import chaosrun.preflight.engine, chaosrun.preflight.conduct", ["torch", "ray", "accelerate"]),
         ("import chaosrun.protocol.worker, chaosrun.protocol.recorder; chaosrun.attach", ["ray"]),
     ],

@@ -117,7 +117,7 @@ def _compute(name: str, order: Mapping[str, Any], patience_s: float) -> Computed
     # Files, not pipes: its words need no reader. In memory: the disk may be full.
     with os.fdopen(os.memfd_create("out"), "rb") as out, os.fdopen(os.memfd_create("err"), "rb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "chaosrun.cluster.probe_process", f"{PROBES}compute"],
+            [sys.executable, "-m", "chaosrun.cluster.probing", f"{PROBES}compute"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
