@@ -15,9 +15,6 @@ from pathlib import Path
 from chaosrun.faults.disk_model import Content, Model, State, after_power_cut
 from chaosrun.records.operations import FileOperation
 
-UNSYNCED = ("lost", "empty", "torn")
-"""What becomes of it: contents and names are lost; names are there, and files without contents; or with half of them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:

@@ -124,8 +124,7 @@ class BatchLedger:
             tensors = list(tensors_in(batch))
             if tensors:
                 addresses = {address_of(tensor) for tensor in tensors} - {0}
-                entry = _HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded)
-                self._handed_out.append(entry)
+                self._handed_out.append(_HandedOut(tensors, addresses, ids, id(iterator), iterator._num_yielded))
             return batch
 
         return __next__

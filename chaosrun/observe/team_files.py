@@ -34,7 +34,6 @@ LEFT = "which another run left"
 OF_THE_TEAM = "which was there before: a drill never overwrites what another run left"
 MOST_READ = 20_000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_MAKES = frozenset({"os.mkdir"})
 _TAKES_AWAY = frozenset({"os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
 _TWO_NAMES = frozenset({"os.rename", "os.link", "os.symlink"})
 _LOCK = ".chaosrun-links"
@@ -96,7 +95,7 @@ class TeamFiles:
                 self._change(arguments[0], follows=True)
             elif not self._busy and not self._has_begun:
                 self._note_read(arguments[0])
-        elif event in _MAKES:
+        elif event == "os.mkdir":
             self._change(arguments[0], makes_folder=True)
         elif event in _TAKES_AWAY:
             self._change(arguments[0], follows=event in ("os.truncate", "shutil.rmtree"))

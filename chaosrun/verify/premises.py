@@ -113,8 +113,7 @@ def environment(drill: Drill) -> Check:
     heard = list(_canaries(drill))
     for where, value in heard[1:]:
         if value != heard[0][1]:
-            canaries = {place: digest for place, digest in heard}
-            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=canaries)
+            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
     summary = f"{len(expected)} facts equal in both legs"
     if heard:
         summary += f", {len(heard)} processes compute the same bits"
