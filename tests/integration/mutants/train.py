@@ -76,8 +76,8 @@ def flip_final_bit() -> None:
     def broken(self: Recorder, at: Any) -> None:
         def last(position: Any) -> None:
             checkpoint(self, position)
-            if self._order.rank == 1:
-                self._observer.parameters[0].detach().view(torch.int32).view(-1)[7] ^= 1
+            if self.order.rank == 1:
+                self.observer.parameters[0].detach().view(torch.int32).view(-1)[7] ^= 1
 
         self._checkpoint = last
         finish(self, at)
