@@ -147,6 +147,11 @@ def _distances(found: "Finding") -> Iterator[str]:
 def _conclusion(diagnosis: "Diagnosis") -> RenderableType:
     if not diagnosis.reproduced:
         return labelled("NOT SHOWN", diagnosis.account, style="bold yellow")
-    alike = diagnosis.comparison.finding is None and diagnosis.comparison.moments
-    equal = "; every quantity of the steps around it is equal" if alike else ""
-    return labelled("SHOWN", f"{diagnosis.account}{equal}", style="bold red")
+    finding = diagnosis.comparison.finding
+    if finding is None:
+        equal = "" if not diagnosis.comparison.moments else "; every quantity of the steps around it is equal"
+        return labelled("SHOWN", f"{diagnosis.account}{equal}", style="bold red")
+    what = _called(finding.quantity, at_end=finding.at_end)
+    when = f"{'after ' if finding.at_end else ''}step {finding.step}"
+    where = f"{when}, rank {finding.rank}" + (f", {finding.tensor}" if finding.tensor else "")
+    return labelled("SHOWN", f"{what} first ({where}); {diagnosis.account}", style="bold red")
