@@ -89,7 +89,8 @@ def test_job_files(examples: int, tmp_path: Path) -> None:
     path.write_bytes(dumped(JOB))
     load_job(path)
     texts = st.one_of(st.text().map(lambda text: text.encode(errors="surrogatepass")), st.binary())
-    tried(examples, st.one_of(changed_file(dumped(JOB)), changed_bytes(YAML), texts), check)
+    sound = st.integers(1, 99).map(lambda seed: dumped({**JOB, "seed": seed}))
+    tried(examples, st.one_of(changed_file(dumped(JOB)), changed_bytes(YAML), texts, sound), check)
     assert read > examples / 20, "some of the inputs are job files"
 
 

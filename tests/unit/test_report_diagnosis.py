@@ -114,7 +114,8 @@ What differs first
   seen      -0.000376319513 (-0x1.8a99800000000p-12) at [3, 14]
   distance  4 ULP there; at most 32 ULP in this tensor; 77 ULP in 2.bias
 
-SHOWN     the replay differs where the run did, in the same bits
+SHOWN     reduced gradients first (step 9, rank 0, 0.weight); the replay differs where the run did,
+          in the same bits
 hazard    C1: {HAZARDS["C1"]} (docs/hazards.md#c1)
 hint      prime the buckets
 inspect   chaosrun verify bytelm-20260102-030405
