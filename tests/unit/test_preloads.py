@@ -31,6 +31,7 @@ DRAWN = {
     "attribute": "import os\nclass held: salt = os.urandom(8)",
     "slot": "import os\nclass C: __slots__ = ('salt',)\nheld = C(); held.salt = os.urandom(8)",
     "tensor": "import os, torch; held = torch.full((3,), float(int.from_bytes(os.urandom(6))))",
+    "large": "import numpy, os; held = numpy.frombuffer(os.urandom(1 << 22), dtype=numpy.uint8)",
     "closure": "import os\ndef make(salt): return lambda: salt\nheld = make(os.urandom(8))",
     "below": "from drawn_in_another_module import held",
 }
