@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from chaosrun.errors import ResourcesError
@@ -54,8 +54,7 @@ class SavePoints:
         with self._lock:  # another thread that saves waits until strace is attached
             if step == self._step or self._is_busy:
                 return
-            self._is_busy = True
-            try:
+            with self._busy():
                 self._end()
                 self.began_s, self._size = time.time(), None
                 if self._faults.awaits("save"):
@@ -63,8 +62,6 @@ class SavePoints:
                 if self._tracer is None and (self._order.survey or self._faults.witnesses("save", step)):
                     self._start(TraceOrder(**self._about(step)))
                 self._step = step
-            finally:
-                self._is_busy = False
 
     def step_done(self, step: int) -> None:
         """The script goes on from this step to the next. A save is over when a step went by without an operation of it."""
@@ -77,12 +74,16 @@ class SavePoints:
 
     def end(self) -> None:
         """The save is over, or the training."""
-        with self._lock:
-            self._is_busy = True
-            try:
-                self._end()
-            finally:
-                self._is_busy = False
+        with self._lock, self._busy():
+            self._end()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
 
     # For what strikes here
 

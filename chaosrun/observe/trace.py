@@ -145,8 +145,9 @@ class Observer:
         if self._order.probe and self._order.rank == 0 and self._order.attempt == 1:
             self._trace.write(probe(loader))
 
-    def source(self, epoch: int, own: str | None, held: dict[str, str]) -> None:
-        self._trace.write(SourceRecord(epoch=epoch, own=own, held=held))
+    def write(self, record: BucketsRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
+        """What somebody else has seen."""
+        self._trace.write(record)
 
     @property
     def is_between_steps(self) -> bool:
@@ -200,9 +201,6 @@ class Observer:
         if self._inspector:
             self._inspector.before_optimizer_step()
 
-    def buckets(self, step: int, layout: Any, *, primed: bool, **left: Any) -> None:
-        self._trace.write(BucketsRecord(step=step, layout=layout, primed=primed, **left))
-
     def step(self, position: Position, *, items: int | None) -> None:
         """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
         parameters = fingerprint(self.parameters)
@@ -233,9 +231,6 @@ class Observer:
             self._inspector.step()
         self._clear_window()
 
-    def loader_workers(self, epoch: int, streams: Any) -> None:
-        self._trace.write(LoaderWorkersRecord(epoch=epoch, workers=streams))
-
     def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str]) -> None:
         """`changed`: what the save itself changed of the live state."""
         hooks = tuple(self._state.hooks()) if changed else ()
@@ -244,10 +239,6 @@ class Observer:
             step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, changed=changed, hooks=hooks
         )
         self._trace.write(record)
-
-    def save(self, save: SaveRecord) -> None:
-        """The script began or ended to save something of its own."""
-        self._trace.write(save)
 
     def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""

@@ -13,6 +13,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
+from chaosrun.records.traces import LoaderWorkersRecord
 
 
 class Recorder(Steps):
@@ -90,7 +91,7 @@ class Recorder(Steps):
         streams = workers.streams()
         if None not in streams or (at_last and any(streams)):
             self._noted_workers = workers
-            self.observer.loader_workers(workers.epoch, streams)
+            self.observer.write(LoaderWorkersRecord(epoch=workers.epoch, workers=streams))
 
     def _checkpoint(self, position: Position) -> None:
         started = time.monotonic()

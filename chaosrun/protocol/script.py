@@ -270,7 +270,7 @@ class ScriptTraining:
             self._looked_beside = save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own
                 save = changed(save, held={**save.held, **self._state.beside()})
-        self._steps.observer.save(save)
+        self._steps.observer.write(save)
 
     def _settle(self) -> None:
         """The script is done with the step before."""

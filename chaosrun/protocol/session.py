@@ -24,6 +24,7 @@ from chaosrun.protocol.strategies import check_loader, open_epoch, resumed_posit
 from chaosrun.protocol.windows import Window, WindowCutter
 from chaosrun.records.order import DataResume
 from chaosrun.records.position import Position
+from chaosrun.records.traces import SourceRecord
 
 if TYPE_CHECKING:
     from chaosrun.protocol.recorder import Recorder
@@ -219,7 +220,8 @@ class Session:
             ledger=self._ledger,
         )
         if self._recorder:
-            self._recorder.observer.source(start.epoch, *source_state(loader))
+            own, held = source_state(loader)
+            self._recorder.observer.write(SourceRecord(epoch=start.epoch, own=own, held=held))
         return batches
 
     def _hand_out(self, batch: Any) -> None:

@@ -11,7 +11,7 @@ from chaosrun.observe.trace import Beginning, Digests, Observer
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext
 from chaosrun.records.position import Position
-from chaosrun.records.traces import Found
+from chaosrun.records.traces import BucketsRecord, Found
 
 if TYPE_CHECKING:
     from chaosrun.observe.found_state import FoundState
@@ -70,7 +70,7 @@ class Steps:
         self.heart.beat("record", position.step)
         if primer and primer.is_news:
             left = {"left": primer.left.code, "left_by": primer.left.name} if primer.left else {}
-            self.observer.buckets(position.step, primer.layout(), primed=primer.primed, **left)
+            self.observer.write(BucketsRecord(step=position.step, layout=primer.layout(), primed=primer.primed, **left))
         self.observer.step(position, items=items)
         self.done = position.step
         self.faults.reach("record", position.step)

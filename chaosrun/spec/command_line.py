@@ -3,6 +3,7 @@
 Owns what may be left out there and what is guessed then: each guess is told. Must not know how the text is read.
 """
 
+import json
 import os
 import re
 import shlex
@@ -205,13 +206,7 @@ def _name(words: Sequence[str]) -> str:
 
 
 def _texts(words: Sequence[str]) -> str:
-    return f"[{', '.join(_text(word) for word in words)}]"
-
-
-def _text(word: str) -> str:
-    import json
-
-    return json.dumps(word, ensure_ascii=False)
+    return json.dumps(list(words), ensure_ascii=False)
 
 
 def _comment(why: str | None) -> str:

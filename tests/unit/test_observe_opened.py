@@ -33,6 +33,7 @@ while time.time() < early + 0.05: pass  # a file's time is that of the kernel's 
 pathlib.Path("prepared").write_text("before the first batch")
 while time.time() < early + 0.1: pass
 since = time.time()
+while time.time() < since + 0.05: pass
 for name in ("text", "bytes", "copied", "moved", "added", "rights", "argument", "shell", "child", "library",
              "elsewhere/absolute", "elsewhere/chdir", ".cache/mine/stats", ".cache/huggingface/model", "__pycache__/m.pyc",
              "log", "rewritten", "listed", "replaced", "low", "memory", "removed"):
@@ -43,7 +44,7 @@ pathlib.Path("state.pkl").write_bytes(pickle.dumps(1))
 with shelve.open("shelf") as shelf: shelf["a"] = 1
 with sqlite3.connect("base.db") as base: base.execute("create table t (a)")
 os.symlink("text", "link")
-while time.time() < since + 0.05: pass
+while time.time() < since + 0.15: pass
 until = time.time()
 while time.time() < until + 0.05: pass
 earlier = TrainingTime(leg="reference leg", begun_s=early, since_s=since, until_s=until)
