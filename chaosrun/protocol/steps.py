@@ -3,7 +3,7 @@ rank lives. `recorder` is it for a loop under `chaosrun.attach`, `script` for a 
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -69,8 +69,9 @@ class Steps:
         `primer` is None for a batch that was left out: nothing went through DDP."""
         self.heart.beat("record", position.step)
         if primer and primer.is_news:
-            left = {"left": primer.left.code, "left_by": primer.left.name} if primer.left else {}
-            self.observer.write(BucketsRecord(step=position.step, layout=primer.layout(), primed=primer.primed, **left))
+            about = {"step": position.step, "layout": primer.layout(), "primed": primer.primed}
+            left: dict[str, Any] = {"left": primer.left.code, "left_by": primer.left.name} if primer.left else {}
+            self.observer.write(BucketsRecord(**about, **left))
         self.observer.step(position, items=items)
         self.done = position.step
         self.faults.reach("record", position.step)
