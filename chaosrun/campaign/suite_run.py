@@ -258,11 +258,7 @@ class SuiteRun:
         return run
 
     def _verdict(
-        self,
-        run: RunLayout,
-        cluster: "RayCluster | None",
-        supervisors: RunningSupervisors,
-        listen: Listens,
+        self, run: RunLayout, cluster: "RayCluster | None", supervisors: RunningSupervisors, listen: Listens
     ) -> Verdict:
         def report(verdict: Verdict) -> Sequence[str]:
             unwritten = self.report(run, verdict)

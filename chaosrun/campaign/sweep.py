@@ -34,16 +34,7 @@ from chaosrun.errors import (
 )
 from chaosrun.faults.points import SurveyedPoint
 from chaosrun.faults.strace import expect_strace
-from chaosrun.plan.points import (
-    Passage,
-    Point,
-    chosen_steps,
-    enumerate_points,
-    first_kill,
-    matching,
-    save_points,
-    saved_steps,
-)
+from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, save_points, saved_steps
 from chaosrun.records.codec import read_records
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout

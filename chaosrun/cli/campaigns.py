@@ -141,8 +141,7 @@ def sweep(
     at_once: AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
     saves: Annotated[
-        bool,
-        Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it."),
+        bool, Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it.")
     ] = False,
     resume: Annotated[str | None, Parameter(help="Go on with a sweep: its id, the beginning of it, or 'latest'.")] = None,
     address: Address = None,

@@ -32,8 +32,7 @@ Quiet = Annotated[
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[
-    Path | None,
-    Parameter(name="JOB", help="The job file (YAML), or a training script (.py); else a command after two dashes."),
+    Path | None, Parameter(name="JOB", help="The job file (YAML), or a training script (.py); else a command after two dashes.")
 ]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]

@@ -150,8 +150,7 @@ class NodeAgent:
         self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
         self._send(
-            server,
-            Configure(target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary)),
+            server, Configure(target=target, preload=preload, env=after_imports, standbys=standbys, temporary=str(temporary))
         )
         return await server.ready
 

@@ -243,10 +243,7 @@ _FILE: dict[Option, None] = {"file": None}
 
 KINDS = (
     _damage(
-        name="truncate",
-        words="truncate a file of the newest checkpoint",
-        inside=damage(_largest_file, truncate),
-        options=_FILE,
+        name="truncate", words="truncate a file of the newest checkpoint", inside=damage(_largest_file, truncate), options=_FILE
     ),
     _damage(
         name="zero_tail",

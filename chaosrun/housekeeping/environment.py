@@ -68,11 +68,7 @@ def environment(root: Path | None = None) -> Facts:
             "platform": platform.platform(),
             "container": os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
         },
-        "cpu": {
-            "count": os.cpu_count(),
-            "usable": len(os.sched_getaffinity(0)),
-            "cgroup_limit": cpu_limit(),
-        },
+        "cpu": {"count": os.cpu_count(), "usable": len(os.sched_getaffinity(0)), "cgroup_limit": cpu_limit()},
         "memory": {
             "total_bytes": psutil.virtual_memory().total,
             "available_bytes": psutil.virtual_memory().available,

@@ -51,11 +51,7 @@ def environment_facts() -> dict[str, Any]:
         "libraries": libraries(),
     }
     if torch.cuda.is_available():
-        facts |= {
-            "gpu": torch.cuda.get_device_name(),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return facts
 
 

@@ -57,10 +57,7 @@ def tensor_digests(tensors: Sequence[Tensor | None]) -> list[int]:
 def combined(tensor_digests: Sequence[int]) -> Fingerprint:
     """The fingerprint of the tensors that have these digests."""
     each = np.array(tensor_digests, dtype="<u8")
-    return Fingerprint(
-        value=xxhash.xxh3_64_hexdigest(each.tobytes()),
-        each=(each & 0xFFFFFFFF).astype("<u4").tobytes(),
-    )
+    return Fingerprint(value=xxhash.xxh3_64_hexdigest(each.tobytes()), each=(each & 0xFFFFFFFF).astype("<u4").tobytes())
 
 
 def digests(named: Mapping[str, Any]) -> dict[str, str]:

@@ -47,10 +47,7 @@ class FileWatch:
     """Of one rank. `found` is told of each file once."""
 
     def __init__(
-        self,
-        earlier: Sequence[TrainingTime],
-        found: Callable[[str, TrainingTime, float], None],
-        ours: Sequence[str] = (),
+        self, earlier: Sequence[TrainingTime], found: Callable[[str, TrainingTime, float], None], ours: Sequence[str] = ()
     ) -> None:
         self._earlier = earlier
         self._found = found

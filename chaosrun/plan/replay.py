@@ -120,10 +120,7 @@ def read_recording(trace: Source, form: str = "auto", unit: str = "seconds") -> 
         elif now.removed:
             losses.append(Loss(time_s=now.time_s, count=len(now.removed), nodes=now.removed, line=now.line))
     return Recording(
-        format=form,
-        losses=tuple(losses),
-        length_s=levels[-1].time_s,
-        most_nodes=max(level.live for level in levels),
+        format=form, losses=tuple(losses), length_s=levels[-1].time_s, most_nodes=max(level.live for level in levels)
     )
 
 

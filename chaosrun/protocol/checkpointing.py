@@ -20,13 +20,7 @@ from safetensors import SafetensorError
 from chaosrun.checkpoint.audit import list_members
 from chaosrun.checkpoint.storage import is_full, storage_errors
 from chaosrun.checkpoint.store import CheckpointStore
-from chaosrun.errors import (
-    HookedStateError,
-    MisuseError,
-    ParameterOrderError,
-    RegisteredStateError,
-    RestoreMismatchError,
-)
+from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
 from chaosrun.protocol.state import TrainingState

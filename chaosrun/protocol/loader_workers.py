@@ -104,8 +104,5 @@ def seed_loader(loader: Any, *, seed: int, epoch: int, rank: int) -> None:
     own = loader.worker_init_fn
     _newest = LoaderWorkers(epoch, loader.num_workers, SharedMemory(_SLOT.size * loader.num_workers))
     loader.worker_init_fn = WorkerSeeding(
-        rank=rank,
-        script_own=own.script_own if isinstance(own, WorkerSeeding) else own,
-        workers=_newest,
-        epoch=shared_epoch(),
+        rank=rank, script_own=own.script_own if isinstance(own, WorkerSeeding) else own, workers=_newest, epoch=shared_epoch()
     )

@@ -17,16 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from chaosrun.records.codec import (
-    Count,
-    DamagedRecordError,
-    Record,
-    Text,
-    changed,
-    decode,
-    encode,
-    read_records,
-)
+from chaosrun.records.codec import Count, DamagedRecordError, Record, Text, changed, decode, encode, read_records
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
 from chaosrun.records.tail import Tail

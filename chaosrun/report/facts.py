@@ -74,11 +74,7 @@ def read_facts(run: RunLayout) -> RunFacts:
     info = read_run(run) if run.run_json.exists() else None
     plan = FaultPlan.read(run.plan_json) if run.plan_json.exists() else None
     injected = 0 if plan is None else sum(fault.source == INJECTED for fault in plan.faults)
-    facts = RunFacts(
-        faults=plan and len(plan.faults),
-        injected_faults=injected,
-        plan_seed=plan and plan.seed,
-    )
+    facts = RunFacts(faults=plan and len(plan.faults), injected_faults=injected, plan_seed=plan and plan.seed)
     if info is None:
         return facts
     try:

@@ -252,8 +252,7 @@ class PresetFault(FaultOptions):
     within: Stretch = Field(default=(0.0, 1.0), description="the part of the training that it comes in, such as [20%, 80%]")
     count: Positive | None = Field(default=None, description="how many, each at another step; default: 1")
     mean: Share | None = Field(
-        default=None,
-        description="instead of count: mean distance between faults as a part of the training, such as 20%",
+        default=None, description="instead of count: mean distance between faults as a part of the training, such as 20%"
     )
     chance: Share = Field(default=1.0, description="probability that the entry counts at all, such as 50%")
     occurrence: Positive | None = Field(

@@ -140,10 +140,7 @@ Confirmations = Annotated[
 
 # What a validator in Python allows or refuses, a JSON Schema has to be told.
 JobName = Annotated[
-    str,
-    Field(strict=True),
-    AfterValidator(_job_name),
-    WithJsonSchema({"type": "string", "pattern": f"^{JOB_NAME.pattern}$"}),
+    str, Field(strict=True), AfterValidator(_job_name), WithJsonSchema({"type": "string", "pattern": f"^{JOB_NAME.pattern}$"})
 ]
 _ARGUMENT = {"type": ["string", "number", "boolean", "null"]}
 Argument = Annotated[str, Field(strict=True), AfterValidator(_no_nul), WithJsonSchema(_ARGUMENT)]

@@ -96,8 +96,7 @@ class RecoverySpec(Section):
         "longest that the job's steps and checkpoints have taken, at least 20 s",
     )
     start_timeout: Duration = Field(
-        default=300.0,
-        description="the same before the first step, and where nothing is known yet of how long it takes",
+        default=300.0, description="the same before the first step, and where nothing is known yet of how long it takes"
     )
     backoff: Duration = Field(
         default=1.0,

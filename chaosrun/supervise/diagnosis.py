@@ -204,9 +204,7 @@ class _Replays:
         if source is not None:
             shutil.copytree(source, leg.checkpoints / source.name)
         template = dataclasses.replace(
-            order_template(name, leg, spec, self.info),
-            max_steps=self.target.last_step(plan),
-            inspect=self.target.inspected,
+            order_template(name, leg, spec, self.info), max_steps=self.target.last_step(plan), inspect=self.target.inspected
         )
         name = leg.path.relative_to(self.run.path).as_posix()
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)

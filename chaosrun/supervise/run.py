@@ -208,11 +208,7 @@ def reachable(
 
 @contextmanager
 def placed(
-    run: RunLayout,
-    address: str | None,
-    listener: Listener,
-    interrupts: Interrupts,
-    cluster: "RayCluster | None" = None,
+    run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
 ) -> "Iterator[ClusterWorkers]":
     """A cluster of its own, or the one that is given, and a run's workers on it."""
     # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.

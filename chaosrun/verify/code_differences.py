@@ -140,8 +140,7 @@ _PLACE: Mapping[str, Row] = {
         "D13",
     ),
     "position_not_restored.start": Row(
-        "",
-        hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved",
+        "", hint="rank {rank} {problem}: epoch, batches and steps belong together, their count was not restored as it was saved"
     ),
 }
 _STEP: Mapping[str, Row] = {

@@ -16,8 +16,7 @@ _ENDS: Mapping[str, Row] = {
     "interrupted": Row(_LEG, nobody("the run was interrupted")),
     "script_failed": Row(_LEG, script("it failed, and no fault was the reason")),
     "out_of_memory": Row(
-        _LEG,
-        script("it failed, and no fault was the reason, unless the machine gave less than it should", likely=True),
+        _LEG, script("it failed, and no fault was the reason, unless the machine gave less than it should", likely=True)
     ),
     "failed_inside_chaosrun": Row(_LEG, ours("code of its own failed", likely=True)),
     "resources": Row(_LEG, machine("it could not give what the run asked for")),

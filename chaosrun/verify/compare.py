@@ -189,11 +189,7 @@ def _loss(expected: StepRecord, seen: StepRecord, tolerance: Tolerance) -> Misma
 
 
 def _fingerprint(
-    field: Field,
-    seen: StepRecord,
-    left: tuple[str, bytes],
-    right: tuple[str, bytes],
-    history: LegHistory,
+    field: Field, seen: StepRecord, left: tuple[str, bytes], right: tuple[str, bytes], history: LegHistory
 ) -> Mismatch | None:
     if left == right:
         return None

@@ -244,11 +244,5 @@ def _of_legs(found: Divergence, drill: Drill) -> _Sighting:
         what = "the optimizer's state" if found.kind == "optimizer" else what
         field, check = None, "checkpointed_state"
     return _Sighting(
-        attempt=found.attempt,
-        step=found.step,
-        field=field,
-        ranks=found.ranks,
-        tensor=found.tensor,
-        what=what,
-        check=check,
+        attempt=found.attempt, step=found.step, field=field, ranks=found.ranks, tensor=found.tensor, what=what, check=check
     )

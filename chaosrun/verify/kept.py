@@ -13,11 +13,7 @@ from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import differing_keys
 
-_BY_NAME: Mapping[str, str] = {
-    "scale": "grad_scaler",
-    "_growth_tracker": "grad_scaler",
-    "last_epoch": "lr_scheduler",
-}
+_BY_NAME: Mapping[str, str] = {"scale": "grad_scaler", "_growth_tracker": "grad_scaler", "last_epoch": "lr_scheduler"}
 """Whose state it is, by the names that torch's state dicts give it."""
 _OF_NO_EFFECT = frozenset({"_step_count", "_get_lr_called_within_step", "_is_initial"})
 """A scheduler's, for its warnings: one that is made anew at the right step computes the same."""

@@ -77,7 +77,7 @@ def verdict_schema() -> Schema:
 def _divergence() -> Schema:
     value = {
         "description": "of the kind of quantity that differs; floats are float.hex() text (C99 hexadecimal), digests and "
-        "fingerprints are text, sample ids are as the loader gave them",
+        "fingerprints are text, sample ids are as the loader gave them"
     }
     return _object(
         "the first place where the chaos leg left the reference; null where it did not",

@@ -114,8 +114,7 @@ def losses_of(history: LegHistory, run_id: str) -> Trajectory:
     if not steps or steps != list(range(1, len(steps) + 1)) or any(len(records) != len(steps) for records in ranks.values()):
         raise UsageError(f"{what} cannot be compared: not every rank recorded every step")
     return Trajectory(
-        workers=len(ranks),
-        losses=tuple(_loss([ranks[rank][step] for rank in sorted(ranks)], what) for step in steps),
+        workers=len(ranks), losses=tuple(_loss([ranks[rank][step] for rank in sorted(ranks)], what) for step in steps)
     )
 
 

@@ -31,20 +31,13 @@ def main() -> None:
 
     data = TensorDataset(torch.randn(args.samples, FEATURES), torch.randint(CLASSES, (args.samples,)))
     loader = DataLoader(
-        data,
-        batch_size=args.batch_size,
-        shuffle=True,
-        num_workers=args.loader_workers,
-        persistent_workers=args.persistent,
+        data, batch_size=args.batch_size, shuffle=True, num_workers=args.loader_workers, persistent_workers=args.persistent
     )
     steps_an_epoch = math.ceil(math.ceil(len(loader) / accelerator.num_processes) / args.accumulation)
     epochs = math.ceil(args.steps / steps_an_epoch) if args.steps else args.epochs
 
     model = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, args.width),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.1),
-        torch.nn.Linear(args.width, CLASSES),
+        torch.nn.Linear(FEATURES, args.width), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(args.width, CLASSES)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # accelerate steps a prepared scheduler once for each process at every optimizer step.

@@ -52,10 +52,7 @@ class Framework:
     """Module to look for by package, where it is called otherwise."""
 
 
-TRAINER = {
-    "script": "trainer/train.py",
-    "preload": ("transformers.trainer", "transformers.models.llama.modeling_llama"),
-}
+TRAINER = {"script": "trainer/train.py", "preload": ("transformers.trainer", "transformers.models.llama.modeling_llama")}
 LIGHTNING = {"script": "lightning/train.py", "preload": ("pytorch_lightning", "torchdata.stateful_dataloader")}
 
 FRAMEWORKS: tuple[Framework, ...] = (
@@ -71,12 +68,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 kills=((1, 8), (0, 17)),
                 quick=True,
             ),
-            Subject(
-                name="ddp-torchrun",
-                what="the same under torchrun",
-                script="torch/train.py",
-                launch=TORCHRUN,
-            ),
+            Subject(name="ddp-torchrun", what="the same under torchrun", script="torch/train.py", launch=TORCHRUN),
             Subject(
                 name="ddp-scheduler-forgotten",
                 what="the same, its scheduler saved and not loaded",
@@ -86,11 +78,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 verdict="FAIL",
                 cause="lr_scheduler_not_restored",
             ),
-            Subject(
-                name="memmap",
-                what="random windows over a memmap, the streams saved",
-                script="memmap.py",
-            ),
+            Subject(name="memmap", what="random windows over a memmap, the streams saved", script="memmap.py"),
             Subject(
                 name="memmap-random-forgotten",
                 what="the same, saving what nanoGPT saves: no random state",
@@ -182,12 +170,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
                 kills=((1, 8), (0, 13)),
                 **TRAINER,
             ),
-            Subject(
-                name="trainer-torchrun",
-                what="the same under torchrun",
-                launch=TORCHRUN,
-                **TRAINER,
-            ),
+            Subject(name="trainer-torchrun", what="the same under torchrun", launch=TORCHRUN, **TRAINER),
             Subject(
                 name="trainer-jit",
                 what="enable_jit_checkpoint: it saves once more when SIGTERM comes",
@@ -216,15 +199,10 @@ FRAMEWORKS: tuple[Framework, ...] = (
         modules={"pytorch-lightning": "pytorch_lightning"},
         subjects=(
             Subject(
-                name="lightning",
-                what='ckpt_path="last", a StatefulDataLoader, dropout that follows from the step',
-                **LIGHTNING,
+                name="lightning", what='ckpt_path="last", a StatefulDataLoader, dropout that follows from the step', **LIGHTNING
             ),
             Subject(
-                name="lightning-launching",
-                what="the same, Lightning starting its processes",
-                launch=("python",),
-                **LIGHTNING,
+                name="lightning-launching", what="the same, Lightning starting its processes", launch=("python",), **LIGHTNING
             ),
             Subject(
                 name="lightning-plain-loader",

@@ -20,12 +20,7 @@ def main(leg: Path, then: str) -> None:
         started = cluster.start_attempt(1, make_orders(leg, "loader", workers=2))
         (agent,) = cluster.agents.values()
         info = agent.info()
-        told = {
-            "pids": list(started.pids.values()),
-            "agent": info.pid,
-            "server": info.server_pid,
-            "mark": cluster.mark,
-        }
+        told = {"pids": list(started.pids.values()), "agent": info.pid, "server": info.server_pid, "mark": cluster.mark}
         print(json.dumps(told), flush=True)
         match then:
             case "wait":

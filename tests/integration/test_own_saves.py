@@ -13,10 +13,7 @@ from chaosrun.supervise.drill import leg_of
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import Submit
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed here"),
-]
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed here")]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 JOB = f"""\

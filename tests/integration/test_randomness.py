@@ -65,8 +65,7 @@ def assert_exact(result: RunResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "loaders"),
-    [("sample_rng", LOADERS[0]), pytest.param("reproducible", LOADERS[1], marks=pytest.mark.nightly)],
+    ("augment", "loaders"), [("sample_rng", LOADERS[0]), pytest.param("reproducible", LOADERS[1], marks=pytest.mark.nightly)]
 )
 def test_samples_that_are_keyed_come_back_whatever_loads_them(
     drill: Drill, augment: str, loaders: tuple[list[str], ...]

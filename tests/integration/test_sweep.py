@@ -124,10 +124,7 @@ def test_a_sweep_tells_where_a_job_does_not_come_back(local_ray: None, tmp_path:
     job, root = mutant(tmp_path), tmp_path / "root"
     swept = api.sweep(job, steps=(1, 7), only=["forward@*/rank0"], at_once=1, root=root)
     assert swept.exit_code == 3
-    assert {name: tried.status for name, tried in swept.tried.items()} == {
-        "forward@1/rank0": "PASS",
-        "forward@7/rank0": "FAIL",
-    }
+    assert {name: tried.status for name, tried in swept.tried.items()} == {"forward@1/rank0": "PASS", "forward@7/rank0": "FAIL"}
     failed = swept.tried["forward@7/rank0"]
     assert failed.reached and "final" in failed.cause
     # Its run is kept, and says the same.
@@ -163,11 +160,7 @@ def test_eight_faults_shrink_to_the_one_that_matters(warm_drills: WarmDrills, tm
 @pytest.mark.nightly
 def test_faults_of_more_than_workers_shrink_in_drills_of_their_own(local_ray: None, tmp_path: Path) -> None:
     """The agent's death would take the warm place along, the supervisor's this very process."""
-    schedule = (
-        "{kind: agent, rank: 0, at_step: 2}",
-        "{kind: supervisor, rank: 1, at_step: 3}",
-        "{rank: 1, at_step: 10}",
-    )
+    schedule = ("{kind: agent, rank: 0, at_step: 2}", "{kind: supervisor, rank: 1, at_step: 3}", "{rank: 1, at_step: 10}")
     job, root = mutant(tmp_path, schedule), tmp_path / "root"
     failed = api.submit(job, root=root)
     assert failed.verdict.status == "FAIL", failed.verdict.cause

@@ -129,10 +129,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-NUMBERS = [
-    *range(IN_MAKE_TEST),
-    *(pytest.param(number, marks=pytest.mark.nightly) for number in range(IN_MAKE_TEST, IN_ALL)),
-]
+NUMBERS = [*range(IN_MAKE_TEST), *(pytest.param(number, marks=pytest.mark.nightly) for number in range(IN_MAKE_TEST, IN_ALL))]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -45,10 +45,7 @@ def picture(
     damage: tuple[str, ...] = (),
 ) -> RunPicture:
     """A chaos leg in its second attempt: one fault has landed, one is to come, one checkpoint was no good."""
-    faults = (
-        Fault(id="F1", rank=1, at_step=30, phase="reduce", source="a"),
-        Fault(id="F2", rank=0, at_step=60, source="b"),
-    )
+    faults = (Fault(id="F1", rank=1, at_step=30, phase="reduce", source="a"), Fault(id="F2", rank=0, at_step=60, source="b"))
     traces = [trace(1, rank, range(1, 31)) for rank in range(ranks)]
     traces += [trace(2, rank, range(21, 46)) for rank in range(ranks)]
     records = [{"event": "leg.started", "workers": ranks}, *RECORDS, *more]

@@ -121,8 +121,7 @@ class TestGithub:
         assert uploaded["include-hidden-files"], "the folder of the runs begins with a dot"
 
     @pytest.mark.parametrize(
-        ("event", "job", "suite"),
-        [("pull_request", [], []), ("schedule", ["faults.seed="], ["--seed", "today"])],
+        ("event", "job", "suite"), [("pull_request", [], []), ("schedule", ["faults.seed="], ["--seed", "today"])]
     )
     def test_what_is_called(
         self, exported: Callable[..., str], odd_job: Path, tmp_path: Path, event: str, job: list[str], suite: list[str]

@@ -105,10 +105,7 @@ def test_what_is_given_is_what_is_struck(tmp_path: Path) -> None:
     note = strike(tmp_path, training, "flip_bit", state="parameter", tensor="bias", bit=31)
     assert (note.tensor, note.bit) == ("bias", 31)
     assert float(bias[note.element]) == -float(before[note.element])
-    assert (float(note.value_before), float(note.value_after)) == (
-        float(before[note.element]),
-        float(bias[note.element]),
-    )
+    assert (float(note.value_before), float(note.value_after)) == (float(before[note.element]), float(bias[note.element]))
 
 
 def test_the_draw_follows_the_fault_and_leaves_other_streams_alone(tmp_path: Path) -> None:

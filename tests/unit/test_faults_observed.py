@@ -103,11 +103,7 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
         damage("optimizer.bin", 17, 18, size=17),
         "optimizer.bin of step-00000008: sha256 00000011…, now 00000012…; quarantined",
     ),
-    "missing_file": (
-        {},
-        damage("chaosrun-rank-1.pt", 17, None),
-        "chaosrun-rank-1.pt of step-00000008: removed; quarantined",
-    ),
+    "missing_file": ({}, damage("chaosrun-rank-1.pt", 17, None), "chaosrun-rank-1.pt of step-00000008: removed; quarantined"),
     "missing_manifest": ({}, damage("MANIFEST.json", 17, None), "MANIFEST.json of step-00000008: removed; quarantined"),
     "foreign_manifest": ({}, damage("MANIFEST.json", 17, 18), "MANIFEST.json of step-00000008: another step's; quarantined"),
     "stale_staging": (

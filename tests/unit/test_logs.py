@@ -140,10 +140,7 @@ class TestFollower:
 
     @pytest.mark.parametrize(
         ("written", "lines"),
-        [
-            (b"a\xe2\x88\nb\xff\xfe\x00\n", ["a\ufffd", "b\ufffd\ufffd\x00"]),
-            (b"\r 1%\r 2%\r100%\ndone\r\n", ["100%", "done"]),
-        ],
+        [(b"a\xe2\x88\nb\xff\xfe\x00\n", ["a\ufffd", "b\ufffd\ufffd\x00"]), (b"\r 1%\r 2%\r100%\ndone\r\n", ["100%", "done"])],
     )
     def test_whatever_bytes_it_holds(self, run: RunLayout, written: bytes, lines: list[str]) -> None:
         write(run, "chaos", 1, 0, written)

@@ -218,10 +218,7 @@ def test_what_lies_above_is_read_and_never_written(job: Path) -> None:
         job,
         leg,
         (),
-        (
-            "read",
-            f"assert Path('../beside/x').read_text() == Path('../../' + {job.parent.name!r} + '/other.txt').read_text()",
-        ),
+        ("read", f"assert Path('../beside/x').read_text() == Path('../../' + {job.parent.name!r} + '/other.txt').read_text()"),
         ("itself", "assert Path('../job/train.py').read_text() and os.path.samefile('../job', '.')"),
         ("there", "os.makedirs('../beside', exist_ok=True)"),
         ("new", "open('../beside/new', 'w')"),

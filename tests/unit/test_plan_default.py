@@ -33,10 +33,7 @@ def test_five_kills() -> None:
     assert len(drawn) > 3
 
 
-@pytest.mark.parametrize(
-    ("number", "steps", "expected"),
-    [(1, 50, 5), (2, 20, 5), (3, 4, 5), (1, 3, 2), (1, 1, 1)],
-)
+@pytest.mark.parametrize(("number", "steps", "expected"), [(1, 50, 5), (2, 20, 5), (3, 4, 5), (1, 3, 2), (1, 1, 1)])
 def test_a_short_training_has_those_that_fit(number: int, steps: int, expected: int) -> None:
     last = number * steps
     plan = default_plan(SPEC, epochs(number, steps), {max(1, last // 2): frozenset({0, 1, 2})})

@@ -228,9 +228,7 @@ def test_visible_gpus_are_matched_by_index_and_by_uuid() -> None:
 
 def test_without_a_gpu_one_row_says_so() -> None:
     found = judge({"n": answer(told="absent", error="there is no nvidia-smi on this node")}, gpus=0)
-    assert {row: finding.status for row, finding in found.items()} == {
-        ("", "GPUs"): Status.SKIP,
-    }
+    assert {row: finding.status for row, finding in found.items()} == {("", "GPUs"): Status.SKIP}
 
 
 def test_a_driver_that_does_not_answer_fails_only_where_ray_counts_gpus() -> None:
@@ -282,8 +280,7 @@ def test_a_model_that_no_worker_gets_is_none_of_the_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "visible"),
-    [(None, None), ("", []), ("-1", []), ("2,0", ["2", "0"]), (" 1 ,-1,0", ["1"]), ("NoDevFiles", [])],
+    ("given", "visible"), [(None, None), ("", []), ("-1", []), ("2,0", ["2", "0"]), (" 1 ,-1,0", ["1"]), ("NoDevFiles", [])]
 )
 def test_all_hidden_is_not_all_visible(monkeypatch: pytest.MonkeyPatch, given: str | None, visible: list[str] | None) -> None:
     if given is None:

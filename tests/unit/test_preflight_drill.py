@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from chaosrun.cluster.probing import Call, Node, Outcome
-from chaosrun.preflight.checks.drill import (
-    BEGIN_WITHIN_S,
-    DrillOutcome,
-    DrillRequest,
-    Terms,
-    request_on,
-    request_over,
-)
+from chaosrun.preflight.checks.drill import BEGIN_WITHIN_S, DrillOutcome, DrillRequest, Terms, request_on, request_over
 from chaosrun.preflight.checks.drill import CHECK as DRILL
 from chaosrun.preflight.drills.on_ray import JOB
 from chaosrun.preflight.earlier_run import Costs

@@ -9,10 +9,7 @@ from chaosrun.preflight.checks.kill import CHECK as KILL
 from chaosrun.preflight.model import Finding, Status
 from tests.preflight_answers import SETTING, judged, node_of
 
-GOOD: Mapping[str, Any] = {
-    **{"alive": [], "killed_s": 0.006},
-    **{"devices": {}, "device_error": ""},
-}
+GOOD: Mapping[str, Any] = {**{"alive": [], "killed_s": 0.006}, **{"devices": {}, "device_error": ""}}
 STUCK = {"alive": [{"what": "child", "pid": 7, "state": "D"}]}
 
 

@@ -51,11 +51,7 @@ def named(node: Node, **changes: Any) -> InterfaceFacts:
         own=(node.address,),
         own_error="",
         network=node.name,
-        interfaces={
-            "lo": LO,
-            "eth0": (node.address,),
-            "eth1": (node.address.replace("10.", "192."),),
-        },
+        interfaces={"lo": LO, "eth0": (node.address,), "eth1": (node.address.replace("10.", "192."),)},
         environment={},
         free_ports=(4001, 4002, 4003),
     )
@@ -84,12 +80,7 @@ def interface(changes: Mapping[str, Any], backend: str = "gloo", count: int = 3)
         ),
         ({"own": ("10.9.9.9",)}, "gloo", Status.FAIL, "resolves to 10.9.9.9"),
         ({"own": ("10.9.9.9", "10.0.0.2")}, "gloo", Status.PASS, "gloo: eth0 10.0.0.2"),
-        (
-            {"own": LOOPBACK, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}},
-            "gloo",
-            Status.PASS,
-            "GLOO_SOCKET_IFNAME=eth0",
-        ),
+        ({"own": LOOPBACK, "environment": {"GLOO_SOCKET_IFNAME": "eth0"}}, "gloo", Status.PASS, "GLOO_SOCKET_IFNAME=eth0"),
         ({"environment": {"NCCL_SOCKET_IFNAME": "eth"}}, "nccl", Status.PASS, "NCCL_SOCKET_IFNAME=eth"),
     ],
 )
@@ -295,17 +286,7 @@ def test_of_two_nodes_the_one_that_received_the_damage_is_not_blamed_for_it() ->
         "a": Status.FAIL,
         "b": Status.PASS,
     }
-    (finding,) = judged_sums(
-        run(
-            rank(),
-            WRONG,
-            alone=(
-                run(rank(), names="a"),
-                run(rank(), names="b"),
-            ),
-        ),
-        count=2,
-    )
+    (finding,) = judged_sums(run(rank(), WRONG, alone=(run(rank(), names="a"), run(rank(), names="b"))), count=2)
     assert (finding.status, finding.node, finding.blames) == (Status.FAIL, None, ("a", "b"))
     assert "sum 1 is wrong" in finding.measured and finding.reason == "over 2 nodes together; each was right alone"
 

@@ -17,11 +17,7 @@ MIB, GIB = 1 << 20, 1 << 30
 MOUNT = {"base": "/data", "type": "ext4", "source": "/dev/sda", "options": "rw", "free_bytes": 100 * GIB}
 WRITTEN = {"bytes": 64 * MIB, "write_s": 0.5, "fsync_s": 0.2}
 READ = {"read_bytes": 64 * MIB, "read_s": 0.1, "changed": 0}
-GOOD: Mapping[str, Any] = {
-    "mount": MOUNT,
-    "saves": {"kills": 8, "saves": 30, "wrong": []},
-    "speed": {**WRITTEN, **READ},
-}
+GOOD: Mapping[str, Any] = {"mount": MOUNT, "saves": {"kills": 8, "saves": 30, "wrong": []}, "speed": {**WRITTEN, **READ}}
 LAST = EarlierRun(run="probe-1", costs=Costs(step_s=1.0, save_s=30.0), bytes=4 * GIB)
 
 

@@ -28,14 +28,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from chaosrun.errors import MisuseError
 from chaosrun.observe.ledger import SampleLedger
 from chaosrun.protocol.resume import _length, _Resumable, open_epoch, total_batch_size
-from chaosrun.protocol.sources import (
-    check_sources,
-    samplers,
-    set_epoch,
-    shuffle_buffer,
-    source_state,
-    unseedable_sampler,
-)
+from chaosrun.protocol.sources import check_sources, samplers, set_epoch, shuffle_buffer, source_state, unseedable_sampler
 
 
 @pytest.fixture(autouse=True)

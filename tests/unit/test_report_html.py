@@ -152,13 +152,7 @@ def test_commands_are_told_with_the_directory_they_work_from(
     assert "chaosrun submit jobs/job.yaml" in said and f"from {tmp_path}" in said
 
 
-@pytest.mark.parametrize(
-    ("outcome", "words"),
-    [
-        ("user_error", "the script failed"),
-        ("interrupted", "interrupted"),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "words"), [("user_error", "the script failed"), ("interrupted", "interrupted")])
 def test_beside_inconclusive_stands_how_it_ended(run: RunLayout, outcome: str, words: str) -> None:
     edit_journal(run, "chaos", only("leg.finished", lambda line: {**line, "outcome": outcome, "message": "so it ended"}))
     text = render_html(read_view(run, judge(run)))

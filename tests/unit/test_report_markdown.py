@@ -77,13 +77,7 @@ def test_a_pass(passed: tuple[RunLayout, Verdict]) -> None:
     assert page.headings() == ["✅ PASS: toy, 3 workers", "Faults: 3 of 3 landed", f"Attempts: {attempts}"]
     faults, attempts, checks = page.tables()
     assert faults[1] == ["F1", "SIGKILL rank 1 after step 6", "attempt 1, step 6", "pid 101: SIGKILL"]
-    assert attempts[2][:5] == [
-        "2",
-        "step-00000004",
-        "5-9",
-        "fault F2",
-        "1",
-    ]
+    assert attempts[2][:5] == ["2", "step-00000004", "5-9", "fault F2", "1"]
     assert {row[0] for row in checks[1:]} == {"pass"}
     assert "Whose fault" not in page.text
 

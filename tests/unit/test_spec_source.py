@@ -111,12 +111,7 @@ def test_all_problems_are_told_at_once_sorted_by_place(folder):
     ("lines", "headline", "caret_under", "hint"),
     [
         ("keep: 4", "4:1: unknown key 'keep'", "keep", "keep belongs elsewhere: checkpoint.keep"),
-        (
-            "at_step: 4",
-            "4:1: unknown key 'at_step'",
-            "at_step",
-            "at_step belongs elsewhere: faults.schedule[].at_step",
-        ),
+        ("at_step: 4", "4:1: unknown key 'at_step'", "at_step", "at_step belongs elsewhere: faults.schedule[].at_step"),
         ("Max-Steps: 4", "4:1: unknown key 'Max-Steps', did you mean 'max_steps'?", "Max-Steps", "keys here: name"),
         ("zzz: 4", "4:1: unknown key 'zzz'", "zzz", "keys here: name"),
         (

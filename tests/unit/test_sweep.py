@@ -14,15 +14,7 @@ from chaosrun.campaign.report.text import render_sweep
 from chaosrun.campaign.results import PointResult
 from chaosrun.errors import UsageError
 from chaosrun.plan.planner import make_plan
-from chaosrun.plan.points import (
-    Passage,
-    Point,
-    chosen_steps,
-    enumerate_points,
-    first_kill,
-    matching,
-    saved_steps,
-)
+from chaosrun.plan.points import Passage, Point, chosen_steps, enumerate_points, first_kill, matching, saved_steps
 from chaosrun.report.output import rendered
 from chaosrun.report.ticker import Ticker, tick
 from chaosrun.spec.fragment import scheduled

@@ -206,14 +206,7 @@ def compared(legs: Legs) -> list[str]:
 
 
 LOST = {"scale": "8.0", "good": "0", "replay": "deque of 0: ", "model 0/calls": "1", "same": "1"}
-KEPT = {
-    "scale": "27.0",
-    "good": "10",
-    "replay/0": "float32 1",
-    "replay/1": "float32 2",
-    "model 0/calls": "9",
-    "same": "1",
-}
+KEPT = {"scale": "27.0", "good": "10", "replay/0": "float32 1", "replay/1": "float32 2", "model 0/calls": "9", "same": "1"}
 
 
 def test_what_the_script_kept_otherwise_is_a_candidate(legs: Legs) -> None:

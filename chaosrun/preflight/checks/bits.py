@@ -204,10 +204,5 @@ def _with(row: Rows, run: Training) -> str:
 
 
 CHECK = Check(
-    name="bits",
-    about="the same bits on every device, each time",
-    order=40,
-    judge=judge,
-    call=call,
-    facts=DevicesFacts,
+    name="bits", about="the same bits on every device, each time", order=40, judge=judge, call=call, facts=DevicesFacts
 )

@@ -162,10 +162,4 @@ def _clock(rows: Rows, low_s: float, high_s: float, of: str) -> Finding:
     return rows.judged(status, measured, f"at most {WARN_S:g} s from {of}", remedy)
 
 
-CHECK = Check(
-    name="cluster",
-    about="nodes, resources, versions, variables, clocks",
-    order=10,
-    judge=judge,
-    gather=gather,
-)
+CHECK = Check(name="cluster", about="nodes, resources, versions, variables, clocks", order=10, judge=judge, gather=gather)

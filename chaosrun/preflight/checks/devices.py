@@ -276,10 +276,5 @@ def remedy_for(device: str | None, kind: Kind | None = None) -> str:
 
 
 CHECK = Check(
-    name="devices",
-    about="number, health, room, a product on each",
-    order=30,
-    judge=judge,
-    call=call,
-    facts=DevicesFacts,
+    name="devices", about="number, health, room, a product on each", order=30, judge=judge, call=call, facts=DevicesFacts
 )

@@ -147,7 +147,7 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list
             f"at least {LEAST_GOODPUT:.0%}",
             reason=f"{took}; intervals after Daly 2006, Young 1974 gives {young}",
             remedy="" if now.goodput >= LEAST_GOODPUT else FASTER,
-        ),
+        )
     ]
     findings += [_elsewhere(others)] if others else []
     return findings if setting.job is None else [*findings, _interval(setting.job, facts, now, save_s, restart_s)]

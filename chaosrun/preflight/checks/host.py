@@ -272,10 +272,5 @@ def _kernel_log(row: Rows, log: KernelLog) -> Iterator[Finding]:
 
 
 CHECK = Check(
-    name="host",
-    about="memory, processors, disks, limits, what else runs",
-    order=20,
-    judge=judge,
-    call=call,
-    facts=HostFacts,
+    name="host", about="memory, processors, disks, limits, what else runs", order=20, judge=judge, call=call, facts=HostFacts
 )

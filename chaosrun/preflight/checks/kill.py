@@ -56,11 +56,4 @@ def _devices(row: Rows, gpus: int, wanted: bool, facts: KillFacts) -> Iterator[F
             yield row.passed(freed, device=device)
 
 
-CHECK = Check(
-    name="kill",
-    about="a killed worker is gone, with all it held",
-    order=60,
-    call=call,
-    facts=KillFacts,
-    judge=judge,
-)
+CHECK = Check(name="kill", about="a killed worker is gone, with all it held", order=60, call=call, facts=KillFacts, judge=judge)

@@ -167,9 +167,5 @@ def _may_come_late(first: Mount | None, second: Mount | None) -> bool:
 
 
 CHECK = Check(
-    name="shared storage",
-    about="what one node saves, the others see: whole, and soon",
-    order=80,
-    gather=gather,
-    judge=judge,
+    name="shared storage", about="what one node saves, the others see: whole, and soon", order=80, gather=gather, judge=judge
 )

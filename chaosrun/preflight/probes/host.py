@@ -163,8 +163,7 @@ def _limits() -> Limits:
     processes = None if os.geteuid() == 0 else _soft(resource.RLIMIT_NPROC)  # root's are not counted
     rooms = (None if processes is None else processes - _threads_of_this_user(), process_room())
     return Limits(
-        open_files=_soft(resource.RLIMIT_NOFILE),
-        process_room=min((room for room in rooms if room is not None), default=None),
+        open_files=_soft(resource.RLIMIT_NOFILE), process_room=min((room for room in rooms if room is not None), default=None)
     )
 
 

@@ -18,14 +18,7 @@ from msgspec import Struct
 from chaosrun.preflight.probes.devices import ask_driver, visible_gpus
 from chaosrun.preflight.probes.forked import Say, forked
 from chaosrun.preflight.probes.nvidia import matched
-from chaosrun.processes import (
-    ProcessIdentity,
-    become_subreaper,
-    children,
-    identify,
-    kill_all,
-    state_of,
-)
+from chaosrun.processes import ProcessIdentity, become_subreaper, children, identify, kill_all, state_of
 from chaosrun.records.codec import convert
 
 DEVICE_MIB = 256

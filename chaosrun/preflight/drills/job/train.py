@@ -16,8 +16,7 @@ def main() -> None:
 
     args = parse_arguments()
     accelerator = Accelerator(
-        cpu=args.cpu or not torch.cuda.is_available(),
-        dataloader_config=chaosrun.dataloader_configuration(data_seed=args.seed),
+        cpu=args.cpu or not torch.cuda.is_available(), dataloader_config=chaosrun.dataloader_configuration(data_seed=args.seed)
     )
     set_seed(args.seed)
     count = args.steps_an_epoch * args.batch_size * accelerator.num_processes
