@@ -91,7 +91,7 @@ class Recorder(Steps):
         streams = workers.streams()
         if None not in streams or (at_last and any(streams)):
             self._noted_workers = workers
-            self.observer.write(LoaderWorkersRecord(epoch=workers.epoch, workers=streams))
+            self.observer.write(LoaderWorkersRecord(epoch=workers.epoch, workers=tuple(streams)))
 
     def _checkpoint(self, position: Position) -> None:
         started = time.monotonic()
