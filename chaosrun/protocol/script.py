@@ -266,6 +266,8 @@ class ScriptTraining:
 
     def _see_save(self, save: SaveRecord) -> None:
         assert self._steps is not None and self._state is not None
+        if threading.current_thread() is not self.thread:
+            save = changed(save, aside=True)
         if save.held and save.step != self._looked_beside:
             self._looked_beside = save.step
             with contextlib.suppress(TypeError):  # a tensor without memory of its own

@@ -195,6 +195,8 @@ class SaveRecord(TraceRecord, frozen=True, kw_only=True, tag="save"):
     done: bool
     held: Mapping[str, Text] = msgspec.field(default_factory=dict)
     """What it was given to save, where that is seen, by path: readable where that is short, else digests."""
+    aside: bool = False
+    """By another thread than the one that trains."""
 
 
 class EndRecord(TraceRecord, frozen=True, kw_only=True, tag="end"):

@@ -43,6 +43,12 @@ _RESUME: Mapping[str, Row] = {
         "{where}: a restart has to load it, too (an average of the weights, a counter, a best loss)",
         "O8",
     ),
+    "saved_while_training": Row(
+        "the save of step {base} holds tensors of step {step}",
+        script("it saves in the background while training changes what it saves"),
+        "{path} was written by another thread while training went on: copy the tensors before, or wait until they are written",
+        "S11",
+    ),
     "never_came_back": Row(
         "never came back after {fault}: {message}",
         script("it cannot go on from what a fault leaves behind, and falls back to nothing older", likely=True),

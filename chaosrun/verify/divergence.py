@@ -16,7 +16,7 @@ from chaosrun.verify.causes import Moment
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Field, Kind, compare, first_difference
-from chaosrun.verify.evidence import Standing, cause_of, standing
+from chaosrun.verify.evidence import Standing, cause_of, saved_while_training, standing
 from chaosrun.verify.kept import comparable, kept_difference
 from chaosrun.verify.restored import StateDifference, restored_difference, saved_difference
 from chaosrun.verify.steps import reference_parameters
@@ -135,6 +135,9 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         return None
     if found.wrong == ("rng",) and (drill.exact_weights or not drill.streams_count):
         return None  # that shows in the first number that was drawn from them
+    opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
+    if mixed := saved_while_training(drill, attempt, found):
+        return _found(opening, "weights", found.began, mixed, expected=f"all of step {mixed.params['base']}", seen=found.words)
     quantity = found.wrong[0]
     if quantity == "data":
         # The batches of its first steps tell more.
@@ -152,7 +155,6 @@ def _at_start(drill: Drill, attempt: Attempt) -> Divergence | None:
         # The same parameters in another order are other weights to whom counts them, as optimizers do.
         reason = Cause.of("parameter_order", message=message, stood=found.words)
     tensor = _first_tensor(drill, ranks[0], start, found.step) if start and quantity == "weights" else None
-    opening = Moment(drill=drill, attempt=attempt, step=found.step + 1, records={})
     return _found(opening, _QUANTITY_KINDS[quantity], ranks, reason, tensor=tensor, **_stood(found))
 
 

@@ -2,6 +2,7 @@
 optimizer state, learning rates, data and random streams are those that an attempt began with (`records.traces.Found`). Pure.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,21 @@ def cause_of(drill: Drill, attempt: Attempt, standing: Standing, quantity: str) 
     if nearest == 0 or quantity == "data":
         return Cause(f"{code}_not_restored", about, "of_the_beginning" if nearest == 0 else None)
     return Cause(f"{code}_of_another_step", about)
+
+
+def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> Cause | None:
+    """Another thread wrote the checkpoint that this attempt went on from, when training had changed what was to be saved: its
+    name tells the step of the data, and it holds a later one's tensors."""
+    told = standing.nearest("data")
+    held = max(standing.nearest(quantity) or 0 for quantity in ("weights", "optimizer"))
+    if told is None or held <= told:
+        return None
+    earlier = [each for each in drill.chaos.attempts if each.number < attempt.number]
+    for save in (save for each in earlier for trace in each.traces.values() for save in trace.saves):
+        named = {int(number) for number in re.findall(r"\d+", save.path)}
+        if save.aside and save.how != REMOVED and told in named and held not in named:
+            return Cause("saved_while_training", {"path": save.path, "base": told, "step": held, "stood": standing.words})
+    return None
 
 
 def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> dict[str, Any]:

@@ -123,7 +123,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         library="pytorch-lightning",
         before="2.5.4",
-        codes=("weights_of_another_step", "optimizer_state_of_another_step"),
+        codes=("saved_while_training", "weights_of_another_step", "optimizer_state_of_another_step"),
         fits=_later_weights,
         what="AsyncCheckpointIO saves tensors while training changes them",
         thread="Lightning#20953",

@@ -86,6 +86,26 @@ def test_state_that_no_evidence_covers_differs_in_its_step_and_is_the_scripts(tm
     assert "save it with the checkpoint" in f"{verdict.hint}"
 
 
+@pytest.mark.parametrize(
+    ("path", "aside", "code"),
+    [
+        ("step=3.ckpt", True, "saved_while_training"),
+        ("last.ckpt", True, "batches_repeated"),
+        ("step=3-of-4.ckpt", True, "batches_repeated"),
+        ("step=3.ckpt", False, "batches_repeated"),
+    ],
+)
+def test_what_another_thread_saved_too_late_holds_a_later_steps_tensors(
+    tmp_path: Path, path: str, aside: bool, code: str
+) -> None:
+    run = write_script_run(tmp_path, bugs=Bugs(skip_off=-2))
+    edit_trace(run, "chaos", 1, 0, only("save", put(path=path, aside=aside)))
+    verdict = judge(run)
+    assert (verdict.status, verdict.code, verdict.blame.part) == ("FAIL", code, "script"), verdict.cause
+    assert verdict.divergence is not None
+    assert ("the save of step 3 holds tensors of step 4" in verdict.cause) == (code == "saved_while_training")
+
+
 def test_what_a_restart_builds_anew_is_told_beside_the_first(tmp_path: Path) -> None:
     bugs = Bugs(keep_optimizer=False, keep_rng=False, keep_scheduler=False, skip_off=-2)
     verdict = judge(write_script_run(tmp_path, bugs=bugs))

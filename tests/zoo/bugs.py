@@ -168,7 +168,7 @@ BUGS = (
         thread="Lightning-AI/pytorch-lightning#20953",
         wrong="AsyncCheckpointIO saves tensors that later steps have changed",
         drills=(
-            bad("pytorch-lightning==2.5.3", *LIGHTNING, cause="batches_repeated"),
+            bad("pytorch-lightning==2.5.3", *LIGHTNING, cause="saved_while_training"),
             good("pytorch-lightning==2.5.4", *LIGHTNING),
         ),
     ),
