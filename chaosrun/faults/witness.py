@@ -54,7 +54,9 @@ def main() -> int:
     if os.fork() > 0:
         os._exit(0)
     # In a process that others have come to know by this mark; ours is not one of them.
-    struck = tuple(each for each in order.strike if send_signal(each.identity, signal.SIGKILL))
+    struck = tuple(each for each in order.strike if is_alive(each.identity))
+    for each in struck:
+        send_signal(each.identity, signal.SIGKILL)  # one may have gone already, with another that was struck before it
     every = {each.identity: each for each in (*order.strike, *order.watch)}
     deadline = time.monotonic() + order.limit_s
     while (left := _still_there(every, order.mark)) and time.monotonic() < deadline:
