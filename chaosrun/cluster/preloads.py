@@ -9,6 +9,7 @@ The global random streams are seeded before: what is drawn from them is the same
 
 import datetime
 import functools
+import hashlib
 import importlib
 import json
 import os
@@ -18,8 +19,9 @@ import subprocess
 import sys
 import sysconfig
 import time
+import types
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,9 @@ SLOW_S = 1.0
 PATIENCE_S = 300
 LATER_S = 40_000_003.25
 """How far the clock of every other child is put forward: a date must differ, too."""
-MOST_VALUES = 1 << 20
+DEPTH = 8
+BYTES = 1 << 20
+"""So much of a large array is looked at, in pieces from all of it."""
 FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
 
 
@@ -128,11 +132,9 @@ def _is_own(module: object) -> bool:
     return isinstance(file, str) and not os.path.realpath(file).startswith(_installed())
 
 
-def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None) -> set[str]:
-    """What holds the values that differ."""
-    if first is None or other is None:
-        return set()
-    return {path.partition("/")[0] for path in first.keys() | other.keys() if first.get(path) != other.get(path)}
+def _differing(first: Mapping[str, str] | None, other: Mapping[str, str] | None) -> Iterator[str]:
+    if first is not None and other is not None:
+        yield from (name for name in first.keys() | other.keys() if first.get(name) != other.get(name))
 
 
 def _fork(own: Sequence[str], before: frozenset[str], number: int) -> int:
@@ -208,14 +210,85 @@ def _put_clock_forward() -> None:
 
 
 def _held(own: Sequence[str], before: frozenset[str]) -> dict[str, str]:
-    """By name, everything in the job's own modules and plain values in the others and in the environment."""
-    from chaosrun.observe.script_state import script_state
-
-    roots: dict[str, Any] = {f"environment variable {name}": value for name, value in os.environ.items()}
+    """A digest by name, of everything in the job's own modules and of plain values in the others and in the environment."""
+    seen: dict[int, Any] = {}
+    found = {f"environment variable {name}": _digest(value, seen) for name, value in os.environ.items()}
     for name in own:
-        roots |= {f"{name}.{key}": value for key, value in vars(sys.modules[name]).items() if key[:2] != "__"}
+        for attribute, value in vars(sys.modules[name]).items():
+            if not (attribute.startswith("__") and attribute.endswith("__")):
+                found[f"{name}.{attribute}"] = _digest(value, seen)
     for name in before & sys.modules.keys():
         values = list(getattr(sys.modules[name], "__dict__", {}).items())
         plain = [entry for entry in values if type(entry[1]) in (int, float, str, bytes) and entry[0][:2] != "__"]
-        roots[f"a value that was put into {name}"] = str(zlib.crc32(repr(plain).encode()))
-    return script_state(roots, most=MOST_VALUES, whole=True)
+        found[f"a value that was put into {name}"] = str(zlib.crc32(repr(plain).encode()))
+    return found
+
+
+def _digest(value: object, seen: dict[int, Any]) -> str:
+    digest = hashlib.sha256()
+    for part in _parts(value, DEPTH, seen):
+        digest.update(part.encode() if isinstance(part, str) else part)
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _parts(value: Any, depth: int, seen: dict[int, Any]) -> Iterator[str | bytes]:
+    """What tells a value from another, wherever both lie in memory."""
+    kind = type(value)
+    yield f"{kind.__module__}.{kind.__qualname__}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | datetime.date | datetime.timedelta):
+        yield repr(value)
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, types.ModuleType):
+        return
+    seen[id(value)] = value  # kept: nothing else is to lie where it does
+    for part in _inside(value):
+        if isinstance(part, bytes):
+            yield part
+        else:
+            yield from _parts(part, depth - 1, seen)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    match value:
+        case dict() | types.MappingProxyType():
+            for key, item in list(value.items()):
+                yield key
+                yield item
+        case list() | tuple():
+            yield from value
+        case set() | frozenset():
+            yield from sorted(value, key=repr)
+        case types.FunctionType():
+            yield from (value.__defaults__, value.__kwdefaults__, value.__dict__, value.__code__.co_code)
+            yield [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        case types.MethodType():
+            yield from (value.__func__, value.__self__)
+        case type():
+            yield dict(vars(value)) if _is_own(sys.modules.get(value.__module__)) else value.__qualname__
+        case _ if torch and isinstance(value, torch.Tensor):
+            yield from _array(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()) if value.numel() else ()
+            yield list(value.shape)
+        case _ if torch and isinstance(value, torch.Generator):
+            yield bytes(value.get_state().numpy())
+        case _ if numpy and isinstance(value, numpy.ndarray) and value.dtype != object:
+            yield from _array(numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)) if value.size else ()
+            yield list(value.shape)
+        case _:
+            with suppress(Exception):  # of any class of the script's; what holds a lock or a file has no value
+                yield from (list(part) if isinstance(part, Iterator) else part for part in value.__reduce_ex__(4)[1:])
+
+
+def _array(raw: Any) -> Iterator[bytes]:
+    pieces = 16
+    whole = len(raw) <= BYTES
+    length = len(raw) if whole else BYTES // pieces
+    for start in (0,) if whole else range(0, len(raw) - length, max(1, (len(raw) - length) // pieces)):
+        yield bytes(raw[start : start + length])
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    with suppress(ValueError):
+        return cell.cell_contents is not cell
+    return False

@@ -47,12 +47,9 @@ MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 DAY_S = 86400.0
 
 
-def script_state(
-    roots: Mapping[str, Any], *, known: Collection[int] = (), most: int = MOST_VALUES, whole: bool = False
-) -> dict[str, str]:
+def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
     """At most `most` values reachable from `roots`, by their paths, nearest first: readable where they are short, else digests.
-    `known`: ids of objects to pass over, such as parameters and buffers that a checkpoint holds. `whole`: large values count,
-    too, and times."""
+    `known`: ids of objects to pass over, such as parameters and buffers that a checkpoint holds."""
     found: dict[str, str] = {}
     met = set(known)
     waiting = deque((name, value) for name, value in roots.items())
@@ -61,7 +58,7 @@ def script_state(
         if id(value) in met:
             continue
         try:
-            text = _text(value, whole)
+            text = _text(value)
             held = [] if text is not None else list(itertools.islice((*_tensors_of(value), *children(value)), MOST_CHILDREN))
         except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
             met.add(id(value))
@@ -112,21 +109,20 @@ def is_own(module: str) -> bool:
     return module.partition(".")[0] not in LIBRARIES
 
 
-def _text(value: Any, whole: bool) -> str | None:
-    """A value that is compared as one; None of one that holds others, or is none of ours."""
+def _text(value: Any) -> str | None:
+    """A value that is compared as a whole; None of one that holds others, or is none of ours."""
     match value:
-        case str() | bytes() if len(value) > LARGEST_BYTES and not whole:
+        case str() | bytes() if len(value) > LARGEST_BYTES:
             return "large"
         case None | bool() | int() | str() | bytes() | complex():
             return _short(repr(value))
         case float():
             # A clock's time tells nothing.
-            return "a time" if abs(value - time.time()) < DAY_S and not whole else _short(repr(value))
+            return "a time" if abs(value - time.time()) < DAY_S else _short(repr(value))
         case torch.Tensor():
-            return _of_tensor(value, whole)
+            return _of_tensor(value)
         case numpy.ndarray() | numpy.generic() if not value.dtype.hasobject:
-            large = value.nbytes > LARGEST_BYTES and not whole
-            return "large" if large else _digest(f"{value.dtype}{list(value.shape)}", value.tobytes())
+            return _digest(f"{value.dtype}{list(value.shape)}", value.tobytes()) if value.nbytes <= LARGEST_BYTES else "large"
         case torch.Generator():
             return _digest("torch.Generator", value.get_state().numpy().tobytes())
         case numpy.random.Generator():
@@ -137,7 +133,7 @@ def _text(value: Any, whole: bool) -> str | None:
             return _digest("random.Random", repr(value.getstate()).encode())
         case list() | tuple() | deque() | set() | frozenset() if type(value).__iter__ not in OWN_ITERATION:
             return "a container"
-        case list() | tuple() | deque() | set() | frozenset() if len(value) > MOST_ITEMS and not whole:
+        case list() | tuple() | deque() | set() | frozenset() if len(value) > MOST_ITEMS:
             return "large"
         case list() | tuple() | deque() | set() | frozenset() if all(map(_is_plain, value)):
             items = sorted(map(repr, value)) if isinstance(value, set | frozenset) else list(map(repr, value))
@@ -148,10 +144,10 @@ def _text(value: Any, whole: bool) -> str | None:
             return None
 
 
-def _of_tensor(value: torch.Tensor, whole: bool) -> str:
+def _of_tensor(value: torch.Tensor) -> str:
     """Readable where it is one number."""
     large = value.numel() * value.element_size() > LARGEST_BYTES  # nbytes is not defined for sparse ones
-    if (large and not whole) or value.device.type == "meta":
+    if large or value.device.type == "meta":
         return "large"
     if value.numel() == 1 and value.layout is torch.strided:
         return f"tensor {value.item()!r}"
