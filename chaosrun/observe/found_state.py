@@ -172,8 +172,7 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[tuple[Any, ...
     """What an optimizer keeps, by the parameter's number and the keys below: a tensor, or a plain value."""
     for index, parameter in enumerate(parameters_of(optimizer)):
         if kept := optimizer.state.get(parameter):
-            for path, value in _values_of(kept):
-                yield (index, *path), value
+            yield from _values_of(kept, (index,))
 
 
 def _number(value: Any) -> Any:
@@ -183,25 +182,21 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, int | float | torch.Tensor) else type(value).__name__
 
 
-def _values_of(kept: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _values_of(kept: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     match kept:
-        case torch.Tensor() if kept.ndim == 0 and kept.device.type == "cpu" and not kept.is_complex():
-            yield (), float(kept)
-        case torch.Tensor():
-            yield (), kept
+        case torch.Tensor() if kept.ndim or not kept.is_cpu or kept.is_complex():
+            yield path, kept
+        case bool() | str():
+            yield path, kept
+        case torch.Tensor() | int() | float():
+            yield path, float(kept)
         case None:
             pass
-        case bool() | str():
-            yield (), kept
-        case int() | float():
-            yield (), float(kept)
         case Mapping():
             for key in sorted(kept, key=str):
-                for path, value in _values_of(kept[key]):
-                    yield (key, *path), value
+                yield from _values_of(kept[key], (*path, key))
         case list() | tuple():
             for number, item in enumerate(kept):
-                for path, value in _values_of(item):
-                    yield (number, *path), value
+                yield from _values_of(item, (*path, number))
         case _:
-            yield (), type(kept).__qualname__
+            yield path, type(kept).__qualname__

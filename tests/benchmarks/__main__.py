@@ -96,6 +96,11 @@ def scripts_table(times: own_scripts.OwnScriptTimes) -> Table:
             table.add_row(
                 f"{kind}, {name}", *columns(samples, 1000, "ms", 2), "" if ratio is None else f"{ratio:.3f} ×", target
             )
+    for name, samples in times.observer.items():
+        ratio = times.observer_ratio() if name == "with" else None
+        target = met(ratio, own_scripts.TARGETS["step"], "×") if ratio is not None else ""
+        shown = "" if ratio is None else f"{ratio:.3f} × without"
+        table.add_row(f"a step {name} the observer, by turns", *columns(samples, 1000, "ms", 2), shown, target)
     for name, samples in times.recovery.items():
         what = "its launcher's start → first line" if name == "launcher" else f"kill → step without its own part, {name}"
         target = met(samples.median, own_scripts.TARGETS["recovery"], "s") if name == "script" else ""

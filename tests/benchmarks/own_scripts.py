@@ -1,6 +1,8 @@
 """What a drill of a script as it is costs: `own_script.py` under torchrun, as chaosrun's script, and as chaosrun's command.
 
     a step            the median step of a long run, against torchrun's
+    the observer      the median step that it hears of, against one that it does not, by turns in one process: machines differ
+                      more from one run to the next than the observer costs
     a recovery        SIGKILL of a rank → first new step, without the time that the script itself takes from its first line
     what is added     what an undisturbed run takes before the script's first line and after its last step, as a leg of
                       `chaosrun submit -- torchrun …`, against torchrun alone
@@ -26,6 +28,7 @@ from tests.records import read_lines
 __all__ = ["TARGETS", "OwnScriptTimes", "measure_own_scripts"]
 
 SCRIPT = Path(__file__).parent / "own_script.py"
+ON_AND_OFF = SCRIPT.with_name("on_and_off.py")
 WORKERS = 2
 LIMIT_S = 300.0
 LONG, SHORT = 60, 30
@@ -46,12 +49,18 @@ class OwnScriptTimes:
     recovery: dict[str, Samples] = field(default_factory=dict)
     """From the kill to the first new step without the script's own part, of "script" and "command"; the latter contains the
     start of its launcher, which "launcher" is: from torchrun's start to the script's first line."""
+    observer: dict[str, Samples] = field(default_factory=dict)
+    """A step "with" and "without" it, wall clock."""
     around: dict[str, Samples] = field(default_factory=dict)
     """What a short undisturbed run takes before the script's first line and after its last step: "torchrun" and "command"."""
 
     def ratio(self, name: str, times: dict[str, Samples]) -> float | None:
         ours, theirs = times[name].median, times["torchrun"].median
         return None if ours is None or theirs is None else ours / theirs
+
+    def observer_ratio(self) -> float | None:
+        heard, unheard = self.observer["with"].values, self.observer["without"].values
+        return statistics.median(one / other for one, other in zip(heard, unheard, strict=True)) if heard else None
 
     def added_s(self) -> float | None:
         ours, theirs = self.around["command"].median, self.around["torchrun"].median
@@ -69,12 +78,14 @@ class OwnScriptTimes:
             "workers": WORKERS,
             **{f"step_ratio_{name}": self.ratio(name, self.wall) for name in ("script", "command")},
             **{f"step_cpu_ratio_{name}": self.ratio(name, self.cpu) for name in ("script", "command")},
+            "observer_ratio": self.observer_ratio(),
             "added_s": self.added_s(),
             **{
                 kind: {name: samples.to_json() for name, samples in group.items()}
                 for kind, group in (
                     ("wall", self.wall),
                     ("cpu", self.cpu),
+                    ("observer", self.observer),
                     ("recovery", self.recovery),
                     ("around", self.around),
                 )
@@ -88,11 +99,12 @@ def measure_own_scripts(repeats: int, progress: Callable[[str], None]) -> OwnScr
         wall={name: Samples(limit_s=LIMIT_S) for name in launchers},
         cpu={name: Samples(limit_s=LIMIT_S) for name in launchers},
         recovery={name: Samples(limit_s=LIMIT_S) for name in ("script", "command", "launcher")},
+        observer={name: Samples(limit_s=LIMIT_S) for name in ("with", "without")},
         around={name: Samples(limit_s=LIMIT_S) for name in ("torchrun", "command")},
     )
     for repeat in range(1, repeats + 1):
         for name in launchers if repeat % 2 else reversed(launchers):
-            for measure in (_steps, _short_run):
+            for measure in (_steps, _short_run) if name == "torchrun" else (_steps, _on_and_off, _short_run):
                 try:
                     measure(name, found)
                 except LaunchError as error:
@@ -114,6 +126,16 @@ def _steps(name: str, found: OwnScriptTimes) -> None:
         pairs = list(pairwise(steps[0]))[WARM_UP_STEPS:-1]
         found.wall[name].values.append(statistics.median(after["time_s"] - before["time_s"] for before, after in pairs))
         found.cpu[name].values.append(statistics.median(after["cpu_s"] - before["cpu_s"] for before, after in pairs))
+
+
+def _on_and_off(name: str, found: OwnScriptTimes) -> None:
+    with scratch() as folder:
+        _run(name, folder, LONG, LONG, kill_at=LONG // 2 - 1, script=ON_AND_OFF)
+        for path in folder.rglob("reference/**/on_and_off-*.jsonl"):
+            pairs = list(pairwise(json.loads(line) for line in path.open()))[WARM_UP_STEPS:-1]
+            for kind, heard in (("with", True), ("without", False)):
+                steps = [after[0] - before[0] for before, after in pairs if after[1] is heard]
+                found.observer[kind].values.append(statistics.median(steps))
 
 
 def _short_run(name: str, found: OwnScriptTimes) -> None:
@@ -139,9 +161,11 @@ def _short_run(name: str, found: OwnScriptTimes) -> None:
         found.recovery[name].values.append(min(first) - killed_s - max(own_s))
 
 
-def _run(name: str, folder: Path, steps: int, save_every: int, *, kill_at: int | None) -> RunLayout | None:
+def _run(
+    name: str, folder: Path, steps: int, save_every: int, *, kill_at: int | None, script: Path = SCRIPT
+) -> RunLayout | None:
     """One run, with the events of its processes below `folder`; where chaosrun ran it, the run."""
-    arguments = [str(SCRIPT), str(steps), str(save_every)]
+    arguments = [str(script), str(steps), str(save_every)]
     torchrun = [sys.executable, *TORCHRUN, *arguments]
     if name == "torchrun":
         launch(torchrun, folder, limit_s=LIMIT_S)
@@ -149,8 +173,8 @@ def _run(name: str, folder: Path, steps: int, save_every: int, *, kill_at: int |
     submit = [chaosrun_command(), "submit", "--root", str(folder / "root"), "--quiet", "-o", "json"]
     # A drill without a fault proves nothing, and is refused; one after the measured steps disturbs none of the undisturbed leg.
     submit += ["--kill", f"1@{kill_at or steps - 1}"]
-    script, *rest = arguments
-    subject = ["--", *torchrun] if name == "command" else ["--workers", str(WORKERS), script, "--", *rest]
+    alone = ["--workers", str(WORKERS), arguments[0], "--", *arguments[1:]]
+    subject = ["--", *torchrun] if name == "command" else alone
     told = launch([*submit, *subject], folder, limit_s=LIMIT_S)
     return RunLayout(Path(json.loads(told)["path"]))
 
