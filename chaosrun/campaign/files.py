@@ -195,13 +195,13 @@ class _Folder(Generic[_Kept]):
 
     def load(self) -> _Kept:
         """Raises UsageError when it holds none that this version can go on with."""
-        again = f"begin the {self.what} anew"
+        again = f"start the {self.what} again"
         try:
             data = self.file.read_bytes()
             if (found := _read(data)[1]) not in (None, VERSION):
                 raise UsageError(
                     f"{self.file} has version {found!r}, this chaosrun reads version {VERSION}",
-                    hint=f"go on with the chaosrun that began the {self.what}, or {again}",
+                    hint=f"continue with the version of chaosrun that began the {self.what}, or {again}",
                 )
             return decode(self.kind, data)
         except (OSError, ValueError) as error:
@@ -280,5 +280,5 @@ class SuiteFolder(_Folder[SuitePlan]):
                     if not result.cancelled:
                         done.results[result.name] = result
         except (DamagedRecordError, ValueError) as error:
-            raise UsageError(f"{self.journal} is damaged: {error}", hint="begin the suite anew") from error
+            raise UsageError(f"{self.journal} is damaged: {error}", hint="start the suite again") from error
         return done

@@ -72,7 +72,7 @@ def parse_seed(text: str, now_s: float) -> int:
     if text == "today":
         return int(night_of(now_s).replace("-", ""))
     if not SEED.fullmatch(text):
-        raise UsageError(f"--seed {text!r} is no seed", hint="write today, or a number such as 20261121")
+        raise UsageError(f"--seed {text!r} is not a seed", hint="write today, or a number such as 20261121")
     return int(text)
 
 
@@ -81,7 +81,7 @@ def parse_shard(text: str) -> Shard:
     match = SHARD.fullmatch(text.strip())
     shard = Shard(int(match["number"]), int(match["of"])) if match else None
     if shard is None or not 1 <= shard.number <= shard.of:
-        raise UsageError(f"--shard {text!r} is no shard", hint="write which of how many, counted from 1, such as --shard 2/5")
+        raise UsageError(f"--shard {text!r} is not a shard", hint="write which of how many, from 1, such as --shard 2/5")
     return shard
 
 

@@ -37,7 +37,7 @@ from chaosrun.wording import listed
 if TYPE_CHECKING:
     from chaosrun.cluster.ray_cluster import RayCluster
 
-ANEW = "begin the suite anew, without --resume"
+ANEW = "start the suite again, without --resume"
 Report = Callable[[RunLayout, Verdict], Sequence[str]]
 """What is done with a run that came to a verdict; returns what is to be told."""
 
@@ -96,7 +96,7 @@ def suite(
 def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tuple[SuiteFolder, SuitePlan, Journal]]:
     """The folder of a new run of the suite, with all of it planned, or that of the one called `resume`; held for this process.
 
-    Raises as `plan_suite`, and UsageError when what was planned cannot be gone on with.
+    Raises as `plan_suite`, and UsageError when what was planned cannot be resumed.
     """
     if resume is None:
         plan = suite_plan(request, root=root)
@@ -107,14 +107,14 @@ def opened(root: Path, request: SuiteRequest, resume: str | None) -> Iterator[tu
     else:
         if not request.is_plain:
             raise UsageError(
-                f"the suite is gone on with as it began ({resume})",
-                hint="leave out --only, --except, --shard, --seed and --fail-fast, or begin anew without --resume",
+                f"the suite continues as it began ({resume})",
+                hint="leave out --only, --except, --shard, --seed and --fail-fast, or start again without --resume",
             )
         folder = SuiteFolder.find(root, resume, request.path)
         plan = folder.load()
         if request.history is not None and request.history.absolute() != Path(plan.history):
             hint = f"leave out --history: it goes on with {plan.history}"
-            raise UsageError(f"the suite is gone on with as it began ({resume}), with another history", hint=hint)
+            raise UsageError(f"the suite continues as it began ({resume}), with another history", hint=hint)
         if others := changed_files(plan.files):
             raise UsageError(f"{others[0]} has changed since the suite began", hint=ANEW)
         expect_writable(Path(plan.history))
@@ -243,7 +243,7 @@ class SuiteRun:
         return result, verdict.outcome == "completed" and not takes_agents(drill.kinds)
 
     def _run_of(self, drill: PlannedDrill) -> RunLayout:
-        """The run that was begun before, if it can be gone on with, else a new one; written down before it starts."""
+        """The run that was begun before, if it can be resumed, else a new one; written down before it starts."""
         if drill.name in self._started:
             run = RunLayout(Path(self._started[drill.name]))
             try:
@@ -275,7 +275,7 @@ class SuiteRun:
     def _expect_as_planned(self, drill: PlannedDrill) -> None:
         """Raises UsageError when the job file has been edited under a suite that is being carried out."""
         if changed_files({drill.job: self.plan.files.get(drill.job)}):
-            raise UsageError(f"{drill.job} has changed since the suite began", hint="begin the suite anew")
+            raise UsageError(f"{drill.job} has changed since the suite began", hint="start the suite again")
 
     @property
     def _resume_command(self) -> str:

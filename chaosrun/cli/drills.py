@@ -238,7 +238,7 @@ def cancel(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """End a live run in order, wherever it runs; it can be gone on with."""
+    """End a live run in order, wherever it runs; it can be resumed."""
     from chaosrun import api
     from chaosrun.records.supervision import read_supervision
     from chaosrun.supervise.drill import has_ended

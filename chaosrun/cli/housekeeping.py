@@ -63,7 +63,7 @@ def clean(
     from chaosrun import api
 
     if keep < 0:
-        raise UsageError(f"--keep {keep} is no number of runs", hint="give --keep 0 or more")
+        raise UsageError(f"--keep {keep} is not a number of runs", hint="give --keep 0 or more")
     age = older_than or (None if keep else DEFAULT_AGE)
     may_ask = output == "text" and sys.stdin.isatty() and sys.stderr.isatty()
 
@@ -75,7 +75,7 @@ def clean(
             return yes and not dry_run
         if not may_ask:
             raise UsageError(
-                f"{_cleaning_sentence(intended)}, and nobody can be asked here",
+                f"{_cleaning_sentence(intended)}, and there is no terminal to ask on",
                 hint="add --yes to remove it, or --dry-run to see it",
             )
         asked = True
@@ -170,7 +170,7 @@ def _this_shell() -> Literal["bash", "zsh", "fish"]:
     try:
         found = detect_shell()
     except ShellDetectionError as error:
-        raise UsageError("which shell this is cannot be told", hint="name it: bash, zsh or fish") from error
+        raise UsageError("cannot tell which shell this is", hint="name it: bash, zsh or fish") from error
     if found not in ("bash", "zsh", "fish"):
         raise UsageError(f"there is no completion for {found}", hint="name another: bash, zsh or fish")
     return found

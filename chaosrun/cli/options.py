@@ -111,7 +111,7 @@ def numbers(option: str, text: str, of: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
-        raise UsageError(f"{option} {text!r} is no list of {of}", hint=f"write numbers, such as {option} 1,27,66") from error
+        raise UsageError(f"{option} {text!r} is not a list of {of}", hint=f"write numbers, such as {option} 1,27,66") from error
     if any(number < 1 for number in found):
         raise UsageError(f"{option} {text!r}: {of} count from 1", hint=f"write numbers, such as {option} 1,27,66")
     return found
@@ -123,9 +123,9 @@ def names(given: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def one_or_more(option: str, number: int | None) -> None:
-    """Raises UsageError for what is no number of drills."""
+    """Raises UsageError for what is not a number of drills."""
     if number is not None and number < 1:
-        raise UsageError(f"{option} {number} is no number of drills", hint=f"give {option} a number, 1 or more")
+        raise UsageError(f"{option} {number} is not a number of drills", hint=f"give {option} a number, 1 or more")
 
 
 def about(run: "RunLayout", **more: object) -> dict[str, object]:

@@ -72,7 +72,7 @@ def connect(address: str | None, *, cpus: float) -> Connection:
         os.getcwd()
     except FileNotFoundError as error:
         # Ray's driver asks where it is.
-        raise UsageError("the current directory is not there any more", hint="change to one that is") from error
+        raise UsageError("the current directory no longer exists", hint="change to one that is") from error
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         _join(address)

@@ -41,7 +41,7 @@ def end_head(act: LastAct) -> NoReturn:
     """And this process with it: without a head nothing can be placed, and Ray would end this process after a while."""
     head = act.head()
     if head is None:
-        raise RecoveryError("Ray's head is not to be found", hint="only the head of a private Ray can be struck")
+        raise RecoveryError("Ray's head was not found", hint="only the head of a private Ray can be struck")
     _end(act, NamedProcess(what="head", pid=head.pid, start_ticks=head.start_ticks), _this_process())
 
 

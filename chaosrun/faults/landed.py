@@ -37,7 +37,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     attempt = next((attempt for attempt in leg.attempts if attempt.number == requested[0].attempt), None)
     if not observed:
         other = f" before its attempt was ended: {attempt.unplanned[0].reason}" if attempt and attempt.unplanned else ""
-        return Problem("nobody_saw", f"it was requested, but nobody saw it happen{other}")
+        return Problem("nobody_saw", f"it was requested, but no record shows that it happened{other}")
     if len(requested) > 1 or len(observed) > 1:
         return Problem("several", f"requested {len(requested)} times, observed {len(observed)} times")
     asked, record = requested[0], observed[0]

@@ -79,7 +79,7 @@ def ended(struck: tuple[str, ...], gone: tuple[str, ...], *, alone: bool = False
         note: EndNote = seen.note
         hit, over = ({each.what for each in listed} for listed in (note.struck, note.gone))
         if note.left != ():
-            return Problem("somebody_left", f"it is not said that nobody was left: {note.left and _names(note.left)}")
+            return Problem("somebody_left", f"the record does not say that none were left: {note.left and _names(note.left)}")
         for lack, listed, expected in (("struck", hit, struck), ("seen gone", over, gone)):
             for name in expected:
                 if (what := name.format(rank=f"rank {seen.fault.rank}")) not in listed:
@@ -129,12 +129,12 @@ def tell_one(seen: Observation) -> str:
     struck = {each.identity for each in seen.note.struck}
     direct = [f"{each.what} {each.pid}" for each in _ordered(seen.note) if each.identity in struck]
     below = _names(each for each in _ordered(seen.note) if each.identity not in struck)
-    return f"gone: {', '.join(direct) or 'nobody'}" + (f", with it {below}" if below else "")
+    return f"gone: {', '.join(direct) or 'none'}" + (f", with it {below}" if below else "")
 
 
 def tell_successor(seen: Observation) -> str:
     gone = ", ".join(f"{each.what} {each.pid}" for each in seen.note.gone)
-    return f"gone: {gone or 'nobody'}, seen by the next supervisor ({seen.note.successor})"
+    return f"gone: {gone or 'none'}, seen by the next supervisor ({seen.note.successor})"
 
 
 def _ordered(note: EndNote) -> list[NamedProcess]:

@@ -91,7 +91,7 @@ def clean(
     except OSError as error:
         raise ResourcesError(
             f"{os.fsdecode(error.filename or place)} cannot be removed: {error.strerror}",
-            hint="see to its permissions; the next `chaosrun clean` removes what is left",
+            hint="check its permissions; the next `chaosrun clean` removes what is left",
         ) from error
 
 

@@ -140,7 +140,7 @@ def workflow(job: str, *, suite: bool = False, title: str = "chaosrun", shards: 
     if shards != 1 and not suite:
         raise UsageError("a job is one drill, which cannot be sharded", hint="write a suite, or leave out --shards")
     if not 1 <= shards <= MOST_SHARDS:
-        raise UsageError(f"{shards} is no number of shards", hint=f"give --shards a number from 1 to {MOST_SHARDS}")
+        raise UsageError(f"{shards} is not a number of shards", hint=f"give --shards a number from 1 to {MOST_SHARDS}")
     return _render(
         "github.yml.j2",
         job=_checked(job, "the path"),

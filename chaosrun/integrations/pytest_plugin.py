@@ -42,7 +42,7 @@ def _seed(text: str) -> int:
     try:
         return parse_seed(text, time.time())
     except UsageError as error:
-        raise ArgumentTypeError(f"{text!r} is no seed: {error.hint}") from error
+        raise ArgumentTypeError(f"{text!r} is not a seed: {error.hint}") from error
 
 
 def pytest_configure(config: pytest.Config) -> None:

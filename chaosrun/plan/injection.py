@@ -66,7 +66,7 @@ def _rank(text: str) -> int | str:
     if text in ("all", "random"):
         return text
     if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-        raise UsageError(f"{text!r:.40} is no rank", hint="write a number, counted from 0, or all, or random")
+        raise UsageError(f"{text!r:.40} is not a rank", hint="write a number, counted from 0, or all, or random")
     return int(text)
 
 

@@ -147,7 +147,7 @@ def _bamboo(trace: Source, unit_s: float) -> Iterator[_Level]:
         if not _TIME.fullmatch(time) or not math.isfinite(float(time) * unit_s):
             raise _wrong(trace, number, f"{_shown(time)} is no time", hint)
         if not _NODES.fullmatch(live):
-            raise _wrong(trace, number, f"{_shown(live)} is no number of nodes", hint)
+            raise _wrong(trace, number, f"{_shown(live)} is not a number of nodes", hint)
         yield _Level(time_s=float(time) * unit_s, live=int(live), line=number + 1)
 
 
@@ -165,7 +165,7 @@ def _parcae(trace: Source, _: float) -> Iterator[_Level]:
         if not _is_number(time_ms):
             raise _wrong(trace, number, f"{_shown(time_ms)} is no time in milliseconds", hint)
         if what not in _PARCAE_EVENTS:
-            raise _wrong(trace, number, f"{_shown(what)} is no event", f"events are {', '.join(_PARCAE_EVENTS)}")
+            raise _wrong(trace, number, f"{_shown(what)} is not an event", f"events are {', '.join(_PARCAE_EVENTS)}")
         names = facts.get("nodes")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise _wrong(trace, number, "its nodes are not a list of names", hint)
@@ -204,7 +204,7 @@ def _skypilot(trace: Source, _: float) -> Iterator[_Level]:
     lines = _lines_of_items(trace, len(data))
     for place, live in enumerate(data):
         if type(live) is not int or not 0 <= live <= MOST_NODES:
-            raise _wrong(trace, lines[place], f"data[{place}]: {_shown(live)} is no number of nodes", hint)
+            raise _wrong(trace, lines[place], f"data[{place}]: {_shown(live)} is not a number of nodes", hint)
         yield _Level(time_s=place * float(gap_s), live=live, line=lines[place] + 1)
 
 
@@ -217,7 +217,7 @@ _READERS: Mapping[str, Callable[[Source, float], Iterator[_Level]]] = {
 
 def _json(trace: Source, text: str, first_line: int) -> Any:
     def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number")
+        raise ValueError(f"{constant} is not a number")
 
     try:
         return json.loads(text, parse_constant=refuse)

@@ -131,7 +131,7 @@ def _alone_at_its_place(timeline: Timeline, fault: Fault) -> Iterator[str]:
             yield f"one worker alone {fault.facts.needs_peers}, a fault of kind {fault.kind} needs at least 2 workers"
     path = fault.target or fault.options.get("file")
     if path is not None and (path.startswith("/") or ".." in path.split("/")):
-        yield f"{path!r} is no path within a checkpoint"
+        yield f"{path!r} is not a path within a checkpoint"
         return
     alone = only_rank(fault.kind, fault.phase, fault.target)
     if alone not in (None, fault.rank):

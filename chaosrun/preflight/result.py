@@ -154,11 +154,11 @@ def from_json(value: Any, label: str = "the result") -> Result:
     status of a check) is judged anew, not believed."""
     version = value.get("v") if isinstance(value, Mapping) and value.get("kind") == "preflight" else None
     if version is None:
-        raise UsageError(f"{label} is no result of a preflight", hint=HINT)
+        raise UsageError(f"{label} is not a result of a preflight", hint=HINT)
     if version != RESULT_VERSION:
         raise UsageError(
             f"{label} is of version {version!r}; this chaosrun knows version {RESULT_VERSION}",
-            hint="make it anew with this chaosrun: `chaosrun preflight -o json`",
+            hint="make it again with this chaosrun: `chaosrun preflight -o json`",
         )
     own = {name: part for name, part in value.items() if name not in DERIVED}
     try:

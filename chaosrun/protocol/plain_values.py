@@ -84,5 +84,5 @@ def _class_of(name: str) -> type:
     except (ImportError, AttributeError, ValueError) as error:
         raise MisuseError(f"checkpoint.classes: there is no {name} ({error})", hint="write package.module.Class") from error
     if not isinstance(found, type):
-        raise MisuseError(f"checkpoint.classes: {name} is no class", hint="functions are never called by a restore")
+        raise MisuseError(f"checkpoint.classes: {name} is not a class", hint="functions are never called by a restore")
     return found

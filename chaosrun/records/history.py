@@ -145,7 +145,7 @@ def journal_events(path: Path) -> list[JournalEvent]:
     problems: list[str] = []
     events = _read_journal(path, problems)
     if problems:
-        hint = "submit the job again; this run cannot be gone on with"
+        hint = "submit the job again; this run cannot be resumed"
         raise RecoveryError(f"the journal is damaged: {problems[0]}", hint=hint)
     return events
 

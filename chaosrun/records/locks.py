@@ -38,7 +38,7 @@ def locked(path: Path, taken: str, *, hint: str | None = None) -> Iterator[int]:
                     raise UsageError(f"{taken} by process {holder if holder.isdecimal() else '?'}", hint=hint) from error
                 time.sleep(0.02)
         if not _leads_to(path, descriptor):
-            raise UsageError(f"{path.parent} is not there any more", hint="it was removed meanwhile")
+            raise UsageError(f"{path.parent} no longer exists", hint="it was removed meanwhile")
         with suppress(OSError):  # a full disk: the lock holds without the name of its holder
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -116,9 +116,9 @@ def open_own_file(path: Path, flags: int) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         if error.errno == errno.ENOENT:
-            raise UsageError(f"{path.parent} is not there any more", hint="it was removed meanwhile") from error
+            raise UsageError(f"{path.parent} no longer exists", hint="it was removed meanwhile") from error
         raise UsageError(
-            f"{path} cannot be written: {error.strerror}", hint="see to its permissions, or use a root of your own"
+            f"{path} cannot be written: {error.strerror}", hint="check its permissions, or use a root of your own"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

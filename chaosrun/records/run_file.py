@@ -152,7 +152,7 @@ def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     if storage is not None and (not storage.is_absolute() or storage.parts[-2:] != (run.run_id, name) or ".." in storage.parts):
         raise UsageError(
             f"{run.run_json}: the checkpoints of leg {name} lie in {storage}, which is not this run's",
-            hint="a run cannot be gone on with under another name: submit the job again",
+            hint="a run cannot be resumed under another name: submit the job again",
         )
     for path in (leg.path, leg.checkpoints.parent, leg.checkpoints, leg.staging, leg.quarantine):
         if path.is_symlink():

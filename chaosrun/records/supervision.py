@@ -38,7 +38,7 @@ class ToldError(Record, frozen=True, kw_only=True, omit_defaults=False):
         if not isinstance(error, ChaosrunError):
             error = ChaosrunError(
                 f"this is a bug in chaosrun: {type(error).__name__}: {error}",
-                hint=f"please report it; where the run was followed by nobody, the traceback is in {run.supervisor_log}",
+                hint=f"please report it; of a detached run the traceback is in {run.supervisor_log}",
             )
         hint = error.hint and error.hint.replace(run_argument(run), RUN)
         return cls(kind=type(error).__name__, message=error.message, hint=hint, exit_code=error.exit_code)

@@ -11,11 +11,11 @@ from chaosrun.report.output import LeavingStream
 _WORDS = {
     "sweep.survey": "sweep {sweep}: looking for points, the job undisturbed and killed once",
     "sweep.tried": "{number}/{of} {point}: {status}{because}",
-    "sweep.cancelled": "{point}: cancelled, and left to be gone on with",
+    "sweep.cancelled": "{point}: cancelled, and left to be resumed",
     "shrink.tried": "drill {number}, {faults} of {of} faults: {found}",
     "suite.started": "suite {suite}: {of} drills{seeded}",
     "suite.drill": "{number}/{of} {name} begins",
-    "suite.anew": "{name} begins anew: its run of before was not whole",
+    "suite.anew": "{name} starts again: its earlier run was incomplete",
     "suite.ended": "{number}/{of} {name}: {ended}{because}",
 }
 

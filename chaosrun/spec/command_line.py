@@ -116,7 +116,7 @@ def typed_job(script: Path | None, after: Sequence[str], asked: Asked, directory
         if program_file(str(script), directory) or (directory / script).is_file():
             here = "./" if (directory / script).is_file() and "/" not in str(script) else ""
             hint = f"a command comes after two dashes: chaosrun submit -- {here}{script} …"
-            raise UsageError(f"{script} is no job file and no Python script, but a program", hint=hint)
+            raise UsageError(f"{script} is neither a job file nor a Python script, but a program", hint=hint)
         hint = "name a job file (.yaml) or a script (.py), or a command after two dashes: -- torchrun train.py"
         raise UsageError(f"no such job file: {script}", hint=hint)
     if script is None and not after:

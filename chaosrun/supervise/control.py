@@ -195,7 +195,7 @@ def request(run: RunLayout, command: Command) -> Answer:
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"the supervisor of run {run.run_id} cannot be spoken to: {error}", hint=f"chaosrun status {run_argument(run)}"
+            f"the supervisor of run {run.run_id} cannot be reached: {error}", hint=f"chaosrun status {run_argument(run)}"
         ) from error
     if answer.error is not None:
         raise UsageError(answer.error, hint=answer.hint)

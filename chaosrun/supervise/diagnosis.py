@@ -276,7 +276,7 @@ class _Replays:
                 f"under the same faults the replay agrees with the undisturbed one up to step {last}: it does not repeat itself"
             )
         if not reproduced and seen is not None:
-            deaths = "".join(f"; nobody had planned: {reason}" for reason in _unplanned(self._leg("chaos")))
+            deaths = "".join(f"; unplanned: {reason}" for reason in _unplanned(self._leg("chaos")))
             return f"the replay differs elsewhere: {seen.kind} at step {seen.step}, rank {seen.rank}{deaths}"
         if shown.stopped and not shown.comparison.finding:
             return f"the replay stopped where the run did: {shown.stopped}"

@@ -43,7 +43,7 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict on a run that nobody supervises any more, and its supervisor's warnings.
 
     Raises what its supervisor ended with, when that was an error before the verdict, InterruptedRunError when it was killed,
-    UsageError when it is not there any more.
+    UsageError when it no longer exists.
     """
     try:
         return _outcome(run)
@@ -51,7 +51,7 @@ def outcome(run: RunLayout) -> tuple[Verdict, tuple[str, ...]]:
         # Asked last: what was read while it was being removed is worth nothing.
         if not run.run_json.is_file():
             raise UsageError(
-                f"run {run.run_id} has ended and is not there any more",
+                f"run {run.run_id} has ended and no longer exists",
                 hint="`chaosrun sweep` removes its drills that pass, without --keep, and `chaosrun shrink` all of its own",
             )
 
@@ -106,7 +106,7 @@ def speak(run: RunLayout, command: Command) -> Answer:
             if time.monotonic() > deadline:
                 seen, socket = read_supervision(run), control_directory(run) / "socket"
                 raise UsageError(
-                    f"the supervisor of run {run.run_id} cannot be spoken to: nobody listens on {socket}",
+                    f"the supervisor of run {run.run_id} cannot be reached: nothing listens on {socket}",
                     hint="its file system may have no sockets"
                     + (f"; `kill -INT {seen.pid}` ends its process in order" if seen else ""),
                 ) from error

@@ -285,14 +285,14 @@ class Injections:
         status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
         if self._supervisor is None:
             where = "the leg under faults is over" if self._over else "no leg is running yet"
-            raise UsageError(f"{where}: there is nobody to strike", hint=status)
+            raise UsageError(f"{where}: there is no rank to strike", hint=status)
         if self._supervisor.name != CHAOS:
             raise UsageError(
                 f"the {self._supervisor.name} leg is running, which has to stay undisturbed",
                 hint=f"only the chaos leg takes faults; {status}",
             )
         if self._over:
-            raise UsageError("the training under faults has just ended: there is nobody to strike", hint=status)
+            raise UsageError("the training under faults has just ended: there is no rank to strike", hint=status)
         return self._supervisor
 
     def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:

@@ -183,7 +183,7 @@ def _read(path: Path) -> tuple[int, Entries, Mapping[str, str]]:
     try:
         moment = msgspec.json.decode(path.read_bytes(), type=Moment)
     except ValueError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it anew") from error
+        raise UsageError(f"{path} is damaged: {error}", hint="`chaosrun diagnose` makes it again") from error
     entries: dict[Key, dict[str, Entry]] = {}
     for entry in moment.entries:
         entries.setdefault((entry.quantity, entry.micro_batch), {})[entry.name] = entry

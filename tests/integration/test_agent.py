@@ -355,7 +355,7 @@ def test_a_private_ray_starts_nothing_that_nobody_asks(cluster: RayCluster) -> N
             "os.environ['TMPDIR'] = tempfile.tempdir = place + '/file'; os.mknod(tempfile.tempdir)", None,
             "Ray cannot be started with its files below {}: ",
         ),
-        ("os.rmdir(place)", None, "the current directory is not there any more"),
+        ("os.rmdir(place)", None, "the current directory no longer exists"),
         ("", "127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: "),
         ("", "ray://nowhere:1", "ray://nowhere:1: chaosrun does not go through Ray's client"),
     ],

@@ -115,7 +115,7 @@ def test_what_did_not_happen_is_not_taken_for_a_fault(warm_drills: WarmDrills, t
     verdict = result.verdict
     assert (verdict.status, landed(verdict)) == ("INCONCLUSIVE", [False, False])
     assert [fault.problem for fault in verdict.faults] == [
-        "it was requested, but nobody saw it happen",
+        "it was requested, but no record shows that it happened",
         "rank 0 has no live loader worker at this point",
     ]
     assert "swallowed: fault F1" in result.run.leg("chaos").attempt(1).log(1).read_text()

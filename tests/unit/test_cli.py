@@ -220,7 +220,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("tokens", "said"),
         [
-            (["sweep", "job.yaml", "--steps", "1,x"], "--steps '1,x' is no list of steps"),
+            (["sweep", "job.yaml", "--steps", "1,x"], "--steps '1,x' is not a list of steps"),
             (["sweep", "job.yaml", "--steps", "0"], "steps count from 1"),
             (["sweep", "job.yaml", "--at-once", "0"], "--at-once 0"),
             (["shrink", "latest", "--max-drills", "0"], "--max-drills 0"),

@@ -396,7 +396,7 @@ class TestCommand:
             (["slurm", PROBE, "--nodes", "3"], "3 nodes are not for 2 workers"),
             (["slurm", PROBE, "--nodes", "0"], "0 nodes are not for 2 workers"),
             (["github", PROBE, "--shards", "2"], "a job is one drill"),
-            (["github", SUITE, "--shards", "0"], "0 is no number of shards"),
+            (["github", SUITE, "--shards", "0"], "0 is not a number of shards"),
             (["github", PROBE, "workers=3"], "a workflow takes no changes"),
             (["slurm", SUITE, "workers=3"], "is a suite, which takes no changes"),
             (["slurm", PROBE, "wrokers=3"], "unknown key 'wrokers'"),

@@ -54,7 +54,7 @@ class TestWhatIsAskedFor:
         assert set(drawn) == {0, 1, 2}
 
     def test_a_rank_of_thousands_of_digits(self) -> None:
-        with pytest.raises(UsageError, match="is no rank") as refused:
+        with pytest.raises(UsageError, match="is not a rank") as refused:
             ask(rank="9" * 5000)
         assert len(refused.value.message) < 100
 
@@ -90,8 +90,8 @@ class TestWhatIsAskedFor:
             ("kil", "1", (), "no kind of fault called 'kil'"),
             ("earthquake", "1", (), "no kind of fault called 'earthquake'"),
             ("kill", "3", (), "rank 3 does not exist"),
-            ("kill", "-1", (), "'-1' is no rank"),
-            ("kill", "", (), "'' is no rank"),
+            ("kill", "-1", (), "'-1' is not a rank"),
+            ("kill", "", (), "'' is not a rank"),
             ("kill", "1", ("grace=5s",), "a fault of kind kill has no grace"),
             ("preempt", "1", ("grace",), "not of the form key=value"),
             ("preempt", "1", ("grace=soon",), "grace must be a time"),

@@ -95,9 +95,9 @@ def test_a_run_that_is_removed_meanwhile(run: RunLayout, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr(locks, "open_own_file", late)
-        with pytest.raises(UsageError, match="not there any more"), lock_run(run):
+        with pytest.raises(UsageError, match="no longer exists"), lock_run(run):
             pass
-    with pytest.raises(UsageError, match="not there any more"), lock_run(run):
+    with pytest.raises(UsageError, match="no longer exists"), lock_run(run):
         pass
     assert not run.path.exists()
 

@@ -114,16 +114,16 @@ def test_onto_nodes():
         ("time,nodes\n0,1\n", "auto", "1:1", "'time' is no time"),
         ("0,1\n5\n", "auto", "2:1", "1 column where 2 are expected"),
         ("0,1\n5,1,2\n", "auto", "2:1", "3 columns where 2 are expected"),
-        ("0,1\n5,-1\n", "auto", "2:1", "'-1' is no number of nodes"),
-        ("0,1\n5,1.5\n", "auto", "2:1", "'1.5' is no number of nodes"),
+        ("0,1\n5,-1\n", "auto", "2:1", "'-1' is not a number of nodes"),
+        ("0,1\n5,1.5\n", "auto", "2:1", "'1.5' is not a number of nodes"),
         ("0,1\nnan,1\n", "auto", "2:1", "'nan' is no time"),
         ("0,1\n-1,1\n", "auto", "2:1", "'-1' is no time"),
         ("0,1\n1e999,1\n", "auto", "2:1", "'1e999' is no time"),
         ("0,1\n9,1\n5,1\n", "auto", "3:1", "time goes back, from 9 s to 5 s"),
         ('[0, "add", {"nodes": []}]\n[1, "add"\n', "auto", "2:10", "not JSON"),
         ('[0, "add"]\n', "auto", "1:1", "not a list of a time, an event and its facts"),
-        ('[0, "lunch", {"nodes": []}]\n', "auto", "1:1", "'lunch' is no event"),
-        ('[0, ["add"], {"nodes": []}]\n', "auto", "1:1", "['add'] is no event"),
+        ('[0, "lunch", {"nodes": []}]\n', "auto", "1:1", "'lunch' is not an event"),
+        ('[0, ["add"], {"nodes": []}]\n', "auto", "1:1", "['add'] is not an event"),
         ('["0", "add", {"nodes": []}]\n', "auto", "1:1", "'0' is no time in milliseconds"),
         ('[true, "add", {"nodes": []}]\n', "auto", "1:1", "True is no time in milliseconds"),
         ('[0, "add", {"nodes": [1]}]\n', "auto", "1:1", "its nodes are not a list of names"),
@@ -131,14 +131,14 @@ def test_onto_nodes():
         ('[0, "add", {"nodes": ["a", "a"]}]\n', "auto", "1:1", "it names a node twice"),
         ('[0, "add", {"nodes": ["a"]}]\n[5, "remove", {"nodes": ["b"]}]\n', "auto", "2:1", "'b' is removed, and is not there"),
         ('[0, "add", {"nodes": ["a"]}]\n[5, "add", {"nodes": ["a"]}]\n', "auto", "2:1", "'a' is added, and is there already"),
-        ("[NaN, 1, 2]\n", "auto", "1:1", "NaN is no number"),
+        ("[NaN, 1, 2]\n", "auto", "1:1", "NaN is not a number"),
         ("[" * 100_000, "auto", "1:", "not JSON"),
         (f"[{'9' * 5_000}, 1, 1]", "auto", "1:1", "not JSON that can be read"),
         ("{}", "auto", "1:1", "no metadata with gap_seconds"),
         ('{"metadata": {\n"gap_seconds": 0}, "data": [1]}', "auto", "2:1", "no metadata with gap_seconds"),
         ('{"metadata": {"gap_seconds": 1},\n"data": []}', "auto", "2:1", "no data, a list"),
-        ('{"metadata": {"gap_seconds": 1},\n"data": [1,\n true]}', "auto", "3:1", "data[1]: True is no number of nodes"),
-        ('{"metadata": {"gap_seconds": 1},\n"data": [1, [2,\n 3], -1]}', "auto", "2:1", "data[1]: [2, 3] is no number"),
+        ('{"metadata": {"gap_seconds": 1},\n"data": [1,\n true]}', "auto", "3:1", "data[1]: True is not a number of nodes"),
+        ('{"metadata": {"gap_seconds": 1},\n"data": [1, [2,\n 3], -1]}', "auto", "2:1", "data[1]: [2, 3] is not a number"),
         ("[1]", "skypilot", "1:1", "no metadata with gap_seconds"),
         ("0,1\n", "parcae", "1:2", "not JSON"),
         ("{}", "bamboo", "1:1", "1 column"),
@@ -213,7 +213,7 @@ class TestTheJobFile:
         trace.write_text("0,1\n1,x\n")
         with pytest.raises(SpecError) as caught:
             api.plan(job)
-        assert caught.value.message.startswith(f"{trace}:2:1: 'x' is no number of nodes")
+        assert caught.value.message.startswith(f"{trace}:2:1: 'x' is not a number of nodes")
         trace.write_bytes(b"0,1\n1,\xff\n")
         with pytest.raises(SpecError, match=r"one.csv:2:3: not UTF-8"):
             api.plan(job)

@@ -147,7 +147,7 @@ def test_several_ranks_are_struck_together_from_outside_too():
             {},
             "rank 1 never syncs chaosrun-rank-2.pt, only rank 2 does",
         ),
-        ({"at_step": 10, "phase": "checkpoint.fsync.before", "file": "../x"}, {}, "is no path within a checkpoint"),
+        ({"at_step": 10, "phase": "checkpoint.fsync.before", "file": "../x"}, {}, "is not a path within a checkpoint"),
         ({"phase": "rendezvous", "attempt": 2}, {}, "attempt 2 may never begin, the other faults lead to 1 attempt"),
         ({"at_step": 5, "attempt": 3}, {}, "attempt 3 may never begin"),
         ({"phase": "rendezvous", "occurrence": 2}, {}, "attempt 2 may never begin, the other faults lead to 1 attempt"),

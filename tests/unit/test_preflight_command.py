@@ -94,7 +94,7 @@ def test_exit_codes(status: Status, code: int, monkeypatch: pytest.MonkeyPatch, 
     [
         (["workers=4"], "workers=4 is a change to no job file"),
         (["--duration", "3h"], "--duration 3h goes with --level deep"),
-        (["--nodes", "3,x"], "--nodes '3,x' is no list of nodes"),
+        (["--nodes", "3,x"], "--nodes '3,x' is not a list of nodes"),
         (["--nodes", "0"], "--nodes '0': nodes count from 1"),
         (["--mtbf", "never"], "--mtbf 'never' must be a time"),
         (["--to", "/no/such/file"], "--to /no/such/file: there is no directory"),

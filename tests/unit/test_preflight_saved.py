@@ -87,10 +87,10 @@ def test_numbers_and_text_that_json_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (None, "is no result of a preflight"),
-        ([], "is no result of a preflight"),
-        ({"v": 1}, "is no result of a preflight"),
-        ({**to_json(mixed()), "kind": "verdict"}, "is no result of a preflight"),
+        (None, "is not a result of a preflight"),
+        ([], "is not a result of a preflight"),
+        ({"v": 1}, "is not a result of a preflight"),
+        ({**to_json(mixed()), "kind": "verdict"}, "is not a result of a preflight"),
         ({**to_json(mixed()), "v": 1}, "is of version 1; this chaosrun knows version 2"),
         ({**to_json(mixed()), "surplus": 1}, "is damaged: surplus"),
         ({**to_json(mixed()), "level": "slow"}, "is damaged: level"),

@@ -190,7 +190,7 @@ class TestOutcome:
         monkeypatch.setattr("chaosrun.supervise.remote.judge", lambda run: run.run_json.unlink())
         if not half:
             shutil.rmtree(run.path)
-        with pytest.raises(UsageError, match="has ended and is not there any more"):
+        with pytest.raises(UsageError, match="has ended and no longer exists"):
             remote.outcome(run)
 
 
@@ -241,7 +241,7 @@ class TestSpeaking:
 
     def test_to_one_that_never_has_one(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote, "SOCKET_LIMIT_S", 0.1)
-        with held_elsewhere(run), pytest.raises(UsageError, match="cannot be spoken to"):
+        with held_elsewhere(run), pytest.raises(UsageError, match="cannot be reached"):
             remote.cancel(run)
 
     def test_a_refusal_keeps_its_words(self, run: RunLayout) -> None:

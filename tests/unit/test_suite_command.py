@@ -51,9 +51,9 @@ def test_what_would_run(suite: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "said"),
     [
         (["--only", "c"], "--only: no drill 'c'"),
-        (["--shard", "3/2"], "--shard '3/2' is no shard"),
-        (["--seed", "yesterday"], "--seed 'yesterday' is no seed"),
-        (["--at-once", "0"], "--at-once 0 is no number of drills"),
+        (["--shard", "3/2"], "--shard '3/2' is not a shard"),
+        (["--seed", "yesterday"], "--seed 'yesterday' is not a seed"),
+        (["--at-once", "0"], "--at-once 0 is not a number of drills"),
         (["--fail-fast", "--keep-going"], "exclude each other"),
         (["--junit", "new/x.xml"], "--junit new/x.xml: there is no directory new"),
         (["--markdown", "new/x.md"], "--markdown new/x.md: there is no directory new"),
@@ -62,7 +62,7 @@ def test_what_would_run(suite: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--markdown", "."], "--markdown . cannot be written"),
         (["--history", "."], "--history . cannot be written"),
         (["--resume", "latest"], "no suite 'latest'"),
-        (["--resume", "x", "--seed", "3"], "gone on with as it began"),
+        (["--resume", "x", "--seed", "3"], "continues as it began"),
     ],
 )
 def test_what_is_refused(suite: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:

@@ -49,7 +49,7 @@ def test_a_name_that_means_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1/0", "1", "a/b", "-1/2", "1/2/3", ""])
 def test_a_shard_that_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no shard"):
+    with pytest.raises(UsageError, match="is not a shard"):
         parse_shard(text)
 
 
@@ -80,7 +80,7 @@ def test_seeds_of_a_night() -> None:
     assert night_of(noon) == "2026-11-21"
     assert parse_seed("today", noon) == 20261121 and parse_seed("7", noon) == 7
     for text in ("tomorrow", "-1", "1.5", "", "٣"):
-        with pytest.raises(UsageError, match="is no seed"):
+        with pytest.raises(UsageError, match="is not a seed"):
             parse_seed(text, noon)
     # The same on every machine, for ever: a night can be repeated.
     assert [derive_seed(20261121, "order"), derive_seed(20261121, "order", 1)] == [1914685773, 1011990511]

@@ -235,7 +235,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
     ("faults_landed", plan_one_more, "inconclusive", "F4: it never fired"),
     ("faults_landed", plan_another_step, "inconclusive", "F1: it fired on rank 1 at step of step 6, not as planned"),
     ("faults_landed", of_fault("fault.requested", "F2", drop), "inconclusive", "F2: it never fired"),
-    ("faults_landed", of_fault("fault.observed", "F2", drop), "inconclusive", "nobody saw it happen"),
+    ("faults_landed", of_fault("fault.observed", "F2", drop), "inconclusive", "no record shows that it happened"),
     ("faults_landed", of_fault("fault.observed", "F2", put(signal=6)), "inconclusive", "signal 6"),
     ("faults_landed", of_fault("fault.observed", "F2", put(pid=200)), "inconclusive", "process 200 was struck"),
     ("faults_landed", of_fault("fault.observed", "F2", put(attempt=1)), "inconclusive", "seen on rank 2 of attempt 1"),
@@ -491,7 +491,7 @@ def test_what_ended_the_attempt_of_a_fault_that_nobody_saw_is_told(tmp_path: Pat
     run = write_run(tmp_path)
     other = put(event="death.unplanned", rank=0, reason="rank 0 was killed", step=5, error=None)
     edit_journal(run, "chaos", only("fault.observed", lambda line: other(line) if line["fault"] == "F2" else line))
-    said = "F2: it was requested, but nobody saw it happen before its attempt was ended: rank 0 was killed"
+    said = "F2: it was requested, but no record shows that it happened before its attempt was ended: rank 0 was killed"
     assert checks_of(run)["faults_landed"].summary.endswith(said)
 
 
