@@ -266,13 +266,14 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> R
     restored = any(attempt.resumed_from for attempt in attempts)
     exact = drill.exact_weights and verify.losses.exact
     unseen = never_saves(drill) and len(attempts) > 1
-    more = "" if restored else "; no checkpoint was restored, every attempt began at the beginning"
+    whose = "the script" if drill.by_script else "chaosrun"
+    tested = f"saved and resumed by {whose}" if restored else "no checkpoint was restored, every attempt began at the beginning"
     reason = Cause.of(
         "never_saves" if exact and unseen else "exact" if exact else "within_tolerance",
         because=None if restored or unseen else "never_restored",
         steps=drill.chaos_lineage.final_step,
         ranks=drill.spec.workers,
         faults=landed,
-        more=f"{more}; saved and resumed by the script" if drill.by_script and restored else more,
+        more=f"; {tested}",
     )
     return Ruling(status="PASS", reason=reason)

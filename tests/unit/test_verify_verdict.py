@@ -43,7 +43,7 @@ def run(exact: RunLayout, tmp_path: Path) -> RunLayout:
 def test_exact_run_passes(run: RunLayout) -> None:
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code, verdict.outcome) == ("PASS", 0, "completed")
-    assert verdict.cause == "bit-identical to the undisturbed run: 12 steps on 3 ranks, 3 faults"
+    assert verdict.cause == "bit-identical to the undisturbed run: 12 steps on 3 ranks, 3 faults; saved and resumed by chaosrun"
     assert (verdict.steps, verdict.lost_steps) == (12, 7)
 
 
