@@ -68,6 +68,7 @@ __all__ = [
     "sweep",
     "verify",
     "wait",
+    "wait_until",
 ]
 
 PROGRAM = "chaosrun.cli.supervisor"
@@ -224,3 +225,16 @@ def wait(run: RunLayout, *, timeout_s: float | None = None) -> "RunResult":
 
     verdict, unwritten = remote.wait(run, timeout_s)
     return RunResult(run, verdict, unwritten)
+
+
+def wait_until(run: RunLayout, *, attempt: int = 1, step: int = 0, timeout_s: float | None = None) -> None:
+    """Return once the chaos leg's attempt `attempt` has begun and some rank has completed `step`, in whichever attempt.
+
+    From then on `inject` finds a leg to strike. Raises RunTimeoutError when `timeout_s` pass first; when the run ends first,
+    what it ended with, or UsageError.
+    """
+    from chaosrun.report.moment import has_come
+    from chaosrun.supervise import remote
+
+    what = f"step {step}" if step else f"attempt {attempt}"
+    remote.until(run, has_come(run, attempt=attempt, step=step), what=what, timeout_s=timeout_s)

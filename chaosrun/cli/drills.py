@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
+    MOMENTS,
     NOTHING,
     Address,
     After,
@@ -21,6 +22,7 @@ from chaosrun.cli.options import (
     about,
     duration_s,
     job_asked,
+    moment,
     show,
     show_verdict,
 )
@@ -271,6 +273,7 @@ def wait(
     run: Run,
     /,
     *,
+    until: Annotated[str | None, Parameter(help=f"Not for its end: {MOMENTS}. Exit code 2 when it ends before.")] = None,
     timeout: Annotated[str | None, Parameter(help="Such as 90s, 10m, 2h; exit code 124 when it passes.")] = None,
     root: Root = None,
     quiet: Quiet = False,
@@ -280,6 +283,11 @@ def wait(
     from chaosrun import api
 
     layout, timeout_s = api.find_run(run, root), None if timeout is None else duration_s("--timeout", timeout)
+    if until is not None:
+        api.wait_until(layout, **moment("--until", until), timeout_s=timeout_s)
+        if output == "json":
+            write_json(about(layout, reached=until))
+        return 0
     return _shown(api.wait(layout, timeout_s=timeout_s), output)
 
 
@@ -293,6 +301,7 @@ def inject(
         list[str] | None, Parameter(name="--set", help="An option of the kind, such as grace=5s; may be given several times.")
     ] = None,
     seed: Annotated[int | None, Parameter(help="Of --rank random; default: drawn, and printed.")] = None,
+    when: Annotated[str | None, Parameter(help=f"Wait for it first, however long: {MOMENTS}. Default: now.")] = None,
     timeout: Annotated[str, Parameter(help="How long to wait until it is seen to have landed.")] = "2m",
     no_wait: Annotated[bool, Parameter(help="Return as soon as the fault is part of the run's plan.")] = False,
     root: Root = None,
@@ -305,6 +314,8 @@ def inject(
     from chaosrun.verify.ruling import EXIT_CODES
 
     layout, timeout_s = api.find_run(run, root), duration_s("--timeout", timeout)
+    if when is not None:
+        api.wait_until(layout, **moment("--when", when))
     asked = api.inject(layout, kind=kind, rank=rank, settings=set_ or (), seed=seed)
     if output == "text":
         drawn = f"  (drawn with --seed {asked['seed']})" if rank == "random" else ""

@@ -38,6 +38,7 @@ Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 fa
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
 
 
+MOMENTS = "chaos (its ranks are started), attempt=N (of the chaos leg) or step=N (completed there)"
 After = Annotated[tuple[str, ...], Parameter(parse=False, help="After two dashes: arguments of the script, or a command.")]
 """`cli.main` fills it in."""
 
@@ -104,6 +105,14 @@ def duration_s(option: str, text: str) -> float:
         return seconds_of(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r} must be {error}", hint=f"such as {option} 90s") from error
+
+
+def moment(option: str, text: str) -> dict[str, int]:
+    """`chaos`, `attempt=2`, `step=40` as `api.wait_until` takes it. Raises UsageError, naming the option."""
+    name, _, number = ("attempt", "=", "1") if text == "chaos" else text.partition("=")
+    if name not in ("attempt", "step") or not number.isdecimal() or int(number) < 1:
+        raise UsageError(f"{option} {text!r} is no moment of a drill", hint=f"write {option} chaos, attempt=2 or step=40")
+    return {name: int(number)}
 
 
 def numbers(option: str, text: str, of: str) -> tuple[int, ...]:

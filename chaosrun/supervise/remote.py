@@ -82,6 +82,31 @@ def wait(run: RunLayout, timeout_s: float | None) -> tuple[Verdict, tuple[str, .
     return outcome(run)
 
 
+def until(run: RunLayout, reached: Callable[[], bool], *, what: str, timeout_s: float | None) -> None:
+    """Wait until `reached` says so; `what` names it in an error: "step 40".
+
+    Raises RunTimeoutError when `timeout_s` pass first; when the run ends first, what it ended with, or UsageError.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        # Asked first: what was written before the end is then there to be read.
+        over = not is_supervised(run)
+        if reached():
+            return
+        if over:
+            verdict, _ = outcome(run)
+            raise UsageError(
+                f"run {run.run_id} has ended ({verdict.status}), and never came to {what} of its chaos leg",
+                hint=f"`chaosrun verify {run_argument(run)}` shows its verdict",
+            )
+        if deadline is not None and time.monotonic() > deadline:
+            raise RunTimeoutError(
+                f"run {run.run_id} has not come to {what} of its chaos leg within {timeout_s:g} s",
+                hint=f"it goes on: `chaosrun status {run_argument(run)}`",
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
 def cancel(run: RunLayout, *, timeout_s: float | None = None) -> None:
     """End a run that another process supervises, as SIGINT there would: in order, `resume` goes on. Returns at once, with
     `timeout_s` when nobody supervises it any more. Raises UsageError when nobody does, RunTimeoutError."""

@@ -26,7 +26,7 @@ END = """(title) => {
 def demo(folder: Path) -> Path:
     """Run in a directory of the demo's own: the report names the one that it was submitted from."""
     shutil.copytree(ROOT / "jobs", folder / "jobs")
-    subprocess.run([sys.executable, "-m", "chaosrun.cli", "submit", "jobs/bytelm/job.yaml"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "chaosrun", "submit", "jobs/bytelm/job.yaml"], cwd=folder, check=True)
     (run,) = (folder / ".chaosrun" / "runs").iterdir()
     return run
 

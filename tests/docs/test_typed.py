@@ -34,11 +34,6 @@ ELSEWHERE = {
 """Lines that are only parsed, and why."""
 MEANWHILE = {"chaosrun status latest -w", "chaosrun logs latest -f"}
 """Typed in another window: they go on beside the lines below, and end by themselves."""
-TOO_EARLY = {
-    "chaosrun inject latest --kind kill --rank 1",
-    "chaosrun inject latest --kind preempt --rank random --set grace=5s",
-}
-"""Refused until the chaos leg runs, as their comments say: typed again until they are not."""
 INSTEAD = {"chaosrun suite configs/nightly.yaml --seed today": "--shard 1/12"}
 """Too long to be run as it is: what is added to it."""
 CHEAP = {"plan", "validate", "schema", "export", "init", "list"}
@@ -101,7 +96,7 @@ def test_a_command_that_is_not_understood_is_noticed() -> None:
 
 def test_the_exceptions_are_lines_of_the_documents() -> None:
     texts = [line.text for line in TYPED]
-    assert {*ELSEWHERE, *MEANWHILE, *TOO_EARLY, *INSTEAD} <= {*texts}
+    assert {*ELSEWHERE, *MEANWHILE, *INSTEAD} <= {*texts}
     assert len(texts) > 40
 
 
@@ -185,9 +180,6 @@ def test_what_is_to_be_typed_works(page: Path, copy: Path) -> None:
             continue
         began = time.monotonic()
         code, output = run(f"{line.text} {INSTEAD.get(line.text, '')}")
-        while code != line.exit_code and line.text in TOO_EARLY and time.monotonic() - began < LONGEST_S:
-            time.sleep(0.5)
-            code, output = run(line.text)
         print(f"{time.monotonic() - began:6.1f} s  {line}")
         assert code == line.exit_code, f"{line}: ended with {code}, not {line.exit_code}\n{output}"
     for line, process in beside:

@@ -85,9 +85,11 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
     assert late.returncode == 124 and "it goes on" in late.stderr
 
     waiting = shell.start("wait", run.run_id)
+    early = shell.run("wait", "latest", "--until", "chaos", "--timeout", "1")
+    assert early.returncode == 124 and "has not come to attempt 1 of its chaos leg" in early.stderr
+    striking = shell.start("inject", "latest", "--kind", "kill", "--rank", "1", "--when", "step=4")
     (shell.folder / "go-reference").touch()
-    trains(shell, "chaos", step=4)
-    struck = shell.run("inject", "latest", "--kind", "kill", "--rank", "1")
+    struck = finish(striking)
     assert struck.returncode == 0, struck.stderr
     assert "F1  landed in attempt 1: rank 1 after step 4, pid" in struck.stdout and "SIGKILL" in struck.stdout
     planned = json.loads(run.plan_json.read_text())["faults"]
@@ -114,6 +116,9 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
     assert "faults.schedule=[{rank: 1, after:" in verdict.stdout
     order = [record["event"] for record in events_of_fault(run, "F1")]
     assert order == ["fault.injected", "fault.requested", "fault.observed"]
+    assert shell.run("wait", "latest", "--until", "attempt=2").returncode == 0
+    never = shell.run("wait", "latest", "--until", "attempt=9")
+    assert never.returncode == 2 and "has ended (PASS), and never came to attempt 9" in never.stderr
     over = shell.run("inject", "latest", "--rank", "1")
     assert over.returncode == 2 and "it has ended" in over.stderr
 

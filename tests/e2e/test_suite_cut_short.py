@@ -48,7 +48,7 @@ def wait_for(said: Path, words: str, process: subprocess.Popen[bytes]) -> None:
 
 def test_interrupted_then_killed_then_done(tmp_path: Path) -> None:
     (tmp_path / "four.yaml").write_text(SUITE)
-    chaosrun = [sys.executable, "-m", "chaosrun.cli"]
+    chaosrun = [sys.executable, "-m", "chaosrun"]
     process, said = begin([*chaosrun, "suite", "four.yaml", "--junit", "four.xml"], tmp_path, 1)
     wait_for(said, "2/4 b begins", process)
     time.sleep(1.0)

@@ -87,6 +87,8 @@ def _defers(node: ast.AST) -> bool:
 
 def room_of(path: Path) -> str:
     inside = path.relative_to(PACKAGE)
+    if inside.name == "__main__.py":
+        return "cli"  # the command line as a program
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 

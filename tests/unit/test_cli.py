@@ -55,7 +55,7 @@ def api(monkeypatch: pytest.MonkeyPatch, run: RunLayout) -> Calls:
     calls = Calls(answers={"find_run": lambda ref, root: run})
     module = ModuleType("chaosrun.api")
     names = ("submit", "resume", "verify", "plan", "list_runs", "find_run", "diagnose", "sweep", "shrink", "report")
-    for name in (*names, "wait", "cancel", "inject", "landings"):
+    for name in (*names, "wait", "cancel", "inject", "landings", "wait_until"):
         setattr(module, name, calls.answer(name))
     monkeypatch.setitem(sys.modules, "chaosrun.api", module)
     monkeypatch.setattr(chaosrun, "api", module, raising=False)
@@ -225,6 +225,9 @@ class TestCommands:
             (["sweep", "job.yaml", "--at-once", "0"], "--at-once 0"),
             (["shrink", "latest", "--max-drills", "0"], "--max-drills 0"),
             (["wait", "latest", "--timeout", "soon"], "--timeout 'soon' must be a time"),
+            (["wait", "latest", "--until", "soon"], "--until 'soon' is no moment of a drill"),
+            (["wait", "latest", "--until", "step=0"], "--until 'step=0' is no moment"),
+            (["inject", "latest", "--rank", "1", "--when", "attempt"], "--when 'attempt' is no moment"),
             (["cancel", "latest", "--timeout", "soon"], "--timeout 'soon' must be a time"),
             (["inject", "latest", "--rank", "1", "--timeout", "soon"], "--timeout 'soon' must be a time"),
         ],
@@ -273,6 +276,20 @@ class TestControl:
         assert cli.main(["wait", "latest", "--timeout", "10m", "-o", "json"]) == 3
         assert json.loads(capsys.readouterr().out)["verdict"]["status"] == "FAIL"
         assert [call[1]["timeout_s"] for call in api.made if call[0] == "wait"] == [None, 600.0]
+
+    @pytest.mark.parametrize(
+        ("text", "asked"), [("chaos", {"attempt": 1}), ("attempt=2", {"attempt": 2}), ("step=40", {"step": 40})]
+    )
+    def test_wait_for_a_moment(
+        self, api: Calls, run: RunLayout, text: str, asked: dict[str, int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        api.answers |= {"wait_until": lambda run, **asked: None, "inject": lambda run, **asked: self.ASKED}
+        assert cli.main(["wait", "latest", "--until", text, "--timeout", "9m"]) == 0
+        assert api.made[-1] == ("wait_until", {"args": (run,), **asked, "timeout_s": 540.0})
+        assert cli.main(["inject", "latest", "--rank", "all", "--no-wait"]) == 0
+        assert "wait_until" not in [name for name, _ in api.made[2:]]
+        assert cli.main(["inject", "latest", "--rank", "all", "--no-wait", "--when", text]) == 0
+        assert [name for name, _ in api.made[-2:]] == ["wait_until", "inject"] and api.made[-2][1] == {"args": (run,), **asked}
 
     @pytest.mark.parametrize(("text", "timeout_s"), [("0.5", 0.5), ("90", 90.0), ("500ms", 0.5)])
     def test_a_timeout_as_a_job_file_may_say_it(self, api: Calls, run: RunLayout, text: str, timeout_s: float) -> None:
@@ -413,7 +430,7 @@ class TestProcess:
         assert process.wait(timeout=300) == 2
 
     def start(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "chaosrun.cli", *arguments]
+        command = [sys.executable, "-m", "chaosrun", *arguments]
         environ = {**ENVIRON, **environ}
         return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=300, check=False)
 

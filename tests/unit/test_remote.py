@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +365,48 @@ class TestLandings:
             threading.Timer(0.2, self.write, (run, *STARTED, requested("F1"), DIED, observed("F1"))).start()
             (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.landed and seen.step is None and "before its first step" in seen.sentence
+
+
+class TestMoments:
+    """What `wait --until` and `inject --when` wait for."""
+
+    @pytest.fixture
+    def leg(self, run: RunLayout) -> Iterator[Journal]:
+        journal = Journal(run.leg("chaos").journal)
+        yield journal
+        journal.close()
+
+    @pytest.mark.parametrize(
+        ("asked", "what"), [({}, "attempt 1"), ({"attempt": 2}, "attempt 2"), ({"step": 9}, "step 9")], ids=str
+    )
+    def test_not_before_it_has_come(self, run: RunLayout, leg: Journal, asked: dict[str, int], what: str) -> None:
+        def go_on() -> None:
+            leg.append(event("attempt.starting", attempt=1))
+            write_steps(run, "chaos", 1, 1, range(1, 10))
+            leg.append(event("attempt.starting", attempt=2, resume_step=4))
+
+        with lock_run(run), supervision(run):
+            write_steps(run, "reference", 1, 1, range(1, 20))  # another leg's
+            with pytest.raises(RunTimeoutError, match=f"has not come to {what} of its chaos leg within 0.2 s"):
+                api.wait_until(run, **asked, timeout_s=0.2)
+            threading.Timer(0.2, go_on).start()
+            api.wait_until(run, **asked, timeout_s=60)
+
+    def test_a_former_supervisor_s_leg_takes_no_faults(self, run: RunLayout, leg: Journal) -> None:
+        leg.append(event("attempt.starting", attempt=1))
+        with lock_run(run), supervision(run):
+            with pytest.raises(RunTimeoutError):
+                api.wait_until(run, timeout_s=0.2)
+            leg.append(event("attempt.starting", attempt=2))
+            api.wait_until(run, timeout_s=60)
+
+    def test_a_run_that_ends_first(self, run: RunLayout, leg: Journal) -> None:
+        with suppress(ResourcesError), supervision(run):
+            leg.append(event("attempt.starting", attempt=1))
+            raise ResourcesError("no space is left")
+        api.wait_until(run)  # it came, and is over
+        with pytest.raises(ResourcesError, match="no space is left"):
+            api.wait_until(run, step=3)
 
 
 def test_flock_is_what_the_tests_say(run: RunLayout) -> None:

@@ -1,4 +1,4 @@
-"""`python -m chaosrun.cli`."""
+"""`python -m chaosrun`."""
 
 import sys
 
