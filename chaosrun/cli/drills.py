@@ -49,7 +49,7 @@ def submit(
     address: Address = None,
     reference: Annotated[
         str,
-        Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: run it anew; or a run id."),
+        Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: make one; or a run id."),
     ] = "auto",
     detach: Detach = False,
     root: Root = None,
@@ -79,7 +79,7 @@ def resume(
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
-    """Go on with a run whose supervisor died or was interrupted."""
+    """Continue a run whose supervisor died or was interrupted."""
     from chaosrun import api
     from chaosrun.report.live import progress
     from chaosrun.supervise.drill import has_ended

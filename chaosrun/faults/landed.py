@@ -44,7 +44,7 @@ def fault_problem(fault: Fault, leg: LegHistory) -> Problem | None:
     try:
         seen = Observation.of(fault, record)
     except ValueError as error:
-        return Problem("unreadable", f"what was written down of it cannot be read ({error})")
+        return Problem("unreadable", f"its record cannot be read ({error})")
     if problem := _elsewhere(fault, asked, record):
         return problem
     if record.how != fault.facts.evidence:
@@ -166,14 +166,14 @@ def _grace_problem(seen: Observation) -> Problem | None:
 def hang_problem(seen: Observation) -> Problem | None:
     """Why a rank that stopped first, as it was found then (`hang.declared`), did not stop by the fault; None when it did."""
     if seen.hang is None:
-        return Problem("nothing_said", "nothing was written down of what was found of it")
+        return Problem("nothing_said", "there is no record of what was found of it")
     return (seen.fault.facts.shows or alive)(seen)
 
 
 def note_problem(seen: Observation) -> Problem | None:
     """Why a note does not show the fault; None when it does."""
     if seen.note is None:
-        return Problem("nothing_said", "nothing was written down of what it did")
+        return Problem("nothing_said", "there is no record of what it did")
     if seen.note.problem is not None:
         return Problem("said", seen.note.problem)
     shows = seen.fault.facts.shows

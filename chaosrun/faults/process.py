@@ -170,7 +170,7 @@ def _lost_worker(seen: Observation) -> Problem | None:
     """In torch's words."""
     note: LoaderWorkerNote | None = seen.note
     if note is None or note.victim is None:
-        return Problem("nothing_said", "nothing was written down of victim")
+        return Problem("nothing_said", "the fault's record names no victim")
     return other_error(seen, unless=bool(re.search(rf"^RuntimeError: DataLoader worker \(pid.*\b{note.victim}\b", seen.error)))
 
 

@@ -63,7 +63,7 @@ def _port_in_use(seen: Observation) -> Problem | None:
     """In torch's words."""
     note: PortNote | None = seen.note
     if note is None or note.port is None:
-        return Problem("nothing_said", "nothing was written down of port")
+        return Problem("nothing_said", "the fault's record names no port")
     wanted = rf"^DistNetworkError: .*\bport: {note.port}\b.*\bEADDRINUSE\b"
     return other_error(seen, unless=bool(re.search(wanted, seen.error)))
 

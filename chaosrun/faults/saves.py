@@ -82,7 +82,7 @@ def _struck(seen: Observation) -> Problem | None:
     """It died between the two operations that were named."""
     note: SaveNote | None = seen.note
     if note is None or note.struck_s is None:
-        return Problem("nothing_said", "nothing was written down of the operations before its death")
+        return Problem("nothing_said", "there is no record of the operations before its death")
     wanted = seen.fault.option("operation")
     if wanted is not None and note.done != wanted - 1:
         return Problem("elsewhere_in_save", f"{count(note.done, 'operation')} were done, operation {wanted} was to be the next")

@@ -75,7 +75,7 @@ def test_a_death_of_the_right_kind_is_the_proof(kind: str, exit_code: int | None
         ("memory", 4, None, {"end": {"status": "raised", "error": "MemoryError: "}}, "another error"),
         ("memory", None, signal.SIGKILL, {}, "ended with signal 9"),
         ("loader_worker", 4, None, {"end": WORKER, "note": {"victim": 471}}, "another error"),
-        ("loader_worker", 4, None, {"end": WORKER, "note": None}, "nothing was written down of victim"),
+        ("loader_worker", 4, None, {"end": WORKER, "note": None}, "the fault's record names no victim"),
         ("stop", None, signal.SIGKILL, {}, "does not show by a death"),
     ],
 )

@@ -84,7 +84,7 @@ def end(rank: str, exit_code: int | None, by_signal: int | None, **more: Any) ->
 @pytest.mark.parametrize(
     ("kind", "change", "told"),
     [
-        ("node", lambda _: None, "nothing was written down"),
+        ("node", lambda _: None, "there is no record"),
         ("node", put(problem="30 s after the strike there still was: agent (50)"), "there still was"),
         ("node", put(left=[AGENT]), "none were left"),
         ("node", lambda found: {key: found[key] for key in found if key != "left"}, "none were left"),
