@@ -92,7 +92,7 @@ def suite(
         return 0
     run = partial(api.suite, request, resume=resume, at_once=at_once, root=root, address=address)
     result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
-    show(output, result.to_json, lambda: render_suite(result))
+    show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
     hand_out(result, junit, markdown)
     return result.exit_code
 
@@ -118,7 +118,7 @@ def _run_suite(
             return run(on_event=on_event, on_cut_short=on_cut_short)
     except ChaosrunError:
         if output == "text":  # else the error is the only value
-            write_out("".join(as_text(render_suite(so_far)) for so_far in ended))
+            write_out("".join(as_text(render_suite(so_far, quiet=quiet)) for so_far in ended))
         raise
 
 
@@ -174,7 +174,7 @@ def sweep(
             address=address,
             on_event=on_event,
         )
-    show(output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root))
+    show(output, lambda: {**swept.to_json(), "exit_code": swept.exit_code}, lambda: render_sweep(swept, root=root, quiet=quiet))
     return swept.exit_code
 
 

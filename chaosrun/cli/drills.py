@@ -18,6 +18,7 @@ from chaosrun.cli.options import (
     Quiet,
     Root,
     Run,
+    Verbose,
     WayIn,
     about,
     duration_s,
@@ -53,6 +54,7 @@ def submit(
     ] = "auto",
     detach: Detach = False,
     root: Root = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
@@ -63,10 +65,10 @@ def submit(
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     if detach or at_a_terminal():
         process = api.begin(drilled, overrides=changes, root=root, address=address, reference=reference)
-        return _tied(process, detach, quiet, output)
+        return _tied(process, detach, quiet, verbose, output)
     with progress(quiet=quiet) as on_event:
         result = api.submit(drilled, overrides=changes, root=root, address=address, reference=reference, on_event=on_event)
-    return _shown(result, output)
+    return _shown(result, output, quiet=quiet, verbose=verbose)
 
 
 def resume(
@@ -76,6 +78,7 @@ def resume(
     address: Address = None,
     detach: Detach = False,
     root: Root = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
@@ -87,19 +90,19 @@ def resume(
     layout = api.find_run(run, root)
     if (detach or at_a_terminal()) and not has_ended(layout):
         process = api.go_on(layout, address=address)
-        return _tied(process, detach, quiet, output)
+        return _tied(process, detach, quiet, verbose, output)
     with progress(quiet=quiet, run=layout) as on_event:
         result = api.resume(layout, address=address, on_event=on_event)
-    return _shown(result, output)
+    return _shown(result, output, quiet=quiet, verbose=verbose)
 
 
-def _shown(result: "RunResult", output: str) -> int:
-    show_verdict(result.run, result.verdict, output)
+def _shown(result: "RunResult", output: str, *, quiet: bool, verbose: bool) -> int:
+    show_verdict(result.run, result.verdict, output, quiet=quiet, verbose=verbose)
     warn(result.unwritten)
     return result.verdict.exit_code
 
 
-def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) -> int:
+def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, verbose: bool, output: str) -> int:
     """Follow a drill in another process to its verdict, or leave it to itself."""
 
     def watch() -> None:
@@ -115,7 +118,7 @@ def _tied(process: "SupervisorProcess", detach: bool, quiet: bool, output: str) 
             _show_detached(process.run, process.pid, quiet=quiet, output=output)
             return 0
         verdict, warnings = process.result()
-    show_verdict(process.run, verdict, output)
+    show_verdict(process.run, verdict, output, quiet=quiet, verbose=verbose)
     warn(warnings)
     return verdict.exit_code
 
@@ -188,13 +191,13 @@ def _called(job: "Path | TypedJob") -> str:
     return str(job) if isinstance(job, Path) else job.command
 
 
-def verify(run: Run, /, *, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
+def verify(run: Run, /, *, root: Root = None, verbose: Verbose = False, quiet: Quiet = False, output: Format = "text") -> int:
     """Judge a run again from its files alone; needs no Ray."""
     from chaosrun import api
 
     layout = api.find_run(run, root)
     verdict = api.verify(layout)
-    show_verdict(layout, verdict, output)
+    show_verdict(layout, verdict, output, quiet=quiet, verbose=verbose)
     return verdict.exit_code
 
 
@@ -221,13 +224,16 @@ def diagnose(run: Run, /, *, address: Address = None, root: Root = None, quiet: 
     """Run a FAIL again around its first difference and name the quantity, rank, tensor and ULP: exit code 0, or 6 when the
     difference does not show again."""
     from chaosrun import api
-    from chaosrun.report.diagnosis import render_diagnosis
+    from chaosrun.report.diagnosis import render_conclusion, render_diagnosis
     from chaosrun.report.live import progress
+    from chaosrun.report.write import write_reports
 
     layout = api.find_run(run, root)
     with progress(quiet=quiet, run=layout) as on_event:
         diagnosis = api.diagnose(layout, address=address, on_event=on_event)
-    show(output, diagnosis.to_json, lambda: render_diagnosis(diagnosis, layout))
+    unwritten = write_reports(layout, api.verify(layout))
+    show(output, diagnosis.to_json, lambda: (render_conclusion if quiet else render_diagnosis)(diagnosis, layout))
+    warn(unwritten)
     return diagnosis.exit_code
 
 
@@ -276,6 +282,7 @@ def wait(
     until: Annotated[str | None, Parameter(help=f"Not for its end: {MOMENTS}. Exit code 2 when it ends before.")] = None,
     timeout: Annotated[str | None, Parameter(help="Such as 90s, 10m, 2h; exit code 124 when it passes.")] = None,
     root: Root = None,
+    verbose: Verbose = False,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
@@ -288,7 +295,7 @@ def wait(
         if output == "json":
             write_json(about(layout, reached=until))
         return 0
-    return _shown(api.wait(layout, timeout_s=timeout_s), output)
+    return _shown(api.wait(layout, timeout_s=timeout_s), output, quiet=quiet, verbose=verbose)
 
 
 def inject(

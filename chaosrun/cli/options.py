@@ -27,8 +27,9 @@ Format = Annotated[
 ]
 Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept (default: $CHAOSRUN_ROOT, else ./.chaosrun).")]
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
-Quiet = Annotated[
-    bool, Parameter(name=["--quiet", "-q"], help="No progress, and nothing beyond what was asked for but errors.")
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress, and no more than a line where a verdict is told.")]
+Verbose = Annotated[
+    bool, Parameter(name=["--verbose", "-v"], help="Below the tables of faults, attempts and checks (without --quiet).")
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[
@@ -149,14 +150,15 @@ def show(output: str, value: Callable[[], Mapping[str, object]], page: "Callable
         write_out(as_text(page()))
 
 
-def show_verdict(run: "RunLayout", verdict: "Verdict", output: str) -> None:
+def show_verdict(run: "RunLayout", verdict: "Verdict", output: str, *, quiet: bool, verbose: bool) -> None:
     if output == "json":
         write_json(about(run, verdict=verdict.to_json()))
-    else:
-        from chaosrun.report.text import render_text
-        from chaosrun.report.view import read_view
+        return
+    from chaosrun.report.text import render_line, render_text
+    from chaosrun.report.view import read_view
 
-        write_out(as_text(render_text(read_view(run, verdict))))
+    view = read_view(run, verdict)
+    write_out(as_text(render_line(view) if quiet else render_text(view, whole=verbose)))
 
 
 def as_text(page: "RenderableType") -> str:

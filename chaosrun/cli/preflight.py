@@ -100,7 +100,7 @@ def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_f
 
     good = None if good_file is None else str(good_file)
 
-    def table(width: int, colour: bool) -> str:
+    def table(width: int, colour: bool, quiet: bool = False) -> str:
         return render_text(result, width=width, colour=colour, good_file=good, quiet=quiet)
 
     def asked_for() -> str:
@@ -121,7 +121,7 @@ def _show(result: "Result", output: str, to: Path | None, *, quiet: bool, good_f
     if to is not None:
         _write(to, asked_for())
     if to is not None or output == "text":
-        write_out(table(page_width(), has_colour(sys.stdout, os.environ)))
+        write_out(table(page_width(), has_colour(sys.stdout, os.environ), quiet))
     else:
         write_out(asked_for())
 

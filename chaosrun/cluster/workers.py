@@ -63,12 +63,8 @@ class ClusterWorkers:
             lost = "; ".join(self._avoid.values())
             hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
             raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
-        return PlacementAcquired(
-            nodes=placement.nodes,
-            ray=self._cluster.kind,
-            oversubscribed=self._cluster.oversubscribed,
-            not_preloaded=self._cluster.start_servers(self._env, **self._runs),
-        )
+        self._cluster.start_servers(self._env, **self._runs)
+        return PlacementAcquired(nodes=placement.nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
 
     @property
     def nodes(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from chaosrun.errors import UsageError
 from chaosrun.records.codec import convert
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.naming import run_argument
+from chaosrun.records.naming import run_argument, shortest
 from chaosrun.records.run_file import read_object
 from chaosrun.report.page import columns, indented, labelled, pairs, section, shown, unwrapped
 from chaosrun.wording import count
@@ -53,13 +53,24 @@ def render_diagnosis(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
         place = "After the last step" if finding.at_end else f"Step {finding.step}"
         parts += section(f"{place}, attempt {finding.attempt} of the replay", _quantities(diagnosis.comparison))
         parts += section("What differs first", pairs(finding_rows(finding), bold="quantity"))
-    parts += ["", _conclusion(diagnosis)]
+    label, account = _conclusion(diagnosis)
+    parts += ["", labelled(label, account, style="bold red" if diagnosis.reproduced else "bold yellow")]
+    if diagnosis.divergence is not None and diagnosis.reproduced:
+        parts.append(labelled("cause", diagnosis.divergence.cause))
     if diagnosis.hazard is not None:
         parts.append(labelled("hazard", hazard_sentence(diagnosis)))
     if diagnosis.hint is not None:
         parts.append(labelled("hint", diagnosis.hint))
-    parts.append(unwrapped(f"{'inspect':<8}  chaosrun verify {run_argument(run)}"))
+    if run.report_html.is_file():
+        parts.append(labelled("report", shortest(run.report_html.absolute()), wrap=False))
+    parts.append(labelled("inspect", f"chaosrun verify {run_argument(run)}", wrap=False))
     return Group(*parts)
+
+
+def render_conclusion(diagnosis: "Diagnosis", run: RunLayout) -> RenderableType:
+    """One line."""
+    label, account = _conclusion(diagnosis)
+    return unwrapped(f"{label}  {run.run_id}: {account}")
 
 
 def hazard_sentence(diagnosis: "Diagnosis") -> str:
@@ -144,14 +155,14 @@ def _distances(found: "Finding") -> Iterator[str]:
         yield f"at most {difference.max_distance}"
 
 
-def _conclusion(diagnosis: "Diagnosis") -> RenderableType:
+def _conclusion(diagnosis: "Diagnosis") -> tuple[str, str]:
     if not diagnosis.reproduced:
-        return labelled("NOT SHOWN", diagnosis.account, style="bold yellow")
+        return "NOT SHOWN", diagnosis.account
     finding = diagnosis.comparison.finding
     if finding is None:
         equal = "" if not diagnosis.comparison.moments else "; every quantity of the steps around it is equal"
-        return labelled("SHOWN", f"{diagnosis.account}{equal}", style="bold red")
+        return "SHOWN", f"{diagnosis.account}{equal}"
     what = _called(finding.quantity, at_end=finding.at_end)
     when = f"{'after ' if finding.at_end else ''}step {finding.step}"
     where = f"{when}, rank {finding.rank}" + (f", {finding.tensor}" if finding.tensor else "")
-    return labelled("SHOWN", f"{what} first ({where}); {diagnosis.account}", style="bold red")
+    return "SHOWN", f"{what} first ({where}); {diagnosis.account}"

@@ -33,7 +33,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     if verdict.outcome is None:
         # Whether anybody supervises it the files do not tell; where somebody does, `resume` says so.
         return (command("look", "status", *where), command("go on", "resume", *where))
-    inspect = command("inspect", "verify", *where)
+    inspect = command("inspect", "verify", "-v", *where)
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
         inspect = command("inspect", "logs", where[0], "--leg", "chaos", *place, *where[1:])

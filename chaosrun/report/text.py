@@ -1,7 +1,7 @@
-"""A run for a terminal: faults, attempts, checks, the first divergence, the verdict, and what to type next; also plans, runs
+"""A run for a terminal: the verdict, the first divergence, its cause, whose fault it is, what to type next; also plans, runs
 and the losses of several runs beside each other.
 
-The verdict comes last, because that is where a terminal stops.
+The tables come first, where they are asked for: a terminal stops at the end.
 """
 
 from collections.abc import Sequence
@@ -24,39 +24,69 @@ if TYPE_CHECKING:
     from chaosrun.verify.trajectory import ComparedRun, Comparison, Difference
 
 STYLES = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}
+MOST_CHECKS = 5
+"""Told one by one, of those that did not pass."""
 CHECK_STYLES = {"fail": "bold red", "inconclusive": "bold yellow", "pass": "green", "skip": "dim"}
 
 
-def render_text(view: RunView) -> RenderableType:
+def render_text(view: RunView, *, whole: bool = False) -> RenderableType:
+    """A PASS in five lines; else what differs first, whose fault it is and what to type. `whole`: below the tables of faults,
+    attempts and checks."""
     verdict = view.verdict
-    parts: list[RenderableType] = [unwrapped(f"run {view.run.run_id}  {view.facts.sentence}".rstrip(), style="bold")]
-    if view.facts.reference_source is not None:
-        parts.append(Text("reference taken from the cache"))
+    cached = "" if view.facts.reference_source is None else "; reference taken from the cache"
+    parts: list[RenderableType] = [unwrapped(f"run {view.run.run_id}  {view.facts.sentence}{cached}".rstrip(), style="bold")]
+    if whole:
+        parts += [*_tables(view), ""]
+    if view.attempts:
+        parts.append(labelled("faults", view.faults_sentence))
+    parts += [labelled("", f"{fault.id} {fault.seen}") for fault in view.faults if view.attempts and not fault.landed]
+    told = view.headline if view.divergence and view.decided else verdict.cause
+    parts.append(labelled(view.status, f"{view.why}: {told}" if view.why else told, style=STYLES[view.status]))
+    if view.divergence:
+        parts += [*section("First divergence", pairs(view.divergence, bold="cause")), ""]
+    if view.fatal is not None and view.fatal.traceback:
+        # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
+        parts += [*section(view.fatal.title, None), unwrapped(indent(view.fatal.traceback.rstrip(), "  ")), ""]
+    if view.status != "PASS":
+        parts.append(labelled("blame", view.blame.sentence))
+    if verdict.hint:
+        parts.append(labelled("hint", verdict.hint))
+    parts += _open_checks(view)
+    parts += [labelled("warning", sentence) for sentence in (*verdict.warnings, *view.damage)]
+    if view.page is not None:
+        parts.append(labelled("report", view.page, wrap=False))
+    for command in view.commands:
+        if view.status == "PASS" and command.label == "inspect":
+            continue
+        parts.append(labelled(command.label, command.line, wrap=False))
+        if command.note:
+            parts.append(unwrapped(f"{'':<8}  ({command.note})"))
+    return Group(*parts)
+
+
+def render_line(view: RunView) -> RenderableType:
+    """The verdict alone."""
+    return unwrapped(f"{view.status_words}  {view.run.run_id}: {view.verdict.cause}")
+
+
+def _tables(view: RunView) -> list[RenderableType]:
+    parts: list[RenderableType] = []
     if view.attempts:
         parts += section(f"Faults: {view.faults_title}", _faults(view) if view.faults else None)
         parts += section(f"Attempts: {view.attempts_title}", _attempts(view))
     if view.decided:
         parts += section(f"Checks: {view.checks_title}", _checks(view))
-    if view.divergence:
-        parts += section("First divergence", pairs(view.divergence, bold="cause"))
-    if view.fatal is not None and view.fatal.traceback:
-        # Indented by hand: Padding cuts lines off at the page's width, and half a path is of no use.
-        parts += section(view.fatal.title, None)
-        parts.append(unwrapped(indent(view.fatal.traceback.rstrip(), "  ")))
-    cause = f"{view.why}: {verdict.cause}" if view.why else verdict.cause
-    parts += ["", labelled(view.status, cause, style=STYLES[view.status])]
-    if view.status != "PASS":
-        parts.append(labelled("blame", view.blame.sentence))
-    parts += [labelled("warning", sentence) for sentence in (*verdict.warnings, *view.damage)]
-    if view.advice:
-        parts.append(labelled("hint", view.advice))
-    for command in view.commands:
-        parts.append(labelled(command.label, command.line, wrap=False))
-        if command.note:
-            parts.append(unwrapped(f"{'':<8}  ({command.note})"))
-    if view.page is not None:
-        parts.append(labelled("report", view.page, wrap=False))
-    return Group(*parts)
+    return parts
+
+
+def _open_checks(view: RunView) -> list[RenderableType]:
+    """What the first divergence does not say; what follows from it, in a line."""
+    told = [f"{check.name}: {check.summary}" for check in view.beside]
+    if len(told) > MOST_CHECKS:
+        told[MOST_CHECKS:] = [f"and {count(len(told) - MOST_CHECKS, 'further check')}; -v names them"]
+    if view.following:
+        told.append(f"{view.following} (-v names them)")
+    return [labelled("" if number else "checks", sentence) for number, sentence in enumerate(told)]
 
 
 def _faults(view: RunView) -> Table:

@@ -121,6 +121,8 @@ class RunView:
     killed: str
     """What was tried and killed, a sentence each."""
     faults_title: str
+    faults_sentence: str
+    """How many landed, of which kinds, and what they cost."""
     faults: tuple[FaultRow, ...]
     attempts_title: str
     attempts: tuple[AttemptRow, ...]
@@ -128,7 +130,7 @@ class RunView:
     checks: tuple["Check", ...]
     """In the order of interest."""
     divergence: tuple[tuple[str, str], ...]
-    """The first one: names and values, the last what to do about it."""
+    """The first one: names and values; what to do about it is the verdict's hint."""
     deaths: tuple[Death, ...]
     """Those that ended a leg first; at most MOST_DEATHS."""
     repeat: Command | None
@@ -155,10 +157,27 @@ class RunView:
         return self.verdict.outcome in CONCLUSIVE
 
     @property
-    def advice(self) -> str | None:
-        """The verdict's hint, where the divergence does not have it already."""
+    def consequences(self) -> tuple["Check", ...]:
+        """Failed checks that only repeat what the first divergence says."""
+        from chaosrun.verify.checks import consequences
+
         found = self.verdict.divergence
-        return None if found is not None and found.hint == self.verdict.hint else self.verdict.hint
+        return consequences(self.verdict.checks, found.kind) if self.decided and found is not None else ()
+
+    @property
+    def following(self) -> str:
+        """ "12 further checks differ as a consequence"; empty where none does."""
+        number = len(self.consequences)
+        return f"{number} further check{'s differ' if number > 1 else ' differs'} as a consequence" if number else ""
+
+    @property
+    def beside(self) -> tuple["Check", ...]:
+        """Checks that did not pass, and say something that neither the verdict nor the first divergence does."""
+        from chaosrun.verify.checks import FOLLOWING
+
+        told = {self.verdict.code, *(FOLLOWING if self.divergence else ())}
+        open_ = (check for check in self.checks if check.status in ("fail", "inconclusive"))
+        return tuple(check for check in open_ if check.code not in told) if self.decided else ()
 
     @property
     def fatal(self) -> Death | None:
@@ -194,6 +213,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         tried=_tried(facts, spec, plan),
         killed=_killed(verdict, facts, legs["chaos"]),
         faults_title=_faults_title(verdict.faults, facts),
+        faults_sentence=_faults_sentence(verdict, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
         attempts_title=_attempts_title(verdict),
         attempts=tuple(_attempt_row(attempt) for attempt in verdict.attempts),
@@ -301,10 +321,21 @@ def _faults_title(faults: "Sequence[FaultOutcome]", facts: RunFacts) -> str:
     return f"{landed} of {len(faults)} landed{facts.whose}" if faults else "none planned"
 
 
+def _faults_sentence(verdict: "Verdict", facts: RunFacts) -> str:
+    counted = Counter(fault.kind for fault in verdict.faults)
+    kinds = ", ".join(f"{number} × {kind}" if len(counted) > 1 else kind for kind, number in counted.items())
+    told = f"{_faults_title(verdict.faults, facts)}{f' ({kinds})' if kinds else ''}"
+    return f"{told}; {', '.join(_costs(verdict, 'done again'))}" if len(verdict.attempts) > 1 else told
+
+
 def _attempts_title(verdict: "Verdict") -> str:
+    return ", ".join([str(len(verdict.attempts)), *_costs(verdict, "lost and done again")])
+
+
+def _costs(verdict: "Verdict", what: str) -> list[str]:
     times_s = sorted(attempt.recovery_s for attempt in verdict.attempts if attempt.recovery_s is not None)
     recovery = [f"recovery {' to '.join(dict.fromkeys((span(times_s[0]), span(times_s[-1]))))}"] if times_s else []
-    return ", ".join([str(len(verdict.attempts)), f"{count(verdict.lost_steps, 'step')} lost and done again", *recovery])
+    return [f"{count(verdict.lost_steps, 'step')} {what}", *recovery]
 
 
 def _checks_title(checks: "Sequence[Check]") -> str:
@@ -320,7 +351,7 @@ def place_of(found: "Divergence") -> str:
 
 
 def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[str, str]]":
-    """`hint`: the verdict's, which may say the same."""
+    """`hint`: the verdict's, which is not said twice."""
     yield "where", place_of(found)
     yield "kind", found.kind
     if found.tensor is not None:
@@ -331,7 +362,8 @@ def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[st
     if (distance := _distance(found.expected, found.seen)) is not None:
         yield "distance", distance
     yield "cause", found.cause
-    yield "what to do" if found.hint == hint else "in detail", found.hint
+    if found.hint and found.hint != hint:
+        yield "in detail", found.hint
 
 
 def _deaths(legs: Iterable[LegHistory]) -> list[Death]:

@@ -42,7 +42,7 @@ def _rendered(format: str, view: RunView) -> str:
             from chaosrun.report.output import rendered
             from chaosrun.report.text import render_text
 
-            return rendered(render_text(view), width=TEXT_WIDTH, colour=False)
+            return rendered(render_text(view, whole=True), width=TEXT_WIDTH, colour=False)
     return render(view)
 
 

@@ -3,12 +3,13 @@
 Add a check here and nowhere else; PREMISES and REQUIRED say what its status does to the verdict.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
 from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
+from chaosrun.verify.compare import Kind
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
@@ -69,6 +70,30 @@ SCRIPT_REQUIRED = REQUIRED & {check.__name__ for check in SCRIPT_CHECKS} | {"res
 
 TOLERATED = frozenset({"gradients", "parameters"})
 """Skipped by right when a tolerance on weights was asked for."""
+
+
+FOLLOWING = frozenset(
+    {
+        *("resumed_state_differs", "records_differ", "replay_differs", "saved_state_differs", "buffers_not_restored"),
+        *("weights_differ_at_start", "ended_at_another_step", "step_missing", "step_beyond_the_end"),
+        *("final_weights_differ", "final_state_differs", "final_position_differs", "final_checkpoint_differs"),
+    }
+)
+"""Codes of what fails by itself once the legs have parted."""
+
+
+_BY_KIND: Mapping[Kind, str] = {
+    **{"data order": "data_order", "batch": "data_order", "rng": "rng", "loss": "losses"},
+    **{"gradient": "gradients", "learning rate": "lr", "saved state": "checkpointed_state"},
+}
+"""The check that looks at what differs first; of other kinds the first one that fails."""
+
+
+def consequences(checks: Sequence[Check], kind: Kind) -> tuple[Check, ...]:
+    """Failed checks that follow from a first difference of this kind: all but the one that tells it."""
+    found = [check for check in checks if check.status == "fail" and check.code in FOLLOWING]
+    own = next((check for check in found if check.name == _BY_KIND.get(kind)), next(iter(found), None))
+    return tuple(check for check in found if check is not own)
 
 
 def required(drill: Drill) -> frozenset[str]:

@@ -81,6 +81,8 @@ _KIND_QUANTITIES: Mapping[str, tuple[Quantity, ...]] = {
     "gradient": ("reduced gradients",),
 }
 """Quantities that a divergence of this kind is about: its cause then says more than the quantity alone."""
+STAGES = frozenset({"forward_pass", "gradient", "bucket_layout", "learning_rate", "optimizer_update"})
+"""Causes that name the part of a step in which it showed, and no more. Any other stands, whatever a replay finds beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
     quantity, name = finding.quantity, finding.tensor
     same_matter = divergence is not None and quantity in _KIND_QUANTITIES.get(divergence.kind, ())
     by_cause = divergence.reason.hazard if divergence and same_matter else None
+    known = divergence.reason.hazard if divergence and repeats and divergence.code not in STAGES else None
     match quantity:
         case "sample ids" if by_cause == "D1" and not after_restore:
             return "D3"
@@ -119,6 +122,8 @@ def _of_finding(finding: Finding, divergence: Divergence | None, *, after_restor
             return "R4"
         case "rng" if by_cause == "R7" and after_restore and (name, finding.tensors) == ("torch", 1):
             return "R1"
+        case _ if known:
+            return known
         case "optimizer state" if is_scaler(name):
             return "O7"
         case "optimizer state" if is_setting(name) and after_restore:

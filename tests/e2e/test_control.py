@@ -112,7 +112,7 @@ def test_a_drill_is_left_followed_struck_cancelled_and_gone_on_with(shell: Shell
     (shell.folder / "go-chaos").touch()
     verdict = shell.run("wait", "latest")
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr + run.supervisor_log.read_text()
-    assert "Faults: 1 of 1 landed" in verdict.stdout and "PASS" in verdict.stdout
+    assert "faults    1 of 1 landed" in verdict.stdout and "PASS" in verdict.stdout
     assert "faults.schedule=[{rank: 1, after:" in verdict.stdout
     order = [record["event"] for record in events_of_fault(run, "F1")]
     assert order == ["fault.injected", "fault.requested", "fault.observed"]
@@ -235,7 +235,7 @@ def test_a_fault_that_was_granted_strikes_under_the_next_supervisor(shell: Shell
     write_durably(run.plan_json, json.dumps(dataclasses.replace(plan, faults=granted).to_json()).encode())
     done = shell.run("resume", "latest")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Faults: 1 of 1 landed" in done.stdout
+    assert "faults    1 of 1 landed" in done.stdout
     assert events(run.leg("chaos"), "fault.observed")[0]["attempt"] == 2
 
 
@@ -251,7 +251,7 @@ def test_a_supervisor_that_is_kept_takes_its_own_end_as_an_injection(shell: Shel
     assert "seen by the next supervisor" in struck.stdout
     done = finish(waiting)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Faults: 2 of 2 landed" in done.stdout
+    assert "faults    2 of 2 landed" in done.stdout
     assert len(events(run.leg("chaos"), "supervisor.resumed")) == 2
 
 
@@ -277,5 +277,5 @@ def test_kinds_and_ranks_in_one_drill(shell: Shell) -> None:
         assert all(fault["landed"] for fault in told["faults"])
     verdict = shell.run("wait", "latest")
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
-    assert "Faults: 6 of 6 landed" in verdict.stdout
+    assert "faults    6 of 6 landed" in verdict.stdout
     assert [record["fault"] for record in events(run.leg("chaos"), "fault.injected")] == [f"F{n}" for n in range(1, 7)]

@@ -94,7 +94,7 @@ def test_a_supervisor_killed_in_the_reference_and_again_before_a_fault(shell: Sh
     assert len(events(run.leg("chaos"), "fault.observed")) == 1
     done = shell.run("resume", "latest")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Faults: 2 of 2 landed" in done.stdout
+    assert "faults    2 of 2 landed" in done.stdout
     assert "PASS" in done.stdout
     assert "the death of its supervisor" in done.stdout
 

@@ -90,7 +90,7 @@ def test_a_run_that_is_interrupted_in_both_legs_ends_in_pass(shell: Shell) -> No
     done = shell.run("resume", "latest")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASS" in done.stdout
-    assert "Faults: 2 of 2 landed" in done.stdout
+    assert "faults    2 of 2 landed" in done.stdout
     assert [record["attempt"] for record in events(run.leg("chaos"), "attempt.starting")] == [1, 2, 3, 4]
 
 

@@ -93,7 +93,7 @@ def test_a_drill_that_kills_its_supervisor_and_rays_head_ends_with_a_verdict(she
     head = "{rank: 0, kind: head, at_step: 15, phase: reduce}"
     done = shell_of_one.run("submit", JOB, *SHORT, f"faults.schedule=[{supervisor}, {timed}, {head}]", timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Faults: 3 of 3 landed" in done.stdout
+    assert "faults    3 of 3 landed" in done.stdout
     run = shell_of_one.only_run()
     chaos = run.leg("chaos")
     resumed = events(chaos, "supervisor.resumed")

@@ -205,10 +205,13 @@ class TestCommands:
     ) -> None:
         name = tokens.split()[0]
         api.answers[name] = lambda of, **_: SimpleNamespace(exit_code=code, to_json=lambda: {"v": 1, "exit_code": code})
+        api.answers["verify"] = lambda run: VERDICT
         assert cli.main([*tokens.split(), "-q", "-o", "json"]) == code
         assert json.loads(capsys.readouterr().out) == {"v": 1, "exit_code": code}
         of = Path("job.yaml") if name == "sweep" else run
-        assert api.made[-1] == (name, {"args": (of,), "on_event": None, **asked})
+        assert (name, {"args": (of,), "on_event": None, **asked}) in api.made
+        # What a diagnosis has found is in the report from then on.
+        assert run.report_html.exists() == (name == "diagnose")
 
     def test_report(self, api: Calls, run: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
         made = SimpleNamespace(run_id=RUN_ID, path=run.junit_xml, text=None, verdict=VERDICT)

@@ -126,7 +126,7 @@ def test_a_drill_that_came_back_to_other_data(tmp_path: Path) -> None:
     page = page_of(run)
     assert page.said("verdict").startswith(
         "chaosrun drill"
-    ) and "FAIL 1 batch skipped First difference in data order: step 5" in page.said("verdict")
+    ) and "FAIL 1 batch skipped First divergence where step 5, ranks 0, 1, 2" in page.said("verdict")
     assert "Whose fault Chaosrun's, most likely" in page.said("verdict")
     assert "data order" in page.said("divergence") and "expected" in page.said("divergence")
     assert "≠ another one: it belongs to step" in page.said("ledger") and "→ 5" in page.said("ledger")

@@ -16,7 +16,7 @@ from chaosrun.records.events import Outcome, RaisedError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.output import has_colour, rendered
-from chaosrun.report.text import job_sentence, render_plan, render_runs, render_text
+from chaosrun.report.text import job_sentence, render_line, render_plan, render_runs, render_text
 from chaosrun.report.view import read_view
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.account import AttemptSummary, FaultOutcome
@@ -141,8 +141,8 @@ def write_chaos(run: RunLayout, *records: tuple[str, dict[str, Any]], leg: str =
     journal.close()
 
 
-def text(verdict: Verdict, run: RunLayout, *, width: int = 80) -> str:
-    return rendered(render_text(read_view(run, verdict)), width=width, colour=False)
+def text(verdict: Verdict, run: RunLayout, *, width: int = 80, whole: bool = False) -> str:
+    return rendered(render_text(read_view(run, verdict), whole=whole), width=width, colour=False)
 
 
 def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
@@ -159,36 +159,53 @@ def test_nothing_that_a_run_wrote_commands_a_terminal(run: RunLayout) -> None:
     assert "\x1b" not in text(bad, run)
 
 
-def test_pass(run: RunLayout) -> None:
-    assert text(PASSED, run) == (
-        "run bytelm-20260102-030405  bytelm, 3 workers\n"
-        "\n"
-        "Faults: 1 of 1 landed\n"
-        "  fault  what                          where               evidence\n"
-        "  F1     SIGKILL rank 1 after step 17  attempt 1, step 17  pid 4211: SIGKILL\n"
-        "\n"
-        "Attempts: 2, 7 steps lost and done again, recovery 0.19 s\n"
-        "  #  went on from   steps  ended by   lost  recovery\n"
-        "  1  the beginning  1-17   fault F1      7         -\n"
-        "  2  step-00000010  11-90  completed     -    0.19 s\n"
-        "\n"
-        "Checks: 2 passed, 1 skipped\n"
-        "  pass  completed        both legs ended at step 90 on every rank\n"
-        "  pass  gradients        270 step records, equal\n"
-        "  skip  final_scheduler  no scheduler is registered\n"
-        "\n"
-        "PASS      bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault\n"
-        "inspect   chaosrun verify bytelm-20260102-030405\n"
-        "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]'\n"
-    )
+HEAD = "run bytelm-20260102-030405  bytelm, 3 workers\n"
+FIVE_LINES = """\
+faults    1 of 1 landed (kill); 7 steps done again, recovery 0.19 s
+PASS      bit-identical to the undisturbed run: 90 steps on 3 ranks, 1 fault
+report    .chaosrun/runs/bytelm-20260102-030405/report.html
+repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]'
+"""
+
+
+def test_a_pass_is_five_lines(run: RunLayout) -> None:
+    run.report_html.write_text("<html>")
+    assert text(PASSED, run) == HEAD + FIVE_LINES
+
+
+def test_the_whole_of_a_pass(run: RunLayout) -> None:
+    run.report_html.write_text("<html>")
+    tables = """
+Faults: 1 of 1 landed
+  fault  what                          where               evidence
+  F1     SIGKILL rank 1 after step 17  attempt 1, step 17  pid 4211: SIGKILL
+
+Attempts: 2, 7 steps lost and done again, recovery 0.19 s
+  #  went on from   steps  ended by   lost  recovery
+  1  the beginning  1-17   fault F1      7         -
+  2  step-00000010  11-90  completed     -    0.19 s
+
+Checks: 2 passed, 1 skipped
+  pass  completed        both legs ended at step 90 on every rank
+  pass  gradients        270 step records, equal
+  skip  final_scheduler  no scheduler is registered
+
+"""
+    assert text(PASSED, run, whole=True) == HEAD + tables + FIVE_LINES
+
+
+@pytest.mark.parametrize("verdict", [PASSED, FAILED])
+def test_a_line_for_who_wants_no_more(run: RunLayout, verdict: Verdict) -> None:
+    line = rendered(render_line(read_view(run, verdict)), width=40, colour=False)
+    assert line == f"{verdict.status}  {RUN_ID}: {verdict.cause}\n"
 
 
 def test_fail_shows_what_differed_first(run: RunLayout) -> None:
-    account = text(FAILED, run, width=120)
+    account = text(FAILED, run, width=120, whole=True)
     assert "Checks: 1 failed, 1 inconclusive, 2 passed, 1 skipped" in account
     checks = account[account.index("Checks:") :].splitlines()[1:]
     assert [line.split()[0] for line in checks[:5]] == ["fail", "inconclusive", "pass", "pass", "skip"]
-    divergence = account[account.index("First divergence") : account.index("\nFAIL")]
+    divergence = account[account.index("First divergence") : account.index("\nblame")]
     assert "step 11, ranks 0, 1, 2, attempt 2" in divergence
     assert "blocks.0.attn.qkv.weight" in divergence
     assert "expected   [0.001 (0x1.0624dd2f1a9fcp-10)]" in divergence
@@ -198,19 +215,65 @@ def test_fail_shows_what_differed_first(run: RunLayout) -> None:
     assert "hint      pass the scheduler to run.register" in account
 
 
-def test_whose_fault_it_is_follows_the_verdict(run: RunLayout) -> None:
+def test_a_fail_is_told_in_the_order_in_which_it_is_asked(run: RunLayout) -> None:
+    run.report_html.write_text("<html>")
     lines = text(FAILED, run, width=120).splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("FAIL "))
-    assert lines[place + 1] == (
-        "blame     yours (the script), most likely: its learning rate scheduler is neither prepared nor registered"
-    )
+    told = [
+        label
+        for line in lines
+        if (label := line[2 if line.startswith("  ") else 0 :].split("  ")[0]) and not line.startswith("run ")
+    ]
+    assert told == [
+        *(
+            "faults",
+            "FAIL",
+            "First divergence",
+            "where",
+            "kind",
+            "tensor",
+            "expected",
+            "seen",
+            "distance",
+            "cause",
+            "in detail",
+        ),
+        *("blame", "hint", "checks", "report", "inspect", "diagnose", "repeat"),
+    ]
+    assert "FAIL      LR scheduler not restored" in lines and f"{'':10}rng: check crashed: KeyError: 1" in lines
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), None),
+        (("final_weights_differ",), "1 further check differs as a consequence"),
+        (("final_weights_differ", "ended_at_another_step", "replay_differs"), "3 further checks differ as a consequence"),
+    ],
+)
+def test_what_follows_from_the_first_divergence_is_a_line(run: RunLayout, more: tuple[str, ...], said: str | None) -> None:
+    told = [replace(check_that(f"check_{code}", "fail", f"{code} it is"), cause=Cause(code)) for code in more]
+    other = replace(check_that("bucket_layout", "fail", "another layout"), cause=Cause("bucket_layout_differs"))
+    own = replace(check_that("lr", "fail", "differs"), cause=Cause("records_differ"))
+    account = text(replace(FAILED, checks=(*CHECKS, *told, own, other)), run, width=120)
+    assert ("as a consequence" in account) == (said is not None) and (said or "") in account
+    # What may be another fault is not folded away; what is, is not told one by one.
+    assert "bucket_layout: another layout" in account and "it is" not in account and "lr: differs" not in account
+    # Without a first divergence nothing follows from anything.
+    alone = text(replace(FAILED, divergence=None, checks=(*CHECKS, *told, other)), run, width=120)
+    assert "as a consequence" not in alone and all(f"{code} it is" in alone for code in more)
+
+
+def test_whose_fault_it_is_follows_the_divergence(run: RunLayout) -> None:
+    blame = "blame     yours (the script), most likely: its learning rate scheduler is neither prepared nor registered\n"
+    before, _, after = text(FAILED, run, width=120).partition(blame)
+    assert before.endswith("or pass it to run.register\n\n") and after.startswith("hint  ")
     assert "blame" not in text(PASSED, run)
 
 
 def test_the_page_is_named_where_there_is_one(run: RunLayout) -> None:
     assert "report  " not in text(PASSED, run)
     run.report_html.write_text("<html>")
-    assert text(PASSED, run).endswith(f"\nreport    .chaosrun/runs/{RUN_ID}/report.html\n")
+    assert f"\nreport    .chaosrun/runs/{RUN_ID}/report.html\nrepeat  " in text(PASSED, run)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +292,13 @@ def test_a_run_that_has_not_ended_can_be_gone_on_with(run: RunLayout, outcome: O
 def test_commands_repeat_the_root(run: RunLayout, tmp_path: Path) -> None:
     elsewhere = RunLayout(run.path.rename(new(tmp_path / "my runs" / "runs" / RUN_ID)))
     account = text(PASSED, elsewhere)
-    assert f"inspect   chaosrun verify {RUN_ID} --root 'my runs'\n" in account
+    assert f"inspect   chaosrun verify -v {RUN_ID} --root 'my runs'\n" in text(NOT_SHOWN, elsewhere)
     assert "repeat    chaosrun submit jobs/job.yaml faults.seed=7 'args=[a b]' --root 'my runs'\n" in account
     # Told in the middle of a command, and of a run that lies under no root.
     assert f"logs {RUN_ID} --leg chaos --attempt 2 --rank 0 --root 'my runs'\n" in text(FAILED, elsewhere)
     copied = RunLayout(elsewhere.path.rename(tmp_path / "copy"))
-    account = text(PASSED, copied)
-    assert f"inspect   chaosrun verify {tmp_path}/copy\n" in account and "--root" not in account
+    account = text(NOT_SHOWN, copied)
+    assert f"inspect   chaosrun verify -v {tmp_path}/copy\n" in account and "--root" not in account
 
 
 def new(path: Path) -> Path:
@@ -276,7 +339,7 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str
         leg=leg,
     )
     account = text(script_failed(PASSED, attempts=() if leg == "reference" else PASSED.attempts), run)
-    assert "Checks" not in account and ("Faults" in account) == (leg == "chaos")
+    assert "Checks" not in account and ("\nfaults  " in account) == (leg == "chaos")
     assert "\nINCONCLUSIVE  the script failed: chaos leg: rank 1 raised\n" in account
     assert f"Traceback of rank 1, attempt {attempt}\n" in account
     assert '    File "train.py", line 7, in main\n  ValueError: boom\n' in account
@@ -295,7 +358,9 @@ def test_script_error_shows_the_traceback_and_no_checks(run: RunLayout, leg: str
 def test_attempts_name_their_faults_by_id(run: RunLayout, ended_by: str, faults: tuple[str, ...], shown: str) -> None:
     first = replace(FIRST, ended_by=ended_by, faults=faults)
     verdict = replace(PASSED, faults=(LANDED, MISSING), attempts=(first, SECOND))
-    row = next(line for line in text(verdict, run, width=120).splitlines() if line.lstrip().startswith("1  the beginning"))
+    row = next(
+        line for line in text(verdict, run, width=120, whole=True).splitlines() if line.lstrip().startswith("1  the beginning")
+    )
     assert row.split("1-17   ")[1].rsplit("  ", 2)[0].rstrip(" 7-") == shown
 
 
@@ -310,7 +375,7 @@ NOT_SHOWN = replace(PASSED, status="INCONCLUSIVE", exit_code=6, headline="faults
 @pytest.mark.parametrize(
     ("verdict", "said", "unsaid"),
     [
-        (NOT_SHOWN, ["Faults: 1 of 2 landed", "NOT SHOWN: it never fired", "\nINCONCLUSIVE  faults_landed"], []),
+        (NOT_SHOWN, ["faults    1 of 2 landed (kill)", "F2 NOT SHOWN: it never fired", "\nINCONCLUSIVE  faults_landed"], []),
         (replace(PASSED, headline="[bold]args[/bold] :smile: [1, 2]"), ["PASS      [bold]args[/bold] :smile: [1, 2]\n"], []),
         (FAILED, ["chaosrun diagnose"], []),
         (AS_PLANNED, ["blame     as planned: "], ["chaosrun diagnose"]),

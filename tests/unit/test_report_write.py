@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -112,7 +113,7 @@ class TestEveryDrill:
         run.verdict_json.write_text(json.dumps(judge(run).to_json()))
         assert cli.main(["resume", str(run.path), "--quiet"]) == 3
         out, err = capsys.readouterr()
-        assert "\nFAIL      RNG not restored" in out
+        assert re.fullmatch(rf"FAIL  {run.run_id}: RNG not restored.*\n", out)
         assert "warning: report.html was not written; this is a bug in chaosrun: KeyError: 'colour'; the verdict" in err
         assert api.resume(run).unwritten[0] in err
 
@@ -238,9 +239,9 @@ class TestTheCommand:
         text = make_report(run, judge(run), "text", "-").text or ""
         assert "blame     chaosrun's, most likely: RNG not restored" in text
         root = run.path.parent.parent
-        assert text.endswith(f"repeat    chaosrun submit /job.yaml --root {root}\n")
+        assert text.endswith(f"repeat    chaosrun submit /job.yaml --root {root}\n") and "Checks: " in text
         assert write_reports(run, judge(run)) == []
-        assert (make_report(run, judge(run), "text", "-").text or "").endswith(f"\nreport    {run.report_html}\n")
+        assert f"\nreport    {run.report_html}\n" in (make_report(run, judge(run), "text", "-").text or "")
 
 
 def test_errors_keep_their_kind(run: RunLayout, tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ class TestVerdict:
         begun = replace(sweep, tried={sweep.points[0].id: tried()})
         text = rendered(render_sweep(begun), width=120, colour=False)
         assert "NOT DONE  1 drill, 0.50 s each, all PASS; 12 points left" in text
+        quiet = rendered(render_sweep(begun, quiet=True), width=40, colour=False)
+        assert quiet == f"NOT DONE  {begun.sweep_id}: 1 drill, 0.50 s each, all PASS; 12 points left\n"
         assert text.splitlines()[-1].endswith("chaosrun sweep /jobs/probe/job.yaml --resume probe-20260102-030405")
 
     def test_many_failures_stay_short(self, sweep: Sweep) -> None:

@@ -32,9 +32,17 @@ WIDTH_BESIDE = 90
 LABELS = {"new": "bold red", "still": "red", "fixed": "green", "flaky": "yellow"}
 
 
-def render_sweep(sweep: "Sweep", *, root: Path | None = None) -> RenderableType:
+def render_sweep(sweep: "Sweep", *, root: Path | None = None, quiet: bool = False) -> RenderableType:
     """What did not pass and how to repeat it, one table of the phases, coverage, and the verdict on all. `root`: where it is
-    kept; None for the usual place."""
+    kept; None for the usual place. `quiet`: the verdict alone, on one line."""
+    took_s = sum(tried.took_s for tried in sweep.tried.values())
+    drills = f"{count(len(sweep.tried), 'drill')}, {took_s / max(1, len(sweep.tried)):.2f} s each"
+    label, style = sweep.status, STYLES[sweep.status]
+    told = f"{drills}: {_counted(tried.status for tried in sweep.tried.values()).plain}"
+    if sweep.status == "PASS" and sweep.left:
+        label, style, told = "NOT DONE", "bold yellow", f"{drills}, all PASS; {count(len(sweep.left), 'point')} left"
+    if quiet:
+        return unwrapped(f"{label}  {sweep.sweep_id}: {told}")
     where = () if root is None else root_arguments(root)
     about = f"{sweep.job}, {count(sweep.workers, 'worker')}, {count(sweep.final_step, 'step')}"
     parts: list[RenderableType] = [unwrapped(f"sweep {sweep.sweep_id}  {about}", style="bold")]
@@ -57,14 +65,7 @@ def render_sweep(sweep: "Sweep", *, root: Path | None = None) -> RenderableType:
         f"{len(reached)} of {len(sweep.points)} points reached, {len({point.place for point in reached})} of {len(places)} "
         f"places (phase, rank, file); the job comes by {sweep.passages} points in all"
     )
-    took_s = sum(tried.took_s for tried in sweep.tried.values())
-    drills = f"{count(len(sweep.tried), 'drill')}, {took_s / max(1, len(sweep.tried)):.2f} s each"
-    parts += ["", labelled("coverage", coverage)]
-    if sweep.status == "PASS" and sweep.left:
-        parts.append(labelled("NOT DONE", f"{drills}, all PASS; {count(len(sweep.left), 'point')} left", style="bold yellow"))
-    else:
-        told = _counted(tried.status for tried in sweep.tried.values())
-        parts.append(labelled(sweep.status, f"{drills}: {told}", style=STYLES[sweep.status]))
+    parts += ["", labelled("coverage", coverage), labelled(label, told, style=style)]
     if sweep.left:
         resume = shlex.join(["chaosrun", "sweep", sweep.job, "--resume", sweep.sweep_id, *where])
         parts.append(labelled("go on", resume, wrap=False))
@@ -138,8 +139,11 @@ def render_plan(plan: "SuitePlan") -> RenderableType:
     return Group(title, "", indented(table), *map(Text, plan.notes))
 
 
-def render_suite(result: "SuiteResult") -> RenderableType:
+def render_suite(result: "SuiteResult", *, quiet: bool = False) -> RenderableType:
+    """Its drills, what is not as expected, and how to look closer. `quiet`: the outcome alone, on one line."""
     view = suite_view(result)
+    if quiet:
+        return unwrapped(f"{view.words.upper()}  {result.name} {result.night}: {view.headline}")
     seed = "" if result.seed is None else f", seed {result.seed} (--seed {result.seed} draws the same faults again)"
     parts: list[RenderableType] = [Text(f"suite {result.name}  {result.night}{seed}", style="bold")]
     if view.drills:

@@ -28,8 +28,10 @@ MOST = 12
 
 
 def render_text(result: Result, *, width: int, colour: bool, good_file: str | None = None, quiet: bool = False) -> str:
-    """`good_file`: where the names of the good nodes were written. `quiet`: nothing on what to type next."""
+    """`good_file`: where the names of the good nodes were written. `quiet`: the verdict alone, on one line."""
     report = report_of(result, good_file)
+    if quiet:
+        return rendered(unwrapped(f"{report.words}  {report.headline}"), width=width, colour=colour)
     parts: list[RenderableType] = [*_verdict(report)]
     for title, found, one in (("What is wrong", report.wrong, "problem"), ("Warnings", report.warnings, "warning")):
         if found:
@@ -43,7 +45,7 @@ def render_text(result: Result, *, width: int, colour: bool, good_file: str | No
         values = [_pair(title, value, reason) for title, value, reason in report.values]
         parts += [indented(_cut(values, "value"))] if values else []
     parts += ["", Text(f"cost   {report.costs}")]
-    if report.commands and not quiet:
+    if report.commands:
         parts += section("Next", None)
         parts += [unwrapped(f"  {label:<10}  {command}") for label, command in report.commands]
     return rendered(Lines(*parts), width=width, colour=colour)

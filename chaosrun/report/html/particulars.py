@@ -9,7 +9,6 @@ from chaosrun.report.diagnosis import finding_rows, hazard_sentence, quantity_ro
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
-from chaosrun.report.sentences import not_preloaded
 from chaosrun.verify.compare import differing_keys
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ def _nodes(leg: Leg) -> str:
     for record in reversed(leg.history.events(PlacementAcquired)):
         told = [f"{node.address} (ranks {', '.join(map(str, node.ranks[:32]))})" for node in record.nodes.values()]
         more = "; more workers than cores" if record.oversubscribed else ""
-        alone = "".join(f"; {not_preloaded(each)}" for each in record.not_preloaded)
-        return f"{', '.join(told[:16])}{more}{alone}"
+        return f"{', '.join(told[:16])}{more}"
     return ""
 
 
