@@ -152,6 +152,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def child_called(name: str, pid: int) -> ProcessIdentity | None:
+    """A direct child of a process by what it runs, of which the kernel keeps 15 characters."""
+    for child in children(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # gone meanwhile
+            if name[:15] in Path(f"/proc/{child}/comm").read_text():
+                return identify(child)
+    return None
+
+
 def kill_all(find: Callable[[], Iterable[ProcessIdentity]], *, timeout_s: float) -> list[ProcessIdentity]:
     """SIGKILL what `find` finds, again and again, until it finds nothing alive; returns what outlived `timeout_s`."""
     deadline = time.monotonic() + timeout_s

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -25,7 +24,7 @@ from chaosrun.cluster.connection import connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Started
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
-from chaosrun.processes import ProcessIdentity, children, identify
+from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace
 from chaosrun.records.order import WorkerOrder
 
@@ -310,14 +309,14 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """The node that this process is connected to."""
         return ray.get_runtime_context().get_node_id()
 
+    @property
+    def head_address(self) -> str:
+        """Where Ray's head listens."""
+        return ray.get_runtime_context().gcs_address
+
     def head(self) -> ProcessIdentity | None:
         """Ray's head process of a private Ray: a child of this process."""
-        if self.kind != "private":
-            return None
-        for pid in children(os.getpid()):
-            if "gcs_server" in Path(f"/proc/{pid}/comm").read_text():
-                return identify(pid)
-        return None
+        return child_called("gcs_server", os.getpid()) if self.kind == "private" else None
 
     # End
 

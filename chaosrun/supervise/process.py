@@ -28,6 +28,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import open_own_file
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import ToldError
+from chaosrun.supervise.head_watch import HeadWatch
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded", tag_fi
     record: EventRecord
 
 
+class Joined(msgspec.Struct, frozen=True, kw_only=True, tag="joined", tag_field="say"):
+    """A Ray that was there before, of a process that is held."""
+
+    head: str
+    """Where its head listens."""
+
+
 class Detached(msgspec.Struct, frozen=True, tag="detached", tag_field="say"):
     """From now on nobody holds it."""
 
@@ -81,7 +89,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended", tag_field="s
 
 
 Command = Task | Cancel | Detach
-Answer = Supervising | Recorded | Detached | Ended
+Answer = Supervising | Recorded | Joined | Detached | Ended
 encode = msgspec.json.Encoder().encode
 decode_command = msgspec.json.Decoder(Command).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
@@ -94,6 +102,8 @@ class SupervisorProcess:
 
     def __init__(self, task: Task, *, program: str = PROGRAM, stderr: int | None = None) -> None:
         self.run = RunLayout(Path(task.run))
+        self.lost_head: str | None = None
+        """What became of Ray's head, in words; this process was killed then."""
         self._held = task.lock is not None
         self._detached = False
         self._process = subprocess.Popen(
@@ -178,14 +188,22 @@ class SupervisorProcess:
         return outcome(self.run)
 
     def listen(self, listener: "Listener") -> Ended | None:
-        """Pass the records on until it ends; returns the last thing it told, None when it could not tell."""
+        """Pass the records on until it ends, which it does with Ray's head; returns the last thing it told, None when it could
+        not tell."""
         last: Ended | None = None
-        while (answer := self._hear()) is not None:
-            if isinstance(answer, Recorded):
-                listener(answer.record)
-            elif isinstance(answer, Ended):
-                last = answer
+        with HeadWatch(self.pid) as head:
+            while (answer := self._hear()) is not None:
+                match answer:
+                    case Recorded():
+                        listener(answer.record)
+                    case Joined():
+                        head.joined(answer.head)
+                    case Ended():
+                        last = answer
+                    case _:
+                        pass  # of a process that is tied
         self.wait()
+        self.lost_head = head.lost
         return last
 
     def __enter__(self) -> "SupervisorProcess":
@@ -308,6 +326,7 @@ def _held(run: RunLayout, task: Task, ties: Ties) -> int:
             lambda record: ties.tell(Recorded(record=record)),
             interrupts,
             has_successor=True,
+            on_joined=lambda head: ties.tell(Joined(head=head)),
         )
     return 0
 

@@ -1,8 +1,8 @@
 """A run from its job file to its verdict: its plan and its directory, its control socket, a cluster for its workers, its drill.
 
-`carry_out` is the one way: it supervises in this process or, where a planned fault ends the supervisor, in another that is
-started again (`chaosrun.supervise.process`). What a killed one had done, and whether what it died of can be seen, the next one
-reads from the run's files, as `chaosrun resume` does.
+`carry_out` is the one way: it supervises in a process of its own (`chaosrun.supervise.process`), which Ray may take along and a
+planned fault may kill; another one is then started. What a killed one had done, and whether what it died of can be seen, the
+next one reads from the run's files, as `chaosrun resume` does. A process that is connected to a Ray supervises by itself.
 """
 
 import json
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.errors import RecoveryError, UsageError
+from chaosrun.errors import RecoveryError, ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.strace import expect_strace
 from chaosrun.faults.tracer import SaveNote
@@ -88,20 +88,21 @@ def carry_out(
     """Do what is left to do of a run, judge it and `report` the verdict, whose warnings that returns; its supervisor.json says
     how that went. On the agents of `cluster`, which are left for other runs, or on its own.
 
-    With a fault in its plan that ends the supervisor, in a child process: on a Ray of that process's own, or the one at
-    `address`. Raises what the child raised, RecoveryError when it died and no planned fault explains that.
+    In a child process, on a Ray of that process's own or the one at `address`, unless this process is connected to one and no
+    planned fault ends the supervisor. Raises what the child raised, RecoveryError when it died and no planned fault explains
+    that, ResourcesError when Ray's head died.
     """
     interrupts.check(run)
     with supervised(run) as (lock, warnings):
-        if cluster is None and _ending_the_supervisor(run):
-            verdict = _restarting(run, root, address, listener, interrupts, lock)
+        if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
+            verdict = _in_a_process(run, root, address, listener, interrupts, lock)
         else:
             verdict = execute(run, root, address, listener, interrupts, cluster=cluster, survey=survey)
         warnings += report(verdict)
         return verdict
 
 
-def _restarting(
+def _in_a_process(
     run: RunLayout, root: Path, address: str | None, listener: Listener, interrupts: Interrupts, lock: int
 ) -> Verdict:
     """Have a process of its own supervise the drill, and another one as often as a planned fault ends it."""
@@ -126,6 +127,11 @@ def _restarting(
         if last is not None:
             return judge(run)
         new = _struck(run) - struck_before
+        if not new and process.lost_head is not None:
+            raise ResourcesError(
+                f"{process.lost_head}, and no planned fault was the cause",
+                hint=f"was memory short? `chaosrun resume {run_argument(run)}` goes on with the run",
+            )
         if not new:
             how = process.how_it_ended()
             raise RecoveryError(
@@ -163,14 +169,16 @@ def execute(
     interrupts: Interrupts,
     *,
     has_successor: bool = False,
+    on_joined: Callable[[str], None] = lambda head: None,
     cluster: "RayCluster | None" = None,
     survey: bool = False,
 ) -> Verdict:
-    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
+    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed;
+    `on_joined`: told where the head listens of a Ray that was there before."""
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
-        placed(run, address, listener, interrupts, cluster) as workers,
+        placed(run, address, listener, interrupts, cluster, on_joined) as workers,
     ):
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
         return Drill(run=run, root=root, legs=legs, survey=survey).execute()
@@ -208,7 +216,12 @@ def reachable(
 
 @contextmanager
 def placed(
-    run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
+    run: RunLayout,
+    address: str | None,
+    listener: Listener,
+    interrupts: Interrupts,
+    cluster: "RayCluster | None" = None,
+    on_joined: Callable[[str], None] = lambda head: None,
 ) -> "Iterator[ClusterWorkers]":
     """A cluster of its own, or the one that is given, and a run's workers on it."""
     # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
@@ -225,6 +238,8 @@ def placed(
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
     try:
+        if cluster.kind == "joined":
+            on_joined(cluster.head_address)
         interrupts.check()
         yield ClusterWorkers(cluster, spec)
     finally:

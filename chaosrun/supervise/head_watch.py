@@ -1,0 +1,79 @@
+"""Whether Ray's head (gcs_server) lives on, seen from outside the process that depends on it.
+
+Without its head Ray answers nothing for a minute, in C++ and perhaps with Python's lock held, and then ends the process. So a
+process that supervises a drill is watched by the one that started it: when the head goes, that process goes too, at once. What
+it had done is in the run's files.
+"""
+
+import signal
+import socket
+import threading
+
+from chaosrun.processes import ProcessIdentity, child_called, children, identify, send_signal, state_of, wait_gone
+
+LOOK_EVERY_S = 0.2
+ANSWER_S = 1.0
+"""For a head on another machine to take a connection."""
+SILENT_LOOKS = 3
+"""In a row, until a head that was joined is lost."""
+CLEAN_UP_S = 10.0
+"""For what the cleanup process beside a private Ray does once its driver is gone."""
+
+
+class HeadWatch:
+    """Of one supervising process; use as a context manager, for as long as that is listened to."""
+
+    def __init__(self, pid: int) -> None:
+        self.lost: str | None = None
+        """What has gone, in words; the process was killed then."""
+        self.head: ProcessIdentity | None = None
+        """Of a private Ray, once it has been seen."""
+        self._pid = pid
+        self._address: tuple[str, int] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="chaosrun-head-watch", daemon=True)
+
+    def __enter__(self) -> "HeadWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def joined(self, address: str) -> None:
+        """Its Ray was there before it: the head listens at this address."""
+        host, _, port = address.rpartition(":")
+        self._address = (host.strip("[]"), int(port))
+
+    def _watch(self) -> None:
+        supervisor = identify(self._pid)
+        while supervisor is not None and not self._over.wait(LOOK_EVERY_S):
+            self.head = head = self.head or child_called("gcs_server", self._pid)
+            if head is not None and not wait_gone([head], timeout_s=LOOK_EVERY_S):
+                self._over.wait(LOOK_EVERY_S)
+                if state_of(head) != "Z":
+                    return  # whoever ends it in order waits for it, too
+                return self._end(supervisor, f"Ray's head (gcs_server, process {head.pid}) has died")
+            if self._address is not None and not self._answers(self._address):
+                host, port = self._address
+                return self._end(supervisor, f"Ray's head at {host}:{port} has died: nobody listens there any more")
+
+    def _answers(self, address: tuple[str, int]) -> bool:
+        """Of several looks one at least; False too when it need not any more."""
+        for _ in range(SILENT_LOOKS):
+            try:
+                socket.create_connection(address, timeout=ANSWER_S).close()
+            except OSError:
+                self._over.wait(ANSWER_S / 2)
+            else:
+                self._over.wait(ANSWER_S)
+                return True
+        return self._over.is_set()
+
+    def _end(self, supervisor: ProcessIdentity, lost: str) -> None:
+        """And wait for those below it: Ray's processes, and the one that cleans up after them."""
+        self.lost = lost
+        below = [identity for child in children(supervisor.pid) if (identity := identify(child))]
+        send_signal(supervisor, signal.SIGKILL)
+        wait_gone(below, timeout_s=CLEAN_UP_S)

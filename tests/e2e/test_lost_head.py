@@ -1,0 +1,46 @@
+"""Ray's head dies, and nobody had planned it: the command ends at once and says what happened, and the run can be resumed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from chaosrun.processes import ProcessIdentity, child_called, children, send_signal
+from tests.e2e.drills import Shell, events, eventually, finish, kills, reached, write_job
+
+
+def head_below(pid: int) -> ProcessIdentity | None:
+    return child_called("gcs_server", pid) or next(filter(None, map(head_below, children(pid))), None)
+
+
+def starts(shell: Shell) -> bool:
+    """Ray does, which then holds Python's lock for a while."""
+    return True
+
+
+def trains(shell: Shell) -> bool:
+    """In the chaos leg, after the planned kill."""
+    return reached(shell.only_run().leg("chaos"), 2, 7)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("when", [starts, trains])
+def test_a_drill_whose_ray_loses_its_head_is_ended_and_goes_on(shell: Shell, when: Callable[[Shell], bool]) -> None:
+    process = shell.start("submit", write_job(shell.folder, "time.sleep(0.15)", kills(5)))
+    try:
+        head = eventually(lambda: head_below(process.pid))
+        eventually(lambda: when(shell))
+        send_signal(head, 9)
+        # Ray itself would take a minute, and end the process with exit code 1.
+        done = finish(process, timeout_s=30)
+    finally:
+        process.kill()
+    run = shell.only_run()
+    assert done.returncode == 7, done.stderr
+    assert f"Ray's head (gcs_server, process {head.pid}) has died" in done.stderr
+    assert f"chaosrun resume {run.run_id}" in done.stderr
+    assert "bug" not in done.stderr and "Traceback" not in done.stderr
+    assert shell.left_behind() == []
+    again = shell.run("resume", run.run_id)
+    assert again.returncode == 0, again.stderr
+    assert "PASS" in again.stdout
+    assert len(events(run.leg("chaos"), "supervisor.resumed")) == (when is trains)

@@ -1,0 +1,71 @@
+"""A process whose Ray's head dies is ended at once; one that ends its Ray in order is left alone."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaosrun.processes import ProcessIdentity, child_called, send_signal
+from chaosrun.supervise.head_watch import HeadWatch
+from tests.integration.ranks import eventually
+
+DRIVER = """\
+import subprocess, sys
+head = subprocess.Popen([sys.argv[1], "600"])
+input()
+head.kill()
+head.wait()
+input()
+"""
+"""Starts what is called as Ray's head is, and ends it in order when it is told to."""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    head = shutil.copy(shutil.which("sleep") or "/bin/sleep", tmp_path / "gcs_server")
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, str(head)], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def head_of(driver: subprocess.Popen[bytes]) -> ProcessIdentity:
+    return eventually(lambda: child_called("gcs_server", driver.pid))
+
+
+def test_a_process_ends_with_rays_head(driver: subprocess.Popen[bytes]) -> None:
+    with HeadWatch(driver.pid) as watch:
+        head = head_of(driver)
+        send_signal(head, 9)
+        assert driver.wait(30) == -9
+    assert watch.lost == f"Ray's head (gcs_server, process {head.pid}) has died"
+
+
+def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.Popen[bytes]) -> None:
+    with HeadWatch(driver.pid) as watch:
+        eventually(lambda: watch.head)
+        assert driver.stdin is not None
+        driver.stdin.write(b"\n")
+        driver.stdin.flush()
+        eventually(lambda: child_called("gcs_server", driver.pid) is None)
+        # It has seen that, and asks no more.
+        watch._thread.join(30)
+        assert not watch._thread.is_alive()
+        assert driver.poll() is None
+    assert watch.lost is None
+
+
+def test_a_process_ends_when_nobody_listens_at_the_head_that_it_joined(driver: subprocess.Popen[bytes]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, HeadWatch(driver.pid) as watch:
+        watch._pid = -1  # it has no head of its own
+        watch.joined(f"127.0.0.1:{listening.getsockname()[1]}")
+        listening.accept()
+        listening.accept()
+        assert driver.poll() is None
+        listening.close()
+        assert driver.wait(30) == -9
+    assert watch.lost is not None and "nobody listens" in watch.lost
