@@ -81,9 +81,9 @@ def told(environment: Mapping[str, str]) -> list[list[str]]:
     return [call.split("\0")[:-1] for call in calls]
 
 
-def valid_workflows(*paths: Path) -> str:
-    """What is wrong with them, by the schema that comes with check-jsonschema."""
-    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, paths)]
+def valid_workflows(*paths: Path, kind: str = "workflows") -> str:
+    """What is wrong with them, by the schema that comes with check-jsonschema. `kind`: workflows, or actions."""
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.github-{kind}", *map(str, paths)]
     done = subprocess.run(check, capture_output=True, text=True, timeout=300, check=False)
     return "" if done.returncode == 0 else done.stdout or done.stderr
 
