@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import own_scripts, preflight, recovery, startup, step_time
+from tests.benchmarks import own_scripts, preflight, readme, recovery, startup, step_time
 from tests.benchmarks.samples import Samples
 
 PARTS = ("recovery", "steps", "scripts", "startup", "preflight")
@@ -60,6 +60,8 @@ def main() -> int:
     report["machine"]["load_after"] = os.getloadavg()
     before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
     console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
+    if arguments.keep:
+        readme.keep(report)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if failures else 0
@@ -174,6 +176,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="runs of everything (default: 5)")
     parser.add_argument("--only", action="append", choices=PARTS, help="measure this part; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to this file")
+    parser.add_argument("--keep", action="store_true", help="keep them, and write the README's numbers anew")
     return parser.parse_args()
 
 
