@@ -237,7 +237,9 @@ class Chaos:
         config = self.request.config
         asked: str | None = config.getoption("chaos_root") or os.environ.get("CHAOSRUN_ROOT")
         loaded, plan = plan_job(job, changes)
-        with warnings.catch_warnings(), progress(quiet=False) as on_event:
+        # Captured, it would come with a red test, and bury what is said of it.
+        captured = config.getoption("capture") != "no"
+        with warnings.catch_warnings(), progress(quiet=captured) as on_event:
             # Of the libraries that a drill imports; a test run may make errors of them.
             warnings.simplefilter("ignore")
             self.ray.make_ready(loaded.spec, plan)
