@@ -21,8 +21,8 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 # torch alone first: it is by far the largest layer, and changes least.
 RUN pip install --constraint constraints.txt ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 COPY chaosrun chaosrun
-# Of pyproject.toml: jobs, what the examples need; cluster, Ray's server for jobs, which KubeRay and `ray job submit` talk to.
-ARG EXTRAS="jobs,cluster"
+# Of pyproject.toml; ray-jobs: Ray's server for jobs, which KubeRay and `ray job submit` talk to.
+ARG EXTRAS="examples,ray-jobs"
 RUN pip install --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}"
 COPY jobs jobs
 

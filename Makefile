@@ -1,7 +1,9 @@
 # make demo    install, kill a real training three times, and show the verdict
 # make test    every test but the nightly ones          make nightly  every test
+# make package build sdist and wheel, install each elsewhere, drill a script there
 # make zoo     real resume bugs of released libraries: does chaosrun see each, and pass the releases without it?
 # make bench   recovery time and cost per step, side by side with torchrun and Ray Train
+# make docs    the pages as a site in site/, every link checked
 # make lint    ruff and pyright                         make format   what ruff would have changed
 # make clean   remove the environment, caches and runs
 
@@ -18,25 +20,31 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly zoo bench lint format browser clean
+.PHONY: help demo test nightly package zoo bench docs lint format browser clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
-demo: $(INSTALLED)-jobs
+demo: $(INSTALLED)-examples
 	$(BIN)/chaosrun submit $(JOB) $(ARGS)
 
 test: $(INSTALLED)-dev browser
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
 
-nightly: $(INSTALLED)-dev,frameworks browser
+nightly: $(INSTALLED)-dev,frameworks browser package
 	$(BIN)/python -m pytest --timeout 3600 $(ARGS)
+
+package:
+	.ci/package
 
 zoo: $(INSTALLED)-dev
 	$(BIN)/python -m tests.zoo $(ARGS)
 
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+docs: $(INSTALLED)-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff check
@@ -62,5 +70,5 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) .chaosrun .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .chaosrun .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
