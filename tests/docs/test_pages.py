@@ -14,6 +14,7 @@ from chaosrun.spec.source import load_job
 from chaosrun.spec.suite import load_suite
 from chaosrun.spec.tree import Mapping, plain, read_tree
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, spans
+from tests.unit.test_export import valid_workflows
 
 LANGUAGES = {"sh", "yaml", "python", "text"}
 LEAST_JOB = "name: least\nscript: train.py\nworkers: 3\nmax_steps: 200\n"
@@ -77,7 +78,7 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
 def test_yaml_loads(block: Block, tmp_path: Path) -> None:
-    """A suite, a job, or a part of a job."""
+    """A suite, a job, a part of a job, or a workflow of GitHub Actions."""
     root, problems = read_tree(Source(label=str(block), text=block.text))
     assert isinstance(root, Mapping) and not problems
     keys = plain(root).keys()
@@ -86,7 +87,10 @@ def test_yaml_loads(block: Block, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(ROOT / name) if name == "jobs" else folder.mkdir()
     (folder / "train.py").write_text("import chaosrun\n")
     path = folder / "file.yaml"
-    if "drills" in keys:
+    if "jobs" in keys:
+        path.write_text(block.text)
+        assert valid_workflows(path) == ""
+    elif "drills" in keys:
         path.write_text(block.text)
         assert len(load_suite(path).drills) > 1
     else:
@@ -141,6 +145,11 @@ def test_every_claim_of_exactness_is_shown() -> None:
 def test_the_readme_is_what_one_reads_in_ten_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
     assert 0 < (ROOT / "docs" / "report.png").stat().st_size <= HEAVIEST_PICTURE
+
+
+def test_the_version_has_an_entry_in_the_changelog() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(rf"^## \[{re.escape(chaosrun.__version__)}\] - 20\d\d-\d\d-\d\d$", changes, re.MULTILINE)
 
 
 def test_the_readme_leads_to_every_page() -> None:
