@@ -27,6 +27,7 @@ from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace
 from chaosrun.records.order import WorkerOrder
+from chaosrun.spec.bounds import crowded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +131,12 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """On the Ray that `connection.connect` finds, from the main thread; a private one has room for all workers.
 
         `only_on`: ids of the nodes that may be used, where not all may; `spread`: no two workers on one node. Raises
-        ResourcesError when the address does not answer.
+        ResourcesError when the address does not answer, and for more workers than a private one is to have.
         """
         self._connection = connection = connect(address, cpus=workers * cpu)
+        if connection.kind == "private" and (found := crowded(workers, cpu, cpu_count())):
+            connection.close()
+            raise ResourcesError(found[0], hint=found[1])
         self.events: queue.SimpleQueue[tuple[str, NodeEvent | object]] = queue.SimpleQueue()
         self.placement: Placement | None = None
         self.agents: dict[str, AgentClient] = {}

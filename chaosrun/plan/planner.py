@@ -69,10 +69,8 @@ def make_plan(
         faults += replayed(spec, spec.faults.replay, trace)
     if not refused and len(faults) > MAX_FAULTS:
         refused.append(Objection("faults", f"{len(faults)} faults are more than a drill can do (at most {MAX_FAULTS})"))
-    if refused:
-        raise refuse(refused, HINT)
     faults.sort(key=lambda fault: (fault.after_s or 0, fault.at_step or 0))
-    if impossible := objections(spec, faults):
+    if impossible := [*refused, *objections(spec, faults, some_missing=bool(refused))]:
         raise refuse(impossible, HINT)
     return FaultPlan(seed=spec.faults.seed, faults=_numbered(faults))
 

@@ -19,6 +19,7 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHA
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.save_rules import elsewhere, two_in_one_save
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
+from chaosrun.spec.bounds import never_reached, no_such_rank
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 from chaosrun.wording import count
@@ -39,26 +40,31 @@ def only_rank(kind: str, phase: str | None, target: str | None) -> int | None:
     return _writer(target)
 
 
-def objections(spec: JobSpec, faults: Sequence[Fault]) -> list[Objection]:
-    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan."""
+def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = False) -> list[Objection]:
+    """One for each fault that can never happen, or only by chance; `faults` in the order of the plan.
+
+    `some_missing`: others could not be planned, so that nothing can be said of how the faults meet one another.
+    """
     timeline = Timeline.of(spec)
-    if found := elsewhere(spec, faults):
-        return found
+    misplaced = elsewhere(spec, faults)
+    sound = [fault for fault in faults if fault.source not in {each.entry for each in misplaced}]
     # A notice is followed by a checkpoint of its own, where none is due.
     noticed = [fault.at_step for fault in faults if fault.facts.notice]
     unusual = {step + more for step in noticed if step is not None for more in (0, 1)}
     alone = [
         Objection(fault.source, sentence)
-        for fault in faults
+        for fault in sound
         for sentence in (*_alone(timeline, fault, None if None in noticed else unusual), *_beyond_the_timeout(spec, fault))
     ]
-    if not alone and spec.by == "script":
+    if misplaced or alone or some_missing:
+        found = [*misplaced, *alone]
+    elif spec.by == "script":
         # Where it goes on from, only the script knows.
-        alone = list(two_in_one_save(faults))
-    elif not alone:
+        found = list(two_in_one_save(faults))
+    else:
         strikes = _strikes(timeline, faults)
-        alone = [*_collisions(timeline, strikes), *_unled(timeline, faults, strikes)]
-    return list(dict.fromkeys(alone))
+        found = [*_collisions(timeline, strikes), *_unled(timeline, faults, strikes)]
+    return list(dict.fromkeys(found))
 
 
 # One fault, whatever the others do
@@ -68,7 +74,7 @@ def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterat
     """`unusual`: steps at which a checkpoint may be saved before it is due; None: any."""
     workers, step = timeline.workers, fault.at_step
     if fault.rank >= workers:
-        yield f"rank {fault.rank} does not exist: the last of {count(workers, 'worker')} is rank {workers - 1}"
+        yield no_such_rank(fault.rank, workers)
     yield from _alone_at_its_place(timeline, fault)
     if fault.kind == "pause" and fault.option("duration_s") >= timeline.patience_s:
         yield (
@@ -78,7 +84,7 @@ def _alone(timeline: Timeline, fault: Fault, unusual: set[int] | None) -> Iterat
     if step is None:
         yield from _too_often(timeline, fault, 0 if unusual is None else len(unusual))
     elif not timeline.reaches(step):
-        yield f"step {step} is never reached, max_steps is {timeline.last}"
+        yield never_reached(step, timeline.last or 0)
     elif (
         fault.phase in CHECKPOINT_PHASES | RESTORE_PHASES
         and not timeline.saves(step)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from chaosrun.spec.files import files_like
 from chaosrun.spec.problems import LINE_BREAK, Place, Problem, Source
 from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
 
@@ -91,16 +92,6 @@ def first_file(root: Mapping, directory: Path) -> Path | None:
         named = [directory / word for word in sorted(words[1:], key=lambda word: not word.endswith(".py"))]
         named += [Path(program) for program in [program_file(words[0], directory) if words else None] if program]
     return next((path.resolve() for path in named if os.path.isfile(path)), None)
-
-
-def files_like(path: Path) -> str:
-    """The file beside `path` that its name probably stands for, or what lies there at all."""
-    if not os.path.isdir(path.parent):
-        return f"the directory {path.parent} does not exist"
-    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
-    if close := difflib.get_close_matches(path.name, names, n=1):
-        return f"did you mean {close[0]}?"
-    return f"{path.suffix} files there: {', '.join(names[:5])}" if names else f"there is no {path.suffix} file in {path.parent}"
 
 
 def meaningless(root: Mapping, by: str, script: Path | None) -> Iterator[Problem]:

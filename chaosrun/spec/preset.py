@@ -7,6 +7,7 @@ from pathlib import Path
 
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.spec.diagnosis import nearest
+from chaosrun.spec.files import read_source
 from chaosrun.spec.problems import Problem, Source
 from chaosrun.spec.tree import Entry, Mapping, Scalar, find, read_tree
 
@@ -50,8 +51,6 @@ def _read(node: Scalar, directory: Path) -> tuple[Mapping | None, list[Problem]]
             return None, [Problem(place=node.place, message=message, hint=hint)]
         near = node.place.source
         path = (Path(near.label).parent if near.is_file else directory) / name
-    from chaosrun.spec.source import read_source
-
     try:
         source = read_source(path, "fault preset")
     except SpecError:

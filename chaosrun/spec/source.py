@@ -1,22 +1,25 @@
 """Load a job file: read, parse, override, validate. Owns the file system's side of a job; everything wrong is told at once."""
 
 import os
+from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as AnyMapping
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from chaosrun.errors import SpecError, UsageError
+from chaosrun.spec.bounds import out_of_reach
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.diagnosis import problems_of
-from chaosrun.spec.launch import attaches, files_like, first_file, launch_problems, meaningless, own_loads
+from chaosrun.spec.files import JOB, expect_kind, read_source, why_unwritable
+from chaosrun.spec.launch import attaches, first_file, launch_problems, meaningless, own_loads
 from chaosrun.spec.model import VERBATIM, JobSpec
 from chaosrun.spec.overrides import PART, apply_changes, apply_overrides
 from chaosrun.spec.preset import with_preset
-from chaosrun.spec.problems import Objection, Place, Problem, Source, refusal, spec_error
-from chaosrun.spec.tree import Entry, Mapping, Scalar, find, place_at, plain, read_tree
+from chaosrun.spec.problems import Objection, Place, Problem, Source, spec_error
+from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, plain, read_tree
+from chaosrun.spec.tree import Sequence as List
 
 LARGEST_TRACE_BYTES = 64 << 20
 SMALLEST_JOB = "the least a job file holds: name: probe, script: train.py, workers: 2, each on its own line"
@@ -59,8 +62,10 @@ def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMa
         source = Source(label=job.label, text=job.text(anywhere=True), is_file=False)
     else:
         path, beside = job, job.parent
-        source = read_source(job, "job file")
+        source = read_source(job, JOB)
     file_root, problems = read_tree(source)
+    if not isinstance(job, TypedJob):
+        expect_kind(job, JOB, file_root, problems)
     if not isinstance(file_root, Mapping):
         raise spec_error(problems or [_no_mapping(source, file_root)])
     changed_root, not_changed = apply_changes(file_root, changes or {})
@@ -71,11 +76,13 @@ def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMa
     spec, invalid = _validate(root)
     told = {problem.place for problem in problems}
     if not astray:
-        invalid += launch_problems(root, directory)
+        invalid += [*launch_problems(root, directory), *_unwritable(root, directory)]
     trace, unreadable = _trace(root, beside)
     invalid += [*astray, *unreadable]
     script = first_file(root, directory)
-    if spec is not None:
+    if spec is None:
+        invalid += out_of_reach(root)
+    else:
         spec = _resolved(spec, script)
         invalid += meaningless(root, spec.by, script)
     problems = [*problems, *rejected, *(problem for problem in invalid if problem.place not in told)]
@@ -113,6 +120,26 @@ def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
     return directory, [Problem(place=node.place, message=f"no such directory: {directory}", hint=hint)]
 
 
+def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
+    """Places of the job file that nothing can be written to."""
+    _, storage = find(root, ("checkpoint", "storage"))
+    if (path := _path(storage, directory)) and (why := why_unwritable(path)):
+        hint = "name a directory that exists or can be made, on storage that all nodes share"
+        yield Problem(place=storage.place, message=f"checkpoint.storage {path} cannot be written: {why}", hint=hint)
+    _, outputs = find(root, ("outputs",))
+    for node in outputs.items if isinstance(outputs, List) else ():
+        path = _path(node, directory)
+        if path and (file := next((above for above in path.parents if os.path.isfile(above)), None)):
+            hint = "outputs are files and folders that the script makes"
+            yield Problem(place=node.place, message=f"{file} is a file: nothing can be written below it", hint=hint)
+
+
+def _path(node: Node, directory: Path) -> Path | None:
+    """None where it is not text that may be one: the validation tells it."""
+    sound = isinstance(node, Scalar) and isinstance(node.value, str) and node.value and "\0" not in node.value
+    return directory / str(node.value) if isinstance(node, Scalar) and sound else None
+
+
 def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:
     """What a planner refuses as one error, with the place of each entry that it objects to."""
     problems = []
@@ -123,29 +150,6 @@ def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:
         # An entry of a list has no key; what is written is shown, or the first line of it.
         problems.append(Problem(place=key or node.place, message=str(objection)))
     return SpecError(spec_error(problems).message, hint=hint)
-
-
-def read_source(path: Path, what: str) -> Source:
-    """The text of a file, `what` in words. Raises UsageError, or SpecError for one that is not UTF-8."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise UsageError(f"no such {what}: {path}", hint=files_like(path)) from error
-    except IsADirectoryError as error:
-        inside = path / "job.yaml"
-        hint = f"did you mean {inside}?" if os.path.isfile(inside) else "name the YAML file itself"
-        raise UsageError(f"{path} is a directory, not a {what}", hint=hint) from error
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
-    except ValueError as error:
-        raise UsageError(f"{str(path)!r} cannot be the path of a {what}", hint="no path holds such characters") from error
-    try:
-        return Source(label=str(path), text=data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        source = Source(label=str(path), text=data.decode("utf-8", errors="replace"))
-        place = place_at(source, len(error.object[: error.start].decode("utf-8")))
-        message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise refusal(place, message, "save the file as UTF-8 text") from error
 
 
 def _no_mapping(source: Source, root: object) -> Problem:

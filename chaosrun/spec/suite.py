@@ -16,10 +16,11 @@ from pydantic_core import InitErrorDetails
 
 from chaosrun.spec.diagnosis import problems_of
 from chaosrun.spec.fields import Count, JobName, Number, Section, Text, conflict, must, some, wrong
+from chaosrun.spec.files import SUITE, expect_kind, read_source
 from chaosrun.spec.fragment import flow as bare
 from chaosrun.spec.matrix import MOST_DRILLS, Combination, axes_of, combinations, matches, matrix_problem, named
 from chaosrun.spec.problems import Place, Problem, refusal, spec_error
-from chaosrun.spec.source import Job, load_job, read_source
+from chaosrun.spec.source import Job, load_job
 from chaosrun.spec.tree import Entry, Mapping, Node, Scalar, find, flow, plain, read_tree
 from chaosrun.spec.tree import Sequence as List
 
@@ -163,8 +164,9 @@ def load_suite(path: Path) -> Suite:
 
     Raises SpecError with every wrong place of the first file that has any, UsageError for a file that cannot be read.
     """
-    source = read_source(path, "suite")
+    source = read_source(path, SUITE)
     root, problems = read_tree(source)
+    expect_kind(path, SUITE, root, problems)
     if not isinstance(root, Mapping):
         start = Place(source=source, line=0, column=0, end=1)
         raise spec_error(problems or [Problem(place=start, message="a suite holds keys and values", hint=SMALLEST_SUITE)])

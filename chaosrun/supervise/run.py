@@ -31,8 +31,10 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run
+from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.model import JobSpec
+from chaosrun.spec.problems import Objection
 from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
 from chaosrun.supervise.drill import Drill, LegRunner, create_run, leg_of, supervised
@@ -53,16 +55,20 @@ SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""
 
 
-def plan(job: Path | TypedJob, overrides: Sequence[str] = ()) -> tuple[Job, FaultPlan]:
-    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError."""
+def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | None = None) -> tuple[Job, FaultPlan]:
+    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError: also for more workers than a private
+    Ray is to start, where neither `address` nor the environment names another."""
     loaded = load_job(job, overrides)
-    return loaded, make_plan(loaded.spec, loaded.trace, partial(refused, loaded))
+    spec = loaded.spec
+    if expected_ray(address) == "private" and (found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1)):
+        raise refused(loaded, [Objection("workers", found[0])], found[1])
+    return loaded, make_plan(spec, loaded.trace, partial(refused, loaded))
 
 
 def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
-    loaded, faults = plan(job, overrides)
+    loaded, faults = plan(job, overrides, address=address)
     if reference not in ("auto", "fresh"):
         reference = str(find_run(reference, root).path.resolve())
     if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):

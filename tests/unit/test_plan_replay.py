@@ -198,7 +198,7 @@ class TestTheJobFile:
         with pytest.raises(SpecError) as caught:
             api.plan(job)
         assert caught.value.message.startswith(f"{job}:6:12: no such trace: ")
-        assert caught.value.hint == "did you mean two.csv?"
+        assert caught.value.hint == ".csv files there: two.csv"
 
     def test_so_is_a_directory_and_a_file_too_large(self, job):
         with pytest.raises(SpecError, match=r"job.yaml:6:12: .*traces is a directory, not a trace"):

@@ -1,5 +1,7 @@
 """Job files as people write them: what is understood, and how each mistake is shown."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from chaosrun import api
 from chaosrun.errors import SpecError, UsageError
+from chaosrun.spec.bounds import MOST_PER_CORE
 from chaosrun.spec.source import load_job
 
 LEAST = "name: probe\nscript: train.py\nworkers: 2\n"
@@ -240,6 +243,56 @@ class TestFiles:
             load_job(Path("jbo.yaml"))
         assert caught.value.hint == "did you mean job.yaml?"
 
+    @pytest.mark.parametrize("asked", ["bob.yaml", "nojob.yaml", "jubilee.yaml"])
+    def test_what_is_not_near_is_not_suggested(self, folder, asked):
+        (folder / "job.yaml").write_text(LEAST)
+        (folder / "bobby.yaml").write_text("name: a suite\ndrills: []\n")
+        with pytest.raises(UsageError) as caught:
+            load_job(Path(asked))
+        assert caught.value.hint == "job files there: job.yaml"
+
+    @pytest.mark.parametrize(
+        ("name", "text", "told", "then"),
+        [
+            ("a.yaml", "name: x\njob: job.yaml\ndrills: [{name: x}]\n", "a.yaml is a suite, not a job file", "chaosrun suite"),
+            ("job.txt", "a note\nwith: two: colons\n", "job.txt is not a job file: it does not hold YAML", "ends in .yaml"),
+            ("a.sh", "python train.py\n", "a.sh is a shell script, not a job file", "-- bash a.sh"),
+            ("train.py", "import torch\n", "train.py is a Python script, not a job file", "chaosrun submit train.py"),
+            ("model.pt", "\udcff\0", "model.pt is not a job file: it holds no text", "YAML"),
+        ],
+    )
+    def test_a_file_of_another_kind_is_told_in_one_sentence(self, folder, name, text, told, then):
+        (folder / name).write_text(text, errors="surrogateescape")
+        with pytest.raises(UsageError) as caught:
+            load_job(Path(name))
+        assert caught.value.message.startswith(told) and "\n" not in caught.value.message
+        assert then in (caught.value.hint or "")
+
+    @pytest.mark.parametrize("name", ["job.yaml", "job.txt"])
+    def test_a_job_file_may_be_called_anything(self, folder, name):
+        """The controls: a job file, and one with an error of its own, are not taken for another kind."""
+        (folder / name).write_text(LEAST)
+        assert load_job(Path(name)).spec.workers == 2
+        (folder / name).write_text(LEAST + "drills: []\n")
+        with pytest.raises(SpecError, match="unknown key 'drills'"):
+            load_job(Path(name))
+
+    def test_places_that_cannot_be_written(self, folder):
+        (folder / "train.py").write_text("import chaosrun")
+        error = refusal(LEAST + "checkpoint: {storage: /proc/nope}\n")
+        assert headlines(error) == [
+            "job.yaml:4:23: checkpoint.storage /proc/nope cannot be written: nothing can be made in /proc "
+            "(No such file or directory)"
+        ]
+        (folder / "train.py").write_text("")
+        (error,) = headlines(refusal(LEAST + "outputs: [out, train.py/x]\n"))
+        assert error == f"job.yaml:4:16: {folder / 'train.py'} is a file: nothing can be written below it"
+        (folder / "train.py").write_text("import chaosrun")
+        names = sorted(os.listdir(folder))
+        (folder / "job.yaml").write_text(LEAST + "checkpoint: {storage: new/checkpoints}\n")
+        assert load_job(Path("job.yaml")).spec.checkpoint.storage == "new/checkpoints"
+        assert sorted(os.listdir(folder)) == names, "trying leaves nothing"
+
     def test_no_directory(self, folder):
         with pytest.raises(UsageError) as caught:
             load_job(Path("nowhere/job.yaml"))
@@ -390,6 +443,34 @@ class TestPlansAreRefusedAtTheirPlace:
         assert "job.yaml:9:7: faults.schedule[1]: rank 7 does not exist" in second
         assert "       ^^^^^^^^^^^^^^^^^^^^^" in error.message
         assert error.message.count("a fault that cannot fire") == 0 and "cannot fire proves nothing" in (error.hint or "")
+
+    def test_everything_at_once_whatever_hides_what(self, folder: Path) -> None:
+        wrong = "{kind: kil, phase: nowhere, rank: 5, at_step: 80}"
+        error = self.refused_plan(folder, "faults:", f"  schedule: [{wrong}, {{rank: 0, at_step: 20}}]")
+        places = [line.partition(": ")[2] for line in error.message.splitlines() if line.startswith("/")]
+        assert [told.partition(" must be")[0] for told in places] == [
+            "faults.schedule[0].kind",
+            "faults.schedule[0].phase",
+            "rank 5 does not exist: the last of 2 workers is rank 1",
+            "step 80 is never reached, max_steps is 20",
+        ]
+        error = self.refused_plan(
+            folder, "faults:", "  schedule: [{rank: 5, at_step: 3}, {every_steps: 90}, {at_step: 2, phase: restore.end}]"
+        )
+        for told in ("rank 5 does not exist", "every 90 steps comes to none", "no checkpoint is saved at step 2"):
+            assert error.message.count(told) == 1, error.message
+
+    def test_more_workers_than_the_machine_could_ever_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        cores = os.cpu_count() or 1
+        many = MOST_PER_CORE * cores + 1
+        error = self.refused_plan(folder, overrides=(f"workers={many}",))
+        assert f"at most {many - 1} are started here" in error.message
+        (share,) = re.findall(r"set (per_worker\.cpu=\S+)", error.hint or "")
+        loaded, _ = api.plan(folder / "job.yaml", [f"workers={many}", share])
+        assert loaded.spec.workers == many
+        api.plan(folder / "job.yaml", [f"workers={many - 1}"])
+        api.plan(folder / "job.yaml", [f"workers={many}"], address="a.cluster:6379")
 
     def test_in_an_override(self, folder: Path) -> None:
         error = self.refused_plan(folder, overrides=("faults.schedule=[{at_step: 40}]",))

@@ -190,3 +190,13 @@ def test_a_suite_that_is_not_there(folder: Path) -> None:
         load_suite(folder / "suit.yaml")
     with pytest.raises(UsageError, match="is a directory, not a suite"):
         load_suite(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("job.yaml", "job.yaml is a job file, not a suite"), ("train.py", "train.py is a Python script, not a suite")],
+)
+def test_a_file_of_another_kind_is_told_in_one_sentence(folder: Path, name: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_suite(folder / name)
+    assert caught.value.message == f"{folder}/{told}" and f"chaosrun submit {folder / name}" in (caught.value.hint or "")

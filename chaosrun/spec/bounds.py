@@ -1,0 +1,50 @@
+"""What of a job exceeds its own size, or the machine's: sentences for who plans it, and places for who reads the file."""
+
+import math
+from collections.abc import Iterator
+
+from chaosrun.spec.problems import Place, Problem
+from chaosrun.spec.tree import Mapping, Node, Scalar, Sequence, find
+from chaosrun.wording import count
+
+MOST_PER_CORE = 16
+"""CPUs that the workers of a private Ray may ask for, for each that the machine has: more would start, and never train."""
+
+
+def no_such_rank(rank: int, workers: int) -> str:
+    return f"rank {rank} does not exist: the last of {count(workers, 'worker')} is rank {workers - 1}"
+
+
+def never_reached(step: int, last: int) -> str:
+    return f"step {step} is never reached, max_steps is {last}"
+
+
+def crowded(workers: int, cpu: float, cores: int) -> tuple[str, str] | None:
+    """Why so many workers of `cpu` CPUs each must not start on one machine, and what to do; None where they may."""
+    if workers * cpu <= MOST_PER_CORE * cores:
+        return None
+    most = max(1, int(MOST_PER_CORE * cores / cpu))
+    share = math.floor(MOST_PER_CORE * cores / workers * 1000) / 1000
+    asked = f"{count(workers, 'worker')} of {cpu:g} CPU on {count(cores, 'core')}: at most {most} are started here"
+    anyway = f"; to start them all the same, set per_worker.cpu={share:g}" if share > 0 else ""
+    return asked, f"lower workers, or join a larger cluster with --address{anyway}"
+
+
+def out_of_reach(root: Mapping) -> Iterator[Problem]:
+    """Ranks and steps of faults that the job does not have, in a file that something else is wrong with, too."""
+    workers, last = _number(root, "workers"), _number(root, "max_steps")
+    _, schedule = find(root, ("faults", "schedule"))
+    _, drawn = find(root, ("faults", "random"))
+    for entry in (*(schedule.items if isinstance(schedule, Sequence) else ()), drawn):
+        rank, step = _number(entry, "rank"), _number(entry, "at_step")
+        if workers and rank and rank[0] >= workers[0]:
+            yield Problem(place=rank[1], message=no_such_rank(rank[0], workers[0]))
+        if last and step and step[0] > last[0]:
+            yield Problem(place=step[1], message=never_reached(step[0], last[0]))
+
+
+def _number(section: Node, key: str) -> tuple[int, Place] | None:
+    """A whole number, and where it stands."""
+    entry = section.entries.get(key) if isinstance(section, Mapping) else None
+    node = None if entry is None else entry.value
+    return (node.value, node.place) if isinstance(node, Scalar) and type(node.value) is int else None

@@ -1,0 +1,103 @@
+"""Files that a command line or a job names: their text, or what they are instead of what is asked for."""
+
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaosrun.errors import UsageError
+from chaosrun.spec.problems import Problem, Source, refusal
+from chaosrun.spec.tree import Mapping, Node, place_at
+
+YAML = (".yaml", ".yml", ".json")
+JOB, SUITE = "job file", "suite"
+_OTHERS = {
+    ".py": ("a Python script", "`chaosrun submit {path}` drills a script without a job file"),
+    ".sh": ("a shell script", "a command comes after two dashes: chaosrun submit -- bash {path}"),
+    ".ipynb": ("a notebook", "chaosrun starts scripts: export it as a Python file"),
+}
+"""By their suffix: what they are, and what is done with them."""
+_KEYS = {JOB: ("script", "module", "command"), SUITE: ("drills",)}
+"""Keys of which one is in every file of a kind, and in none of the other."""
+_HINTS = {
+    JOB: "`chaosrun submit {path}` runs it; a suite names it: job: {path}",
+    SUITE: "`chaosrun suite {path}` runs it, `--list` shows its drills",
+}
+_LOOKED_AT = 200
+"""Files of a folder whose kind is looked for."""
+NEAR = 0.65
+"""How like a name that is not there another one is that was meant, from 0 to 1."""
+
+
+def read_source(path: Path, what: str) -> Source:
+    """The text of a file, `what` in words. Raises UsageError, or SpecError for one that is not UTF-8."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UsageError(f"no such {what}: {path}", hint=files_like(path, what)) from error
+    except IsADirectoryError as error:
+        inside = path / "job.yaml"
+        hint = f"did you mean {inside}?" if os.path.isfile(inside) else "name the YAML file itself"
+        raise UsageError(f"{path} is a directory, not a {what}", hint=hint) from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} cannot be the path of a {what}", hint="no path holds such characters") from error
+    if what in _KEYS and path.suffix in _OTHERS:
+        found, then = _OTHERS[path.suffix]
+        raise UsageError(f"{path} is {found}, not a {what}", hint=then.format(path=path))
+    try:
+        return Source(label=str(path), text=data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        if path.suffix not in YAML and b"\0" in data:
+            raise UsageError(f"{path} is not a {what}: it holds no text", hint=f"a {what} is YAML") from error
+        source = Source(label=str(path), text=data.decode("utf-8", errors="replace"))
+        place = place_at(source, len(error.object[: error.start].decode("utf-8")))
+        message = f"not UTF-8: byte 0x{error.object[error.start]:02x}"
+        raise refusal(place, message, "save the file as UTF-8 text") from error
+
+
+def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Problem]) -> None:
+    """Raises UsageError for a file of another kind than `what`, JOB or SUITE, which its keys show, or that it has none."""
+    keys = root.entries if isinstance(root, Mapping) else {}
+    for kind, own in _KEYS.items():
+        if kind != what and any(key in keys for key in own) and not any(key in keys for key in _KEYS[what]):
+            raise UsageError(f"{path} is a {kind}, not a {what}", hint=_HINTS[kind].format(path=path))
+    if path.suffix not in YAML and (problems or not keys):
+        hint = f"a {what} holds YAML keys and values, and its name ends in .yaml; a training script's in .py"
+        raise UsageError(f"{path} is not a {what}: it does not hold YAML keys and values", hint=hint)
+
+
+def files_like(path: Path, what: str = "") -> str:
+    """The file beside `path` that its name probably stands for, or those that lie there; of a JOB or SUITE only such."""
+    if not os.path.isdir(path.parent):
+        return f"the directory {path.parent} does not exist"
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file() and entry.suffix == path.suffix)
+    if what in _KEYS:
+        names = [name for name in names[:_LOOKED_AT] if _is_of_kind(path.parent / name, what)]
+    files = f"{what}s" if what in _KEYS else f"{path.suffix} files"
+    # A typing error seldom is in the first letter, and `nostorage` is not meant by `storage`.
+    like = {Path(name).stem: name for name in names if name[:1].lower() == path.name[:1].lower()}
+    if close := difflib.get_close_matches(path.stem, list(like), n=1, cutoff=NEAR):
+        return f"did you mean {like[close[0]]}?"
+    return f"{files} there: {', '.join(names[:5])}" if names else f"there are no {files} in {path.parent}"
+
+
+def why_unwritable(folder: Path) -> str | None:
+    """Why nothing can be written there, where it may have to be made first; None when it can. Tries, and leaves nothing."""
+    above = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".chaosrun-", dir=above))
+    except OSError as error:
+        return f"nothing can be made in {above} ({error.strerror})"
+    return None
+
+
+def _is_of_kind(path: Path, what: str) -> bool:
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return False
+    return any(re.search(rb"^[\"']?%s[\"']?\s*:" % key.encode(), text, re.MULTILINE) for key in _KEYS[what])
