@@ -23,6 +23,9 @@ WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 RATES_AND_WAYS = frozenset({"lr", "foreach", "fused", "capturable", "differentiable"})
 """Settings of an optimizer that are recorded elsewhere, or change nothing of what it computes."""
 
+DIGESTED = ("model", "buffers", "optimizer")
+"""Components that are found of any script."""
+
 
 class FoundState:
     """From the first forward pass on."""
@@ -95,20 +98,21 @@ class FoundState:
         ]
         return xxhash.xxh3_64_hexdigest(repr(told).encode())
 
-    def digests(self) -> dict[str, dict[str, str]]:
-        """Of everything, by component and by name inside it."""
+    def components(self) -> dict[str, dict[str, Any]]:
+        """As those of `ObservedState`; a script's schedulers, and what else it saves, nobody knows."""
         names = {id(parameter): name for name, parameter in self.parameters()}
         kept: dict[str, Any] = {}
         for number, optimizer in enumerate(self.optimizers()):
             own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):
                 kept["/".join(map(str, (number, own[index], *path)))] = value
-        return {
-            "model": digests(dict(self.parameters())),
-            "buffers": digests(dict(self._of_roots("named_buffers"))),
-            "optimizer": digests(kept),
-            "rng": digest_rng(self.device),
-        }
+        buffers = dict(self._of_roots("named_buffers"))
+        return {"model": dict(self.parameters()), "buffers": buffers, "optimizer": kept, "scheduler": {}, "registered": {}}
+
+    def digests(self) -> dict[str, dict[str, str]]:
+        """Of everything, by component and by name inside it."""
+        components = self.components()
+        return {**{component: digests(components[component]) for component in DIGESTED}, "rng": digest_rng(self.device)}
 
     def beside(self) -> dict[str, str]:
         """Other modules alive that hold parameters, by class where there is one: an average of the weights, a teacher."""
@@ -125,6 +129,10 @@ class FoundState:
 
     def hooks(self) -> list[str]:
         return []
+
+    def of_script(self) -> dict[str, str]:
+        """Not told apart from what it trains."""
+        return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
         """Not known."""

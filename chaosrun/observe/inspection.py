@@ -7,19 +7,21 @@ It looks and copies: it draws no random number and changes no tensor, so a repla
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 import xxhash
 
 from chaosrun.observe.rng import capture_rng
-from chaosrun.observe.state import ObservedState
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.inspection import Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
+
+if TYPE_CHECKING:
+    from chaosrun.observe.trace import State
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 INT64 = range(-(2**63), 2**63)
@@ -28,7 +30,7 @@ INT64 = range(-(2**63), 2**63)
 class Inspector:
     """What one rank of one attempt writes down about the steps that its order names."""
 
-    def __init__(self, state: ObservedState, order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
+    def __init__(self, state: "State", order: WorkerOrder, leg: LegLayout, device: torch.device) -> None:
         self._state = state
         self._device = device
         self._steps = frozenset(order.inspect)

@@ -5,7 +5,7 @@ The protocol calls it at the points that the script comes by; the form of the li
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,6 +63,14 @@ class State(Protocol):
     def digests(self) -> Digests: ...
 
     def hooks(self) -> list[str]: ...
+
+    def components(self) -> Mapping[str, Mapping[str, Any]]:
+        """Live, by component: model, buffers, optimizer, scheduler, registered."""
+        ...
+
+    def of_script(self) -> dict[str, str]:
+        """What the script keeps beside all this."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +287,7 @@ def _hex_of(rates: Sequence[float]) -> tuple[str, ...]:
     return tuple(rate.hex() for rate in rates)
 
 
-def _inspector(state: Any, order: WorkerOrder, leg: LegLayout, device: torch.device) -> Any:
+def _inspector(state: State, order: WorkerOrder, leg: LegLayout, device: torch.device) -> Any:
     # For a replay, and loaded for nothing else.
     from chaosrun.observe.inspection import Inspector
 

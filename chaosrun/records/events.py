@@ -130,6 +130,8 @@ class WorkerExited(OfAttempt, frozen=True, kw_only=True, tag="worker.exited"):
     signal: int | None
     died_s: float
     """Of the death, as its agent saw it."""
+    stopped: bool = False
+    """Its agent ended it, with its attempt."""
 
 
 class FaultInjected(Event, frozen=True, kw_only=True, tag="fault.injected"):

@@ -4,6 +4,7 @@ Steps, faults and checkpoints share one axis, the steps of the leg: what lies be
 says nothing that a word or a sign does not say as well.
 """
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ MOST_LANES, MOST_FAULTS = 12, 8
 SILENT_S = 10.0
 """Longer than this a rank's silence is shown."""
 DONE, LEFT = "━", "┈"
+SPINNER, TURNS_A_SECOND = "|/-\\", 5
 FAULTS: Mapping[str, tuple[str, str]] = {
     "planned": ("○", ""),
     "missed": ("◇", "magenta"),
@@ -61,9 +63,12 @@ class _Axis:
         return Text.assemble(*cells)
 
 
-def draw(run: RunPicture, *, now_s: float, width: int, height: int | None = None) -> list[Text]:
-    """At most `height` lines of at most `width` columns."""
-    lines = [_head(run, now_s), *(_leg(run, run.leg, now_s, width) if run.leg else [_row("last", "waiting for the first leg")])]
+def draw(run: RunPicture, *, now_s: float, width: int, height: int | None = None, live: bool = False) -> list[Text]:
+    """At most `height` lines of at most `width` columns. `live`: it is drawn again and again."""
+    lines = [
+        _head(run, now_s),
+        *(_leg(run, run.leg, now_s, width, live) if run.leg else [_row("last", "waiting for the first leg")]),
+    ]
     for line in lines:
         line.no_wrap = True
         line.truncate(max(1, width), overflow="ellipsis")
@@ -82,25 +87,31 @@ def _head(run: RunPicture, now_s: float) -> Text:
     return Text(on_one_line("  ".join([*parts, run.run_id])), style="bold")
 
 
-def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int) -> Iterator[Text]:
-    planned = max((fault.at_step or 0 for fault in run.faults), default=0)
-    axis = _Axis(max(1, leg.reached, run.last_step or planned), max(LEAST_TRACK, width - LABEL - VALUE - 1))
+def _leg(run: RunPicture, leg: LegPicture, now_s: float, width: int, live: bool) -> Iterator[Text]:
+    # Without an end there is no telling how far along a step is.
+    room = max(LEAST_TRACK, width - LABEL - VALUE - 1)
+    axis = _Axis(max(1, leg.reached, run.last_step), room) if run.last_step else None
     yield _legs(run)
-    yield _steps(run, leg, axis)
+    spinner = SPINNER[int(now_s * TURNS_A_SECOND) % len(SPINNER)] if live and not axis and not leg.is_over else ""
+    yield _steps(run, leg, axis).append(f"  {spinner}" if spinner else "")
     yield _row("last", leg.damage[0] if leg.damage else f"{leg.last}, {span(max(0.0, now_s - leg.last_s))} ago")
     seen = [run.seen(fault) for fault in run.faults]
     if seen:
         states = list(FAULTS)
         ordered = sorted(seen, key=lambda fault: states.index(fault.state))
         marks = [(fault.step, *FAULTS[fault.state]) for fault in ordered if fault.step is not None]
-        yield _row("faults", f"{sum(fault.state == 'landed' for fault in seen)} of {len(seen)} landed", axis.marked(marks))
+        yield _row(
+            "faults",
+            f"{sum(fault.state == 'landed' for fault in seen)} of {len(seen)} landed",
+            axis.marked(marks) if axis else None,
+        )
     if leg.kept or leg.quarantined:
         yield _checkpoints(leg, axis)
     if leg.restarts or leg.unplanned:
         deaths = f", {count(len(leg.unplanned), 'unplanned death')}" if leg.unplanned else ""
         yield _row("restarts", f"{leg.restarts}, {count(leg.lost_steps, 'step')} lost{deaths}")
     yield from _lanes(leg)
-    yield from _faults(run)
+    yield from _faults(run, width)
 
 
 def _legs(run: RunPicture) -> Text:
@@ -118,19 +129,19 @@ def _legs(run: RunPicture) -> Text:
     return _row("legs", "   ".join(parts))
 
 
-def _steps(run: RunPicture, leg: LegPicture, axis: _Axis) -> Text:
+def _steps(run: RunPicture, leg: LegPicture, axis: _Axis | None) -> Text:
     value = f"{leg.step}" + (f" of {run.last_step}" if run.last_step else "")
     if leg.step_s and not leg.is_over:
         rate = 1 / leg.step_s
         value += f"  {rate:.0f}/s" if rate >= 10 else f"  {rate:.2g}/s"
-    return _row("steps", value, axis.bar(leg.step) if run.last_step else None)
+    return _row("steps", value, axis.bar(leg.step) if axis else None)
 
 
-def _checkpoints(leg: LegPicture, axis: _Axis) -> Text:
+def _checkpoints(leg: LegPicture, axis: _Axis | None) -> Text:
     value = f"{len(leg.kept)}, last {leg.kept[-1]}" if leg.kept else "0"
     bad = [(step, "x", "bold red") for step in leg.quarantined]
     value += f", {len(bad)} quarantined" if bad else ""
-    return _row("checkpoints", value, axis.marked([*((step, "▪", "cyan") for step in leg.kept), *bad]))
+    return _row("checkpoints", value, axis.marked([*((step, "▪", "cyan") for step in leg.kept), *bad]) if axis else None)
 
 
 def _lanes(leg: LegPicture) -> Iterator[Text]:
@@ -151,7 +162,7 @@ def _lane(lane: Lane) -> Text:
     return _row(f"rank {lane.rank}", f"step {lane.step} ").append(on_one_line(words).rstrip(), style=style)
 
 
-def _faults(run: RunPicture) -> Iterator[Text]:
+def _faults(run: RunPicture, width: int) -> Iterator[Text]:
     """Of many faults the newest that fired and those that come next."""
     done = sum(run.seen(fault).state != "planned" for fault in run.faults)
     first = max(0, min(done - MOST_FAULTS // 2, len(run.faults) - MOST_FAULTS))
@@ -162,7 +173,11 @@ def _faults(run: RunPicture) -> Iterator[Text]:
         at = "" if seen.step is None or seen.step == fault.at_step else f", step {seen.step}"
         where = "" if seen.attempt is None else f"attempt {seen.attempt}{at}: "
         line = _row(on_one_line(fault.id), "").append(f"{sign} {seen.state:<7} ", style=style)
-        yield line.append(on_one_line(f"{where}{fault.describe()}"))
+        told, room = on_one_line(f"{where}{fault.describe()}"), max(LEAST_TRACK, width - len(line))
+        first, *rest = textwrap.wrap(told, room) or [""]
+        indent = " " * len(line)
+        yield line.append(first)
+        yield from (Text(f"{indent}{more}") for more in rest)
     if more := len(run.faults) - len(listed):
         yield _row("", f"… {count(more, 'more fault')}")
 

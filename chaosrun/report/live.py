@@ -127,7 +127,7 @@ class Display:
         if self._live is not None and self._follower is not None:
             columns, rows = self._live.console.size = self._size()
             # The last column and the last row stay free: with them the terminal would scroll.
-            lines = draw(self._follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1))
+            lines = draw(self._follower.picture, now_s=self._clock(), width=columns - 1, height=max(1, rows - 1), live=True)
             self._live.start()
             self._live.update(Group(*lines), refresh=True)
 

@@ -240,7 +240,9 @@ def _take_end(lanes: Mapping[int, Lane], event: JournalEvent) -> None:
 
 
 def _take_exit(lane: Lane, event: WorkerExited) -> None:
-    if event.signal:
+    if event.stopped:
+        lane.end("hung" if lane.state == "hung" else "stopped")
+    elif event.signal:
         lane.end("killed", lane.note or signal_name(event.signal))
     elif event.exit_code == 0:
         lane.end("done")

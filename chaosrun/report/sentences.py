@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import (
@@ -117,11 +118,14 @@ def _starting(event: AttemptStarting) -> str:
 
 
 def _end_of_process(event: WorkerExited | FaultObserved) -> str:
+    if isinstance(event, WorkerExited) and event.stopped:
+        return "was stopped with its attempt"
     if event.signal:
         return f"died of {signal_name(event.signal)}"
     if event.exit_code is None:
         return "was lost with its node's fork server"
-    return "ended" if event.exit_code == 0 else f"exited with code {event.exit_code}"
+    exited = f"exited with code {event.exit_code}"
+    return {0: "ended", PREEMPTED_EXIT_CODE: f"left on notice: {exited}"}.get(event.exit_code, exited)
 
 
 def _requested(event: FaultRequested) -> str:
@@ -154,7 +158,7 @@ def _unplanned(event: DeathUnplanned) -> str:
 def _stopped(event: AttemptStopped) -> str:
     reason = f": {event.reason}" if event.reason else ""
     ranks = f"rank{'s' if len(event.killed) > 1 else ''} {', '.join(map(str, event.killed))}"
-    return f"attempt {event.attempt} stopped{reason}" + (f"; killed {ranks}" if event.killed else "")
+    return f"attempt {event.attempt} stopped{reason}" + (f"; stopped {ranks}" if event.killed else "")
 
 
 def _started(event: AttemptStarted) -> str:

@@ -199,7 +199,8 @@ class Supervisor:
         attempt, rank, pid = exited.attempt, exited.rank, exited.pid
         ended = {"exit_code": exited.exit_code, "signal": exited.signal, "died_s": exited.died_s}
         # Not flushed by itself: the next record that matters flushes it too, and a recovery should not wait for the disk.
-        self._record(recorded.WorkerExited(attempt=attempt, rank=rank, pid=pid, **ended), durable=False)
+        record = recorded.WorkerExited(attempt=attempt, rank=rank, pid=pid, stopped=exited.killed, **ended)
+        self._record(record, durable=False)
         self._detector.exited(rank)
         if fault := self._observations.of_death(exited) or self.outside_faults.of_death(exited):
             leaving = exited.exit_code == PREEMPTED_EXIT_CODE

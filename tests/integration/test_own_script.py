@@ -59,6 +59,15 @@ def test_what_was_there_is_not_touched(job: Path, tmp_path: Path, warm_drills: W
 
 
 @pytest.mark.nightly
+def test_a_fail_can_be_diagnosed(job: Path, tmp_path: Path, warm_drills: WarmDrills) -> None:
+    run = warm_drills(typed(job, "--leave-out", "optimizer", kill=("1@9",)), root=tmp_path).run
+    found = warm_drills.diagnose(run)
+    assert found.reproduced and found.divergence is not None and found.divergence.cause == "optimizer state not restored"
+    assert found.comparison.finding is not None and found.comparison.finding.quantity == "optimizer state"
+    assert found.hazard is not None and found.hazard.row == found.divergence.reason.hazard
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(("left_out", "said"), [("step", "without a step of an optimizer"), ("save", "saved nothing that")])
 def test_what_cannot_be_drilled(job: Path, tmp_path: Path, warm_drills: WarmDrills, left_out: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:

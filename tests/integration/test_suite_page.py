@@ -166,6 +166,11 @@ def test_a_first_night_and_an_empty_one(browser: "Browser", tmp_path: Path) -> N
         with opened(browser, path, width=360) as seen:
             assert overflow(seen) == []
             assert ("Not begun: a, b" in seen.evaluate("document.body.innerText")) == (number == 1)
+            shares = seen.evaluate(
+                "[...document.querySelectorAll('#rates rect.well')].map(bar => "
+                "bar.getBoundingClientRect().width / bar.closest('svg').getBoundingClientRect().width)"
+            )
+            assert (len(shares) == 1 and 0 < shares[0] < 0.1) if number == 0 else shares == [], "one night is one of many"
 
 
 def test_junit_of_a_drill_that_could_not_run() -> None:

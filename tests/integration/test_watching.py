@@ -132,6 +132,9 @@ def test_every_follower_tells_the_same(watched: dict[str, Any]) -> None:
 def test_a_fault_fires_before_its_rank_dies(watched: dict[str, Any]) -> None:
     own = said(watched["own"])
     assert own.index("chaos: F1 fired: rank 1, step 8") < own.index("chaos: attempt 1: rank 1 died of SIGKILL")
+    # The other one had no fault: the supervisor ended it.
+    assert "chaos: attempt 1: rank 0 was stopped with its attempt" in own
+    assert "chaos: attempt 1: rank 0 died of SIGKILL" not in own
 
 
 def test_the_picture(watched: dict[str, Any]) -> None:

@@ -74,7 +74,8 @@ def test_a_page() -> None:
         rank 0      step 45 training
         rank 1      step 45 training
         rank 2      step 45 training
-        F1          ● landed  attempt 1: SIGKILL rank 1 inside the gradient all-reduce …
+        F1          ● landed  attempt 1: SIGKILL rank 1 inside the gradient all-reduce
+                              of step 30
         F2          ○ planned SIGKILL rank 0 after step 60"""
         ).splitlines()
     )
@@ -121,11 +122,15 @@ def test_states_of_faults(state: Any, line: str) -> None:
 
 
 def test_an_end_that_nobody_knows() -> None:
-    """No bar as if the end were known."""
+    """No bar as if the end were known, nor places of faults and checkpoints; while it is drawn again and again, a spinner."""
     run = picture(of=None)
-    run.faults = ()
     page = text(run).splitlines()
     assert "steps       45  2/s" in page and "eta" not in page[0]
+    assert "faults      1 of 2 landed" in page and "checkpoints 2, last 40, 1 quarantined" in page
+    turns = [draw(run, now_s=100.0 + number / 5, width=80, live=True)[2].plain for number in range(5)]
+    assert len(set(turns)) == 4 and turns[0] == turns[4] and turns[0].startswith("steps       45  2/s  ")
+    known = draw(picture(), now_s=100.0, width=80, live=True)[2].plain
+    assert known == draw(picture(), now_s=100.1, width=80, live=True)[2].plain and "━" in known
 
 
 def test_before_there_is_anything() -> None:

@@ -84,10 +84,13 @@ def run(tmp_path: Path) -> RunLayout:
         (CHAOS[4], "F1 fired: rank 1, step 17"),
         ({**CHAOS[4], "phase": "reduce"}, "F1 fired: rank 1, step 17, reduce"),
         (CHAOS[5], "attempt 1: rank 1 died of SIGKILL"),
+        ({**CHAOS[5], "stopped": True}, "attempt 1: rank 1 was stopped with its attempt"),
+        ({**CHAOS[5], "signal": None, "exit_code": 85}, "attempt 1: rank 1 left on notice: exited with code 85"),
+        ({**CHAOS[5], "signal": None, "exit_code": 1}, "attempt 1: rank 1 exited with code 1"),
         ({**CHAOS[5], "signal": None}, "attempt 1: rank 1 was lost with its node's fork server"),
         (CHAOS[6], "F1 seen: rank 1 died of SIGKILL (pid 12)"),
         ({**CHAOS[6], "found": {"problem": "it went on"}}, "F1 did not happen as planned: it went on"),
-        (CHAOS[7], "attempt 1 stopped: fault F1; killed ranks 0, 2"),
+        (CHAOS[7], "attempt 1 stopped: fault F1; stopped ranks 0, 2"),
         ({"event": "attempt.stopped", "attempt": 1}, "attempt 1 stopped"),
         (CHAOS[8], "checkpoint step-00000015 quarantined: model.safetensors: hash"),
         ({"event": "death.unplanned", "step": 7, "error": RAISED}, "unplanned death of rank 0 at step 7: ValueError: bad"),
@@ -184,7 +187,7 @@ class TestLines:
         assert told == [
             "[0:03] chaos: F1 fired: rank 1, step 17",
             "[1:01] chaos: F1 seen: rank 1 died of SIGKILL (pid 12)",
-            "[1:01] chaos: attempt 1 stopped: fault F1; killed ranks 0, 2",
+            "[1:01] chaos: attempt 1 stopped: fault F1; stopped ranks 0, 2",
         ]
 
     def test_what_happened_first_is_told_first(self, run: RunLayout) -> None:

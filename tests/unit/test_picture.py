@@ -59,6 +59,8 @@ class TestLanes:
         [
             ([], "starting", ""),
             ([exited(1, signal=9)], "killed", "SIGKILL"),
+            ([{**exited(1, signal=9), "stopped": True}], "stopped", ""),
+            ([observed(1, "hang"), {**exited(1, signal=9), "stopped": True}], "hung", "F1"),
             ([exited(1, signal=9), {"event": "attempt.stopped", "attempt": 1, "killed": [1]}], "stopped", ""),
             ([exited(1, signal=11), {"event": "attempt.stopped", "attempt": 1, "killed": [1]}], "killed", "SIGSEGV"),
             ([exited(1, code=0)], "done", ""),

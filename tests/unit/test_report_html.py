@@ -261,6 +261,14 @@ def test_a_hang_and_a_quarantine_are_on_the_timeline(run: RunLayout) -> None:
     assert "Checkpoint step-00000004 quarantined: a hash" in text and 'class="aside"' in text
 
 
+@pytest.mark.parametrize(("kind", "words"), [("kill", "killed as planned"), ("preempt", "preempted as planned")])
+def test_a_preempt_is_not_called_a_kill(run: RunLayout, kind: str, words: str) -> None:
+    verdict = judge(run)
+    told = replace(verdict, faults=tuple(replace(fault, kind=kind) for fault in verdict.faults))
+    course = page_of(run, told).said("course")
+    assert {said for said in ("killed as planned", "preempted as planned", "another fault") if said in course} == {words}
+
+
 def test_a_hang_that_a_fault_was_the_cause_of_is_told_by_the_fault(run: RunLayout) -> None:
     hang = {"event": "hang.declared", "first": 1, "ranks": [], "silent_s": 30.0, "message": "attempt 1 hangs"}
     edit_journal(run, "chaos", only("fault.requested", lambda line: {**line, **hang} if line["fault"] == "F1" else line))

@@ -87,6 +87,25 @@ def test_an_inspection_knows_the_row(quantity: str, tensor: str, kind: str, caus
     assert hazard.to_json() == {"row": row, "what": HAZARDS[row], "link": hazard.link}
 
 
+@pytest.mark.parametrize(
+    ("cause", "quantity", "row"),
+    [
+        ("optimizer_state_not_restored", "rng", "O3"),
+        ("lr_scheduler_not_restored", "optimizer state", "O10"),
+        ("batches_repeated", "parameters before", "D8"),
+        # These name no more than where it showed.
+        ("forward_pass", "rng", "R2"),
+        ("gradient", "optimizer state", "O3"),
+        ("bucket_layout", "local gradients", "K4"),
+    ],
+)
+def test_a_cause_that_the_verdict_knows_is_not_contradicted(cause: str, quantity: str, row: str) -> None:
+    divergence = replace(DIVERGENCE, kind="gradient", reason=Cause(cause))
+    finding = replace(FINDING, quantity=quantity, tensor="0/state/0.weight/exp_avg")
+    hazard = hazard_of(finding, divergence, after_restore=True, repeats=True)
+    assert hazard is not None and hazard.row == row
+
+
 @pytest.mark.parametrize(("quantity", "row"), [("loss", "K4"), ("rng", "R4")])
 def test_a_job_that_does_not_repeat_itself_is_not_blamed_on_a_restore(quantity: str, row: str) -> None:
     finding = replace(FINDING, quantity=quantity)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 HEIGHT, TOP, BOTTOM = 150, 12, 24
 """Of a figure, in pixels: all of it, above and below what is drawn."""
+LEAST_NIGHTS = 12
+"""Places for so many: a bar of one night is not as wide as the figure."""
 CELL, GAP, TALL = 6, 2, 18
 """Of a drill's strip: a night's width, the gap after it, its height."""
 
@@ -36,7 +38,7 @@ def rates(known: "Sequence[Night]") -> Figure | None:
     scale = Scale(0, most)
     floor, room = HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP
     bars: list[Markup] = []
-    share = 100 / len(known)
+    share = 100 / max(len(known), LEAST_NIGHTS)
     for place, night in enumerate(known):
         all_high, high = room * scale.at(len(night.drills)), room * scale.at(night.passed)
         x, width = f"{share * (place + 0.15):.3f}%", f"{share * 0.7:.3f}%"
@@ -59,7 +61,7 @@ def recoveries(known: "Sequence[Night]") -> Figure | None:
         return None
     # One hang, found after its patience, must not make a line of all the others.
     scale = Scale(0.0, min(max(times[-1] for *_, times in found), 4 * max(statistics.median(times) for *_, times in found)))
-    share = 100 / len(known)
+    share = 100 / max(len(known), LEAST_NIGHTS)
     marks: list[Markup] = []
     line: list[tuple[float, float]] = []
     for place, night, times in found:
@@ -113,8 +115,10 @@ def _target(said: str, x: str, width: str, floor: float, drawn: Markup) -> Marku
 def _figure(known: "Sequence[Night]", scale: Scale, values: Mapping[float, str], drawn: Markup, told: str) -> Figure:
     """With its values beside it, and the first night and the last beneath."""
     axis = join(text("100%", _y(scale, value), words, anchor="end") for value, words in values.items())
-    places, shown = ([0.5], known) if len(known) == 1 else ([0, 1], (known[0], known[-1]))
-    dates = beneath(places, [night.night for night in shown], Scale(0, 1), HEIGHT - 6)
+    ends = list(dict.fromkeys((known[0].night, known[-1].night)))
+    if len(known) < LEAST_NIGHTS:
+        ends = [" to ".join(ends)]  # side by side they would lie over each other
+    dates = beneath([0, 1][: len(ends)], ends, Scale(0, 1), HEIGHT - 6)
     return Figure(height=HEIGHT, axis=axis, plot=rules([_y(scale, value) - 4 for value in values]) + drawn + dates, told=told)
 
 

@@ -13,6 +13,7 @@ WIDE = 10_000
 """Units across of the stretched inner drawing that paths live in."""
 SHAPES: dict[str, Markup] = {
     "kill": Markup('<path class="kill" d="M-4.5 -4.5L4.5 4.5M-4.5 4.5L4.5 -4.5"/>'),
+    "preempt": Markup('<path class="preempt" d="M-6 0H5M0 -5L5 0L0 5"/>'),
     "fault": Markup('<path class="fault" d="M0 -6.5L6 5H-6Z"/>'),
     "unseen": Markup('<circle class="unseen" r="5"/>'),
     "unplanned": Markup('<path class="unplanned" d="M0 -7L7 0L0 7L-7 0Z"/>'),

@@ -253,7 +253,7 @@ def _marks(source: Source, clock: Clock) -> Iterator[Placed]:
         seen.add(fault)
         row, when = rows.get(fault), f"{since(clock.at(time_s))}, attempt {record.attempt}"
         what, evidence = ("not in the plan", "NOT SHOWN: not in the plan") if row is None else (row.what, row.seen)
-        shape = "unseen" if row is None or not row.landed else "kill" if row.kind == "kill" else "fault"
+        shape = "unseen" if row is None or not row.landed else row.kind if row.kind in ("kill", "preempt") else "fault"
         label = f"Fault {fault}: {what}\n{when}\n{evidence}"
         yield record.rank, Mark(at=clock.at(time_s), y=0, shape=shape, label=label)
     for record in leg.events(FaultRequested):
