@@ -140,8 +140,11 @@ def judge(setting: Setting, nodes: Sequence[Node], facts: ForecastFacts) -> list
     )
     number = f"{count(now.nodes, 'node')}, a failure every {duration(now.mtbf_s)}"
     young = duration(young_interval(save_s, now.mtbf_s))
+    short = _too_short(facts, now)
     findings = [
-        here.row(
+        here.skip(short, measured=took)
+        if short
+        else here.row(
             Status.PASS if now.goodput >= LEAST_GOODPUT else Status.WARN,
             f"{now} ({number})",
             f"at least {LEAST_GOODPUT:.0%}",
@@ -165,15 +168,23 @@ def _elsewhere(found: Sequence[Forecast]) -> Finding:
     )
 
 
+def _too_short(facts: ForecastFacts, now: Forecast) -> str | None:
+    """Of a job that is over before its first save is due: neither an interval nor a goodput says anything of it."""
+    costs = facts.job or Costs()
+    length_s = costs.steps * (costs.step_s or math.inf)
+    if now.interval_s < length_s or not costs.steps:
+        return None
+    made = f"{count(costs.steps, 'step')} in {duration(length_s)} (run {facts.run})"
+    return f"too short to forecast: {made}, the best interval is {duration(now.interval_s)}"
+
+
 def _interval(job: Job, facts: ForecastFacts, now: Forecast, save_s: float, restart_s: float) -> Finding:
     row, every = ROWS.of(name=INTERVAL), job.spec.checkpoint.every_steps
     costs = facts.job or Costs()
     if not costs.step_s:
         return row.skip(NO_RUN)
-    length_s = costs.steps * costs.step_s
-    if now.interval_s >= length_s:
-        made = f"{count(costs.steps, 'step')} in {duration(length_s)} (run {facts.run})"
-        return row.skip(f"too short to forecast: {made}, the best interval is {duration(now.interval_s)}")
+    if short := _too_short(facts, now):
+        return row.skip(short)
     best_steps = _rounded(now.interval_s / costs.step_s)
     best, own = (goodput(steps * costs.step_s, save_s, restart_s, now.mtbf_s) for steps in (best_steps, every))
     # A rounded interval may be worse than the one that it is compared with.
