@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from chaosrun.spec.files import files_like
@@ -53,6 +54,32 @@ def own_loads(script: Path) -> tuple[str, ...]:
         if word.arg in LOADING_WORDS and not (isinstance(word.value, ast.Constant) and not word.value.value)
     ]
     return tuple(f"{name}, line {line}" for line, name in sorted(found + told))
+
+
+def missing_packages(script: Path, directory: Path) -> tuple[str, ...]:
+    """What a script imports in any case, at its top, and this environment lacks: "transformers, line 12"."""
+    try:
+        source = script.read_bytes()
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ()
+    if b"sys.path" in source:
+        return ()  # it looks elsewhere
+    lines: dict[str, int] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+        for name in names:
+            lines.setdefault(name.partition(".")[0], node.lineno)
+    return tuple(f"{name}, line {line}" for name, line in lines.items() if not _is_there(name, [script.parent, directory]))
+
+
+def _is_there(package: str, beside: Iterable[Path]) -> bool:
+    if package in sys.modules or PathFinder.find_spec(package, [str(folder) for folder in beside]) is not None:
+        return True
+    return find_spec(package) is not None
 
 
 def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
+from chaosrun.spec.launch import missing_packages
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 from chaosrun.spec.source import Job, load_job, refused
@@ -56,13 +57,26 @@ SOONEST_S = 0.001
 
 
 def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | None = None) -> tuple[Job, FaultPlan]:
-    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError: also for more workers than a private
-    Ray is to start, where neither `address` nor the environment names another."""
+    """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError: also for what this machine lacks, where
+    a private Ray is to be started, as neither `address` nor the environment names another."""
     loaded = load_job(job, overrides)
     spec = loaded.spec
-    if expected_ray(address) == "private" and (found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1)):
-        raise refused(loaded, [Objection("workers", found[0])], found[1])
+    if expected_ray(address) == "private":
+        _expect_to_fit(loaded)
     return loaded, make_plan(spec, loaded.trace, partial(refused, loaded))
+
+
+def _expect_to_fit(job: Job) -> None:
+    """Raises SpecError for more workers than this machine should start, UsageError for a script that its Python cannot run."""
+    spec = job.spec
+    if found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1):
+        raise refused(job, [Objection("workers", found[0])], found[1])
+    finds_its_own = spec.command or "PYTHONPATH" in spec.env
+    if not finds_its_own and (missing := missing_packages(job.script_path, job.directory)):
+        raise UsageError(
+            f"{job.script_path} imports what is not installed: {'; '.join(missing)}",
+            hint=f"install it in the environment that chaosrun is in, {sys.prefix}; nothing was started",
+        )
 
 
 def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:

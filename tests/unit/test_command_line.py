@@ -86,6 +86,7 @@ def test_workers_are_guessed(line: str, workers: int, told: str, capsys: pytest.
     ],
 )
 def test_what_a_script_imports(source: str, workers: int, by: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine.py").touch()
     (here / "other.py").write_text(f"{source}\n")
     spec, _ = spec_of("other.py", capsys)
     assert (spec["workers"], spec["resume"]["by"]) == (workers, by)

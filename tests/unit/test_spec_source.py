@@ -481,3 +481,35 @@ class TestPlansAreRefusedAtTheirPlace:
     def test_random(self, folder: Path) -> None:
         error = self.refused_plan(folder, "faults:", "  random: {count: 30}")
         assert "job.yaml:6:3: faults.random: 30 faults do not fit" in error.message
+
+
+class TestPackages:
+    """What a script imports at its top is looked for before anything starts, where it will run here."""
+
+    @pytest.mark.parametrize(
+        ("script", "missing"),
+        [
+            (
+                "import os, nothing_here.part as n\nfrom nothing_else import x\n",
+                ["nothing_here, line 1", "nothing_else, line 2"],
+            ),
+            ("import os\nimport torch.nn\nimport beside\nfrom . import nothing_here\n", []),
+            ("try:\n    import nothing_here\nexcept ImportError:\n    pass\ndef late():\n    import nothing_here\n", []),
+            ("import sys\nsys.path.append('elsewhere')\nimport nothing_here\n", []),
+        ],
+        ids=["missing", "there", "optional", "a path of its own"],
+    )
+    def test_what_is_not_installed(self, folder: Path, script: str, missing: list[str]) -> None:
+        (folder / "beside.py").touch()
+        (folder / "train.py").write_text(script)
+        (folder / "job.yaml").write_text(LEAST)
+        if not missing:
+            api.plan(Path("job.yaml"))
+            return
+        with pytest.raises(UsageError, match="train.py imports what is not installed: " + "; ".join(missing)):
+            api.plan(Path("job.yaml"))
+        # Nodes of a cluster, and another interpreter, may have it.
+        api.plan(Path("job.yaml"), address="192.0.2.1:6379")
+        api.plan(Path("job.yaml"), ["env={PYTHONPATH: elsewhere}"])
+        api.plan(Path("job.yaml"), ["script=null", "command=[python, train.py]"])
+        load_job(Path("job.yaml"))
