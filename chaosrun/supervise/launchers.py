@@ -18,7 +18,7 @@ _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {
     "other_world_size": (
         "rank {rank} trains in a world of {seen}, the job has {world}",
         "let `workers` be the number of processes that the command starts on all nodes together "
-        "(torchrun --nproc-per-node {{workers_per_node}}, accelerate launch --num_processes {world_size})",
+        "(torchrun --nproc-per-node {{workers_per_node}}, accelerate launch --multi_gpu --num_processes {world_size})",
     ),
     "other_node": (
         "a process on node {node} began to train as rank {rank}, which is placed on another node",

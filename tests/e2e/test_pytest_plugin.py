@@ -142,6 +142,7 @@ class TestSession:
         frames = said.replace(str(run), "").replace(sys.executable, "").replace(".chaosrun/runs", "")
         assert "chaosrun/" not in frames, "frames of chaosrun"
         assert "Traceback" not in said
+        assert "attempt 1 starts" not in session.out, "progress buries the verdict"
 
     def test_other_failures_say_why(self, session: Session) -> None:
         assert "INCONCLUSIVE: faults_landed: no fault was planned" in session.failure("test_plans[nothing]")
@@ -232,7 +233,9 @@ def test_nobody_asks(chaos):
 def test_without_xdist(tmp_path: Path) -> None:
     write_tests(tmp_path, LATER)
     with open_shell(tmp_path) as shell:
-        done = Session(tmp_path, finish(start(shell, "-p", "no:xdist", "--junitxml", "junit.xml", "-rA"), timeout_s=300))
+        ended = finish(start(shell, "-p", "no:xdist", "--junitxml", "junit.xml", "-rA", "-s"), timeout_s=300)
+    done = Session(tmp_path, ended)
+    assert "attempt 1 starts" in ended.stderr, "nothing is captured: it is followed as it goes"
     assert done.returncode == 1 and "6 passed, 1 error" in done.out, done.out
     assert "ERROR tests/" in done.out and "FAIL, and the test did not ask for the verdict of this drill: " in done.out
     nodes = [ray["node"] for ray in done.rays]
