@@ -27,7 +27,7 @@ from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end
 from chaosrun.records.traces import read_ends
-from chaosrun.supervise.lifecycle import Failure, Reach
+from chaosrun.supervise.failure import Failure, Reach
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""

@@ -155,7 +155,8 @@ class Drill:
     legs: LegRunner
     survey: bool = False
     """Have every rank write down which points it reaches."""
-    _deadline_s: float | None = field(default=None, init=False)
+    deadline_s: float | None = None
+    """When the run's timeout has passed, wall clock."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
     """Of legs whose records are gone: what they left behind may still be there."""
 
@@ -172,7 +173,6 @@ class Drill:
         spec = JobSpec.model_validate(info.spec)
         plan = FaultPlan.read(self.run.plan_json)
         self.legs.ask_permission(plan, spec)
-        self._deadline_s = None if spec.timeout is None else time.time() + spec.timeout
         if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
             if spec.by == "script" and not plan.faults:
                 plan = self._default_plan(spec)
@@ -294,7 +294,7 @@ class Drill:
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
         template = replace(template, survey=self.survey, earlier=earlier)
-        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self._deadline_s)
+        result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
             raise InterruptedRunError(f"interrupted in the {name} leg", hint=hint)

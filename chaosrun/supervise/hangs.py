@@ -337,5 +337,5 @@ class HangDetector:
         if fault is not None:
             for other in found.also_stopped():
                 self._observations.of_hang(self._attempt, other.rank, other.recorded())
-        step = None if first.beat is None else first.beat.step
-        return Hang(message=message, rank=first.rank, step=step, reach=reach_of(first.beat), fault=fault)
+        where = {} if first.beat is None else {"step": first.beat.step, "stage": first.beat.stage}
+        return Hang(message=message, rank=first.rank, **where, reach=reach_of(first.beat), fault=fault)

@@ -6,7 +6,7 @@ from chaosrun.cluster.messages import LauncherFailed
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.claims import LauncherCode
 from chaosrun.records.layout import AttemptLayout
-from chaosrun.supervise.lifecycle import Failure
+from chaosrun.supervise.failure import Failure
 from chaosrun.wording import count
 
 _MISUSES: Mapping[LauncherCode, tuple[str, str]] = {

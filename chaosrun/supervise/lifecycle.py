@@ -8,7 +8,7 @@ ends an attempt, and what it costs:
 - a planned fault: nothing
 - anything else: one of `max_restarts`, which come back when the job begins from a checkpoint further on than ever before. The
   first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
-- the same error at the same step twice in a row: the script's doing, the leg ends
+- the same error at the same step twice in a row: the script's doing, the leg ends; a hang at the same place: the leg ends
 - a planned fault that can no longer happen: the leg ends
 - two attempts in a row that began from one checkpoint and leave no newer one: it goes to quarantine, and the next older one, or
   the beginning, is tried. This gives no restart back, so that the number of attempts stays bounded. An attempt that never came
@@ -22,43 +22,10 @@ from typing import Any, Literal
 import msgspec
 
 from chaosrun.records.events import EndCode, Outcome
+from chaosrun.supervise.failure import Failure, Reach
 
 Phase = Literal["placing", "auditing", "starting", "running", "stopping", "resting", "done"]
-Reach = Literal["before", "in", "beyond"]
-"""How far an attempt had come: before the restore of its checkpoint, in it, or beyond it."""
 LONGEST_REST_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why an attempt ended without a planned fault. The same kind of error at the same step is the script's own doing."""
-
-    message: str
-    code: EndCode | None = None
-    """None: nothing is known that the outcome does not say."""
-    hint: str | None = None
-    outcome: Outcome = "recovery_failed"
-    """What the leg ends as if this is not worth another attempt."""
-    rank: int | None = None
-    step: int | None = None
-    error: tuple[str, str] | None = None
-    """Type and message of an exception; None for a death that named no error."""
-    reducer: bool = False
-    """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
-    refused: bool = False
-    """chaosrun refuses what the script does (MisuseError): another attempt would do the same, or hide it."""
-    leaving: bool = False
-    """It left in order, on a preemption notice, and the other ranks leave with it: nobody needs to be stopped."""
-    reach: Reach = "beyond"
-    of_node: bool = False
-    """A node was lost: neither the script nor the checkpoint has to do with it."""
-    raised_s: float | None = None
-    """When the rank wrote the error down, wall clock; of deaths seen together the first to raise is the cause."""
-
-    def repeats(self, earlier: "Failure | None") -> bool:
-        """The same type of error at the same step; its message may name a rank, a port or an address."""
-        same = earlier and self.error and earlier.error and (self.error[0], self.step) == (earlier.error[0], earlier.step)
-        return bool(same)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -127,6 +94,7 @@ class Hang(Event, frozen=True):
     """The rank that stopped first, where that can be told."""
     step: int | None = None
     """Where it stopped."""
+    stage: str | None = None
     reach: Reach = "beyond"
     fault: str | None = None
 
@@ -191,8 +159,8 @@ class LegState:
     phase: Phase = "placing"
     attempt: int = 0
     fired: frozenset[str] = frozenset()
-    restarts: int = 0
-    """Unplanned restarts used since the job last made progress."""
+    unplanned: tuple[int, ...] = ()
+    """Attempts that died so since the job last made progress, and were followed by another."""
     resume: str | None = None
     """The checkpoint that this attempt began from."""
     died_from: tuple[int, ...] = ()
@@ -211,6 +179,11 @@ class LegState:
     """A node's agent died: before the next attempt the places have to be acquired again."""
     ending: Finish | None = None
     """How the leg ends once its processes are gone, whatever else happens: timeout or interrupt."""
+
+    @property
+    def restarts(self) -> int:
+        """Unplanned ones, since the job last made progress."""
+        return len(self.unplanned)
 
 
 DEATHS_FROM_ONE = 2
@@ -254,7 +227,7 @@ def decide(state: LegState, event: Event) -> tuple[LegState, tuple[Action, ...]]
             if event.fault is not None and state.phase == "running":
                 return _planned(state, event.fault)
             hint = "the ranks' stacks are in their logs (chaosrun logs); recovery.hang_timeout sets the patience"
-            where = {"rank": event.rank, "step": event.step, "reach": event.reach}
+            where = {"rank": event.rank, "step": event.step, "stage": event.stage, "reach": event.reach}
             return _fail(state, Failure(code="hung", message=event.message, hint=hint, **where))
         case AgentLost():
             state = replace(state, agent_lost=True)
@@ -279,7 +252,7 @@ def _start(state: LegState, event: Audited) -> tuple[LegState, tuple[Action, ...
         resume=event.resume,
         died_from=state.died_from if event.resume == state.resume else (),
         best_step=max(state.best_step, event.step),
-        restarts=0 if event.step > state.best_step else state.restarts,
+        unplanned=() if event.step > state.best_step else state.unplanned,
         completed=frozenset(),
         planned=None,
         previous=state.failure,
@@ -360,11 +333,14 @@ def _stopped(state: LegState) -> tuple[LegState, tuple[Action, ...]]:
         state = replace(state, died_from=(*state.died_from, state.attempt))
     spent = state.resume is not None and len(state.died_from) >= DEATHS_FROM_ONE
     if failure.repeats(state.previous) and not failure.reducer and not (spent and failure.reach == "in"):
+        if failure.code == "hung":
+            return _finish(state, _ended_by(failure, message=f"{failure.message}; attempt {state.attempt - 1} hung there, too"))
         return _finish(state, _ended_by(failure, outcome="user_error", hint=failure.hint or REPEATED))
     if state.restarts >= state.max_restarts:
         if failure.outcome == "user_error":
             return _finish(state, _ended_by(failure))
-        said = f"{failure.message} (after {state.restarts} unplanned restarts without progress)"
+        died = ", ".join(map(str, (*state.unplanned, state.attempt)))
+        said = f"{failure.message} (died unplanned, without progress: attempt {died}; max_restarts is {state.max_restarts})"
         return _finish(state, _ended_by(failure, outcome="recovery_failed", message=said))
     return _restart(state, failure, from_older=spent)
 
@@ -378,7 +354,7 @@ def _restart(state: LegState, failure: Failure, *, from_older: bool) -> tuple[Le
         reason = f"attempts {attempts} began from it and died without a newer checkpoint, the last of: {failure.message}"
         aside = (SetAside(name=state.resume, reason=reason),)
     rest_s = 0.0 if state.restarts == 0 else min(LONGEST_REST_S, state.backoff_s * 2.0 ** (state.restarts - 1))
-    state = replace(state, restarts=state.restarts + 1)
+    state = replace(state, unplanned=(*state.unplanned, state.attempt))
     if rest_s > 0:
         return replace(state, phase="resting"), (*aside, Rest(seconds=rest_s))
     state, actions = _again(state)

@@ -19,7 +19,7 @@ from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdraw
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import Marker, Note, read_end, read_markers, read_note, withdraw_marker
 from chaosrun.records.order import WorkerOrder
-from chaosrun.supervise.lifecycle import Failure
+from chaosrun.supervise.failure import Failure
 
 Record = Callable[..., None]
 """`record(event, durable=…)`: append to the journal."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,14 +29,18 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import open_own_file
 from chaosrun.records.naming import run_argument
 from chaosrun.records.supervision import ToldError
-from chaosrun.supervise.head_watch import HeadWatch
 from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from chaosrun.supervise.run import Listener
     from chaosrun.verify.verdict import Verdict
 
 PROGRAM = "chaosrun.supervise.process"
+IN_ORDER_S = 3.0
+"""From the run's timeout on, for the processes of the drill to be ended in order."""
+CANCELLED_S = 10.0
+"""Likewise from a cancel on; it may come while Ray is started, which is better not left half done."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say"):
@@ -48,6 +53,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, tag="task", tag_field="say
     """Of a process that is held: the inherited descriptor of the run's lock."""
     parent: int | None = None
     """Likewise, with whom it dies."""
+    deadline_s: float | None = None
+    """Likewise, when the run's timeout has passed, wall clock."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="say"):
@@ -102,8 +109,7 @@ class SupervisorProcess:
 
     def __init__(self, task: Task, *, program: str = PROGRAM, stderr: int | None = None) -> None:
         self.run = RunLayout(Path(task.run))
-        self.lost_head: str | None = None
-        """What became of Ray's head, in words; this process was killed then."""
+        limit_s = None if task.deadline_s is None else task.deadline_s + IN_ORDER_S
         self._held = task.lock is not None
         self._detached = False
         self._process = subprocess.Popen(
@@ -121,6 +127,8 @@ class SupervisorProcess:
         self._pipe = self._process.stdin
         self._answers: BinaryIO = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
         self._process.stdout.close()
+        self.watchdog = Watchdog(self.pid, limit_s)
+        """Of a process that is held: why it had to be killed."""
         self._say(task)
 
     @classmethod
@@ -167,6 +175,7 @@ class SupervisorProcess:
     def cancel(self) -> None:
         """End the drill in order; does not wait. May be called from a signal handler."""
         self._say(Cancel())
+        self.watchdog.limit_s = time.time() + CANCELLED_S
 
     interrupt = cancel
     """As the supervisor of a leg is told by `supervise.interrupts`."""
@@ -188,22 +197,21 @@ class SupervisorProcess:
         return outcome(self.run)
 
     def listen(self, listener: "Listener") -> Ended | None:
-        """Pass the records on until it ends, which it does with Ray's head; returns the last thing it told, None when it could
-        not tell."""
+        """Pass the records on until it ends, or has to: see `watchdog`. Returns the last thing it told, None when it could not
+        tell."""
         last: Ended | None = None
-        with HeadWatch(self.pid) as head:
+        with self.watchdog:
             while (answer := self._hear()) is not None:
                 match answer:
                     case Recorded():
                         listener(answer.record)
                     case Joined():
-                        head.joined(answer.head)
+                        self.watchdog.joined(answer.head)
                     case Ended():
                         last = answer
                     case _:
                         pass  # of a process that is tied
         self.wait()
-        self.lost_head = head.lost
         return last
 
     def __enter__(self) -> "SupervisorProcess":
@@ -326,6 +334,7 @@ def _held(run: RunLayout, task: Task, ties: Ties) -> int:
             lambda record: ties.tell(Recorded(record=record)),
             interrupts,
             has_successor=True,
+            deadline_s=task.deadline_s,
             on_joined=lambda head: ties.tell(Joined(head=head)),
         )
     return 0

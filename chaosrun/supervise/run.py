@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.errors import RecoveryError, ResourcesError, UsageError
+from chaosrun.errors import RecoveryError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.strace import expect_strace
 from chaosrun.faults.tracer import SaveNote
@@ -38,7 +39,7 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
 from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
-from chaosrun.supervise.drill import Drill, LegRunner, create_run, leg_of, supervised
+from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, leg_of, supervised
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.runs import find_run
@@ -117,7 +118,8 @@ def carry_out(
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
             verdict = _in_a_process(run, root, address, listener, interrupts, lock)
         else:
-            verdict = execute(run, root, address, listener, interrupts, cluster=cluster, survey=survey)
+            about = {"cluster": cluster, "survey": survey, "deadline_s": _deadline_s(run)}
+            verdict = execute(run, root, address, listener, interrupts, **about)
         warnings += report(verdict)
         return verdict
 
@@ -132,10 +134,13 @@ def _in_a_process(
         if record["event"] != "run.created":
             listener(record)
 
+    again = f"`chaosrun resume {run_argument(run)}` goes on with the run"
+    deadline_s = _deadline_s(run)
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     while True:
         struck_before = _struck(run)
-        task = Task(run=str(run.path.absolute()), root=str(root), address=address, lock=lock, parent=os.getpid())
+        held = {"lock": lock, "parent": os.getpid(), "deadline_s": deadline_s}
+        task = Task(run=str(run.path.absolute()), root=str(root), address=address, **held)
         with SupervisorProcess(task) as process:
             interrupts.watch(process)
             try:
@@ -147,18 +152,28 @@ def _in_a_process(
         if last is not None:
             return judge(run)
         new = _struck(run) - struck_before
-        if not new and process.lost_head is not None:
+        if process.watchdog.overdue:
+            interrupts.check()
+            if has_ended(run):
+                return judge(run)
+            raise RunTimeoutError("the run's timeout has passed while Ray or the ranks were starting or ending", hint=again)
+        if not new and process.watchdog.lost is not None:
             raise ResourcesError(
-                f"{process.lost_head}, and no planned fault was the cause",
-                hint=f"was memory short? `chaosrun resume {run_argument(run)}` goes on with the run",
+                f"{process.watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {again}"
             )
         if not new:
             how = process.how_it_ended()
             raise RecoveryError(
                 f"the process that supervised the drill (pid {process.pid}) ended {how}, and no planned fault says so",
-                hint=f"`chaosrun resume {run_argument(run)}` goes on with the run",
+                hint=again,
             )
         listener({"leg": None, "event": "supervisor.ended", "pid": process.pid, "faults": sorted(new)})
+
+
+def _deadline_s(run: RunLayout) -> float | None:
+    """When the run's timeout has passed that begins now, wall clock."""
+    timeout_s = JobSpec.model_validate(read_run(run).spec).timeout
+    return None if timeout_s is None else time.time() + timeout_s
 
 
 def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
@@ -189,6 +204,7 @@ def execute(
     interrupts: Interrupts,
     *,
     has_successor: bool = False,
+    deadline_s: float | None = None,
     on_joined: Callable[[str], None] = lambda head: None,
     cluster: "RayCluster | None" = None,
     survey: bool = False,
@@ -201,7 +217,7 @@ def execute(
         placed(run, address, listener, interrupts, cluster, on_joined) as workers,
     ):
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
-        return Drill(run=run, root=root, legs=legs, survey=survey).execute()
+        return Drill(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
 
 
 @contextmanager

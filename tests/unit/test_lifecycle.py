@@ -182,10 +182,42 @@ def test_a_planned_hang_costs_nothing_and_an_unplanned_one_names_its_rank() -> N
     assert (state.failure.rank, state.failure.step) == (1, 7)
 
 
-def test_a_hang_at_the_same_step_twice_is_not_called_the_script() -> None:
-    hang = life.Hang(message="rank 1 stopped first", rank=1, step=7)
-    _, actions = run(life.Placed(), *started(), hang, life.Stopped(), *started(), hang, life.Stopped(), max_restarts=5)
-    assert actions[-1] == (Audit(),)
+HANG = life.Hang(message="attempt 2 hangs: rank 1 stopped first", rank=1, step=7, stage="forward")
+
+
+def test_a_hang_at_the_same_place_twice_ends_the_leg_and_is_not_called_the_script() -> None:
+    _, actions = run(life.Placed(), *started(), HANG, life.Stopped(), *started(), HANG, life.Stopped(), max_restarts=5)
+    (finish,) = actions[-1]
+    assert isinstance(finish, Finish) and (finish.outcome, finish.code) == ("recovery_failed", "hung")
+    assert finish.message == "attempt 2 hangs: rank 1 stopped first; attempt 1 hung there, too"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "resume"),
+    [
+        (HANG, msgspec.structs.replace(HANG, step=8), ()),
+        (HANG, msgspec.structs.replace(HANG, stage="reduce"), ()),
+        (HANG, life.Death(rank=1, failure=KILLED), ()),
+        # In the restore it may be the checkpoint: an older one is tried before.
+        *[(msgspec.structs.replace(HANG, stage="restoring", reach="in"),) * 2 + (C5,) for C5 in [("step-00000005", 5)]],
+    ],
+    ids=["other step", "other stage", "a death", "in the restore"],
+)
+def test_a_hang_elsewhere_is_followed_by_another_attempt(first: life.Event, then: life.Event, resume: tuple[Any, ...]) -> None:
+    _, actions = run(
+        life.Placed(), *started(*resume), first, life.Stopped(), *started(*resume), then, life.Stopped(), max_restarts=5
+    )
+    assert actions[-1][-1] == Audit()
+
+
+def test_the_message_at_the_end_of_the_budget_names_the_attempts_that_used_it() -> None:
+    events = [life.Placed(), *started(), PLANNED, life.Stopped()]
+    for step in (1, 2, 3, 4):
+        events += [*started(), msgspec.structs.replace(HANG, message=f"attempt {step + 1} hangs", step=step), life.Stopped()]
+    _, actions = run(*events, max_restarts=3)
+    (finish,) = actions[-1]
+    assert isinstance(finish, Finish)
+    assert finish.message == "attempt 5 hangs (died unplanned, without progress: attempt 2, 3, 4, 5; max_restarts is 3)"
 
 
 # Back-off
@@ -310,8 +342,9 @@ C7 = ("step-00000007", 7)
 COMPLAINED = Finish(outcome="user_error", message=REDUCER.message, hint=REDUCER.hint)
 
 
-def gave_up(after: int) -> Finish:
-    message = f"{KILLED.message} (after {after} unplanned restarts without progress)"
+def gave_up(*attempts: int, max_restarts: int) -> Finish:
+    died = ", ".join(map(str, attempts))
+    message = f"{KILLED.message} (died unplanned, without progress: attempt {died}; max_restarts is {max_restarts})"
     return Finish(outcome="recovery_failed", message=message)
 
 
@@ -335,7 +368,7 @@ def gave_up(after: int) -> Finish:
         # Who was killed comes before who raised an error over it.
         (
             [P, *S, PEER_GONE, life.Death(rank=1, failure=replace(KILLED, rank=1)), STOPPED], {"max_restarts": 0},
-            [(gave_up(0),)], {},
+            [(gave_up(1, max_restarts=0),)], {},
         ),
         # The same error at the same step twice is the script; not at another step, not with a planned fault in between.
         (
@@ -345,7 +378,7 @@ def gave_up(after: int) -> Finish:
         ([P, *S, *RAISES, *S, life.Death(rank=0, failure=replace(RAISED, step=9)), STOPPED], {}, [(Audit(),)], {}),
         ([P, *S, *RAISES, *S, PLANNED, STOPPED, *S, *RAISES], {}, [(Audit(),)], {}),
         # Unplanned deaths without progress spend the budget; progress gives it back.
-        ([P, *S, *died(), *S, *died(), *S, *died()], {}, [(gave_up(2),)], {}),
+        ([P, *S, *died(), *S, *died(), *S, *died()], {}, [(gave_up(1, 2, 3, max_restarts=2),)], {}),
         ([P, *S, *died(), *started(*C5), *died()], {"max_restarts": 1}, [(Audit(),)], {"restarts": 1}),
         ([P, *S, life.Death(rank=1), *died()], {}, [(Audit(),)], {}),
         # An interrupt or a timeout stops first, and finishes when all is gone.
@@ -390,7 +423,7 @@ def gave_up(after: int) -> Finish:
         (TWICE_FROM_C5, {"max_restarts": 9}, [(SetAside(name=C5[0], reason=REASON), Audit())], {}),
         (TWICE_FROM_C5, {"max_restarts": 9, "backoff_s": 1.0}, [(SetAside(name=C5[0], reason=REASON), Rest(seconds=1.0))], {}),
         ([P, *3 * (*S, *died())], {"max_restarts": 9}, [(Audit(),)], {}),
-        (TWICE_FROM_C5, {"max_restarts": 1}, [(gave_up(1),)], {}),
+        (TWICE_FROM_C5, {"max_restarts": 1}, [(gave_up(1, 2, max_restarts=1),)], {}),
         # Going back does not give the budget back before it is made up for: step 10 has been there before.
         (BACK, {"max_restarts": 9}, [()], {"restarts": 3}),
         ([*BACK, *died(), *started("step-00000015", 15)], {"max_restarts": 9}, [()], {"restarts": 0}),

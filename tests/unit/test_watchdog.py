@@ -1,16 +1,17 @@
-"""A process whose Ray's head dies is ended at once; one that ends its Ray in order is left alone."""
+"""A process whose Ray's head dies, or whose time is over, is ended at once; one that ends its Ray in order is left alone."""
 
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chaosrun.processes import ProcessIdentity, child_called, send_signal
-from chaosrun.supervise.head_watch import HeadWatch
+from chaosrun.supervise.watchdog import Watchdog
 from tests.integration.ranks import eventually
 
 DRIVER = """\
@@ -38,7 +39,7 @@ def head_of(driver: subprocess.Popen[bytes]) -> ProcessIdentity:
 
 
 def test_a_process_ends_with_rays_head(driver: subprocess.Popen[bytes]) -> None:
-    with HeadWatch(driver.pid) as watch:
+    with Watchdog(driver.pid) as watch:
         head = head_of(driver)
         send_signal(head, 9)
         assert driver.wait(30) == -9
@@ -46,7 +47,7 @@ def test_a_process_ends_with_rays_head(driver: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.Popen[bytes]) -> None:
-    with HeadWatch(driver.pid) as watch:
+    with Watchdog(driver.pid) as watch:
         eventually(lambda: watch.head)
         assert driver.stdin is not None
         driver.stdin.write(b"\n")
@@ -60,7 +61,7 @@ def test_a_process_that_ends_its_ray_in_order_is_left_alone(driver: subprocess.P
 
 
 def test_a_process_ends_when_nobody_listens_at_the_head_that_it_joined(driver: subprocess.Popen[bytes]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening, HeadWatch(driver.pid) as watch:
+    with socket.create_server(("127.0.0.1", 0)) as listening, Watchdog(driver.pid) as watch:
         watch._pid = -1  # it has no head of its own
         watch.joined(f"127.0.0.1:{listening.getsockname()[1]}")
         listening.accept()
@@ -69,3 +70,16 @@ def test_a_process_ends_when_nobody_listens_at_the_head_that_it_joined(driver: s
         listening.close()
         assert driver.wait(30) == -9
     assert watch.lost is not None and "nobody listens" in watch.lost
+
+
+@pytest.mark.parametrize(("over", "code"), [(True, -9), (False, 0)])
+def test_a_process_is_ended_when_its_time_is_over(driver: subprocess.Popen[bytes], over: bool, code: int) -> None:
+    with Watchdog(driver.pid, time.time() + 600) as watch:
+        eventually(lambda: watch.head)
+        if over:
+            watch.limit_s = time.time()
+            assert driver.wait(30) == code
+        else:
+            driver.communicate(b"\n\n", timeout=30)
+            assert driver.returncode == code
+    assert watch.overdue == over

@@ -1,13 +1,14 @@
-"""Whether Ray's head (gcs_server) lives on, seen from outside the process that depends on it.
+"""Kills a process that supervises a drill when it cannot end by itself: Ray's head (gcs_server) is gone, or its time is over.
 
-Without its head Ray answers nothing for a minute, in C++ and perhaps with Python's lock held, and then ends the process. So a
-process that supervises a drill is watched by the one that started it: when the head goes, that process goes too, at once. What
-it had done is in the run's files.
+Without its head Ray answers nothing for a minute, in C++ and perhaps with Python's lock held, and then ends the process. So
+that process is watched by the one that started it: when the head goes, it goes too, at once. Likewise when it was to end, and
+is held up by Ray. What it had done is in the run's files.
 """
 
 import signal
 import socket
 import threading
+import time
 
 from chaosrun.processes import ProcessIdentity, child_called, children, identify, send_signal, state_of, wait_gone
 
@@ -20,20 +21,24 @@ CLEAN_UP_S = 10.0
 """For what the cleanup process beside a private Ray does once its driver is gone."""
 
 
-class HeadWatch:
+class Watchdog:
     """Of one supervising process; use as a context manager, for as long as that is listened to."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, limit_s: float | None = None) -> None:
+        """`limit_s`: of the process's life, wall clock."""
         self.lost: str | None = None
-        """What has gone, in words; the process was killed then."""
+        """Ray's head, in words; the process was killed then."""
+        self.overdue = False
+        """Its time was over; it was killed then."""
+        self.limit_s = limit_s
         self.head: ProcessIdentity | None = None
         """Of a private Ray, once it has been seen."""
         self._pid = pid
         self._address: tuple[str, int] | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="chaosrun-head-watch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="chaosrun-watchdog", daemon=True)
 
-    def __enter__(self) -> "HeadWatch":
+    def __enter__(self) -> "Watchdog":
         self._thread.start()
         return self
 
@@ -49,15 +54,20 @@ class HeadWatch:
     def _watch(self) -> None:
         supervisor = identify(self._pid)
         while supervisor is not None and not self._over.wait(LOOK_EVERY_S):
+            if self.limit_s is not None and time.time() > self.limit_s:
+                self.overdue = True
+                return _end(supervisor)
             self.head = head = self.head or child_called("gcs_server", self._pid)
             if head is not None and not wait_gone([head], timeout_s=LOOK_EVERY_S):
                 self._over.wait(LOOK_EVERY_S)
                 if state_of(head) != "Z":
                     return  # whoever ends it in order waits for it, too
-                return self._end(supervisor, f"Ray's head (gcs_server, process {head.pid}) has died")
+                self.lost = f"Ray's head (gcs_server, process {head.pid}) has died"
+                return _end(supervisor)
             if self._address is not None and not self._answers(self._address):
                 host, port = self._address
-                return self._end(supervisor, f"Ray's head at {host}:{port} has died: nobody listens there any more")
+                self.lost = f"Ray's head at {host}:{port} has died: nobody listens there any more"
+                return _end(supervisor)
 
     def _answers(self, address: tuple[str, int]) -> bool:
         """Of several looks one at least; False too when it need not any more."""
@@ -71,9 +81,9 @@ class HeadWatch:
                 return True
         return self._over.is_set()
 
-    def _end(self, supervisor: ProcessIdentity, lost: str) -> None:
-        """And wait for those below it: Ray's processes, and the one that cleans up after them."""
-        self.lost = lost
-        below = [identity for child in children(supervisor.pid) if (identity := identify(child))]
-        send_signal(supervisor, signal.SIGKILL)
-        wait_gone(below, timeout_s=CLEAN_UP_S)
+
+def _end(supervisor: ProcessIdentity) -> None:
+    """And wait for those below it: Ray's processes, and the one that cleans up after them."""
+    below = [identity for child in children(supervisor.pid) if (identity := identify(child))]
+    send_signal(supervisor, signal.SIGKILL)
+    wait_gone(below, timeout_s=CLEAN_UP_S)
