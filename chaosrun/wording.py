@@ -1,6 +1,7 @@
 """Numbers and lists in the words of people. Pure; knows nothing of drills."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -15,6 +16,18 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """The first of them, and how many more there are: "a, b and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def rank_list(numbers: Iterable[int]) -> str:
+    """[1] → "rank 1", [0, 1] → "ranks 0 and 1", 0 to 39 and 41 → "ranks 0-39 and 41"."""
+    parts: list[str] = []
+    in_order = sorted(numbers)
+    # What lies next to each other keeps its distance from its place.
+    for _, run in groupby(enumerate(in_order), lambda placed: placed[1] - placed[0]):
+        near = [str(number) for _, number in run]
+        parts += near if len(near) < 3 else [f"{near[0]}-{near[-1]}"]
+    told = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
+    return f"rank{'s' if len(in_order) > 1 else ''} {told}"
 
 
 def size(number: float) -> str:

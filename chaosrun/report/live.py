@@ -18,7 +18,7 @@ from typing import Self, TextIO, cast
 from rich.console import Console, Group
 from rich.live import Live
 
-from chaosrun.records.events import EventRecord
+from chaosrun.records.events import EventRecord, WorkerExited
 from chaosrun.records.layout import RunLayout
 from chaosrun.report.draw import draw
 from chaosrun.report.escapes import on_one_line
@@ -90,8 +90,11 @@ class Display:
             follower.poll_events()
 
     def say(self, told: Told) -> None:
-        """On a line of its own; on a terminal only of what has to last."""
+        """On a line of its own, but for ranks that are stopped with their attempt, whose line names them; on a terminal only of
+        what has to last."""
         if self._live is None:
+            if isinstance(told.record, WorkerExited) and told.record.stopped:
+                return
             self._stream.write(self._line(told) + "\n")
         elif told.event in LASTING_EVENTS:
             self._live.console.print(self._line(told), soft_wrap=True)

@@ -34,7 +34,7 @@ from chaosrun.records.events import (
     WorkerStarted,
 )
 from chaosrun.report.escapes import on_one_line
-from chaosrun.wording import count
+from chaosrun.wording import count, rank_list
 
 _NOTICES = {
     "run.created": "created in {path}",
@@ -157,8 +157,7 @@ def _unplanned(event: DeathUnplanned) -> str:
 
 def _stopped(event: AttemptStopped) -> str:
     reason = f": {event.reason}" if event.reason else ""
-    ranks = f"rank{'s' if len(event.killed) > 1 else ''} {', '.join(map(str, event.killed))}"
-    return f"attempt {event.attempt} stopped{reason}" + (f"; stopped {ranks}" if event.killed else "")
+    return f"attempt {event.attempt} stopped{reason}" + (f"; stopped {rank_list(event.killed)}" if event.killed else "")
 
 
 def _started(event: AttemptStarted) -> str:

@@ -33,6 +33,7 @@ from chaosrun.spec.model import SHORTEST_HANG_S, RecoverySpec
 from chaosrun.supervise.deaths import reach_of
 from chaosrun.supervise.lifecycle import Hang
 from chaosrun.supervise.observations import Observations, Record
+from chaosrun.wording import rank_list
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
@@ -252,8 +253,8 @@ class Standstill:
         line = _line_of(script, first.process.stack)
         process = "its process is stopped" if first.is_stopped else None
         more = ", ".join(part for part in (line, process) if part)
-        ranks = " and ".join(str(rank) for rank in sorted(seen.rank for seen in (first, *also)))
-        told = f"ranks {ranks} stopped together" if also else f"rank {first.rank} stopped first"
+        together = rank_list(seen.rank for seen in (first, *also))
+        told = f"{together} stopped {'together' if also else 'first'}"
         told += f", {first.words}" + (f" ({more})" if more else "")
         return f"attempt {self.attempt} hangs: no progress for {self.silence.silent_s:.0f} s; {told}{self._others()}"
 
@@ -261,11 +262,12 @@ class Standstill:
         waiting = [seen for seen in self.ranks[1:] if seen not in self.also_stopped()]
         if not waiting:
             return ""
-        places = {seen.words for seen in waiting}
-        who = "the others" if len(waiting) > 1 else f"rank {waiting[0].rank}"
-        if len(places) == 1:
-            return f"; {who} waited for it {places.pop()}"
-        return "; " + ", ".join(f"rank {seen.rank} waited for it {seen.words}" for seen in waiting)
+        places: dict[str, list[int]] = {}
+        for seen in waiting:
+            places.setdefault(seen.words, []).append(seen.rank)
+        if len(places) == 1 and len(waiting) > 1:
+            return f"; the others waited for it {waiting[0].words}"
+        return "; " + ", ".join(f"{rank_list(each)} waited for it {words}" for words, each in places.items())
 
     def declared(self, message: str) -> HangDeclared:
         return HangDeclared(

@@ -124,15 +124,16 @@ def test_a_script_whose_arguments_are_wrong_says_so(warm_drills: WarmDrills, tmp
 
 
 @pytest.mark.ray
-def test_a_script_that_hangs_spends_the_budget(warm_drills: WarmDrills, tmp_path: Path) -> None:
-    job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 0, hang_timeout: 5s}")
+def test_a_script_that_hangs_at_the_same_place_again_is_not_tried_a_third_time(warm_drills: WarmDrills, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "if step == 5: time.sleep(1000)", kills(9), "recovery: {max_restarts: 5, hang_timeout: 5s}")
     result = warm_drills(job, root=tmp_path / "root")
     assert result.verdict.exit_code == 5
     line = 1 + (tmp_path / "train.py").read_text().splitlines().index("    if step == 5: time.sleep(1000)")
-    assert "attempt 1 hangs: no progress for" in result.verdict.cause
+    assert "attempt 2 hangs: no progress for" in result.verdict.cause
+    assert result.verdict.cause.endswith("; attempt 1 hung there, too")
     assert f"ranks 0 and 1 stopped together, in the script, after step 5 (train.py:{line})" in result.verdict.cause
-    (death,) = events(result.run.reference, "death.unplanned")
-    assert (death["step"], "hangs" in death["reason"]) == (5, True)
+    deaths = events(result.run.reference, "death.unplanned")
+    assert [(death["attempt"], death["step"], death["code"]) for death in deaths] == [(1, 5, "hung"), (2, 5, "hung")]
     log = result.run.reference.attempt(1).log(0).read_text()
     assert f'train.py", line {line} in <module>' in log, "where it hangs is in its log"
 

@@ -19,8 +19,8 @@ from chaosrun.records.markers import write_marker
 from chaosrun.records.supervision import supervision
 from chaosrun.report import live as live_module
 from chaosrun.report.follow import RunFollower
-from chaosrun.report.live import LiveProgress, is_live_terminal, watch
-from chaosrun.report.sentences import sentence
+from chaosrun.report.live import Display, LiveProgress, is_live_terminal, watch
+from chaosrun.report.sentences import Told, sentence
 from chaosrun.report.status import read_status, status_lines
 from tests.records import PlainTraceWriter
 from tests.terminal import Grid
@@ -90,7 +90,7 @@ def run(tmp_path: Path) -> RunLayout:
         ({**CHAOS[5], "signal": None}, "attempt 1: rank 1 was lost with its node's fork server"),
         (CHAOS[6], "F1 seen: rank 1 died of SIGKILL (pid 12)"),
         ({**CHAOS[6], "found": {"problem": "it went on"}}, "F1 did not happen as planned: it went on"),
-        (CHAOS[7], "attempt 1 stopped: fault F1; stopped ranks 0, 2"),
+        (CHAOS[7], "attempt 1 stopped: fault F1; stopped ranks 0 and 2"),
         ({"event": "attempt.stopped", "attempt": 1}, "attempt 1 stopped"),
         (CHAOS[8], "checkpoint step-00000015 quarantined: model.safetensors: hash"),
         ({"event": "death.unplanned", "step": 7, "error": RAISED}, "unplanned death of rank 0 at step 7: ValueError: bad"),
@@ -104,6 +104,15 @@ def run(tmp_path: Path) -> RunLayout:
 )
 def test_sentences(record: dict[str, Any], text: str) -> None:
     assert sentence(event(**record)) == text
+
+
+def test_ranks_that_are_stopped_are_told_in_the_line_of_their_attempt() -> None:
+    stream = io.StringIO()
+    display = Display(stream, terminal=False, began_s=0.0)
+    for record in (CHAOS[5], {**CHAOS[5], "stopped": True}, CHAOS[7]):
+        display.say(Told.of("chaos", event(**record)))
+    first, second = stream.getvalue().splitlines()
+    assert "rank 1 died of SIGKILL" in first and "stopped ranks 0 and 2" in second
 
 
 def test_every_event_has_its_sentence() -> None:
@@ -187,7 +196,7 @@ class TestLines:
         assert told == [
             "[0:03] chaos: F1 fired: rank 1, step 17",
             "[1:01] chaos: F1 seen: rank 1 died of SIGKILL (pid 12)",
-            "[1:01] chaos: attempt 1 stopped: fault F1; stopped ranks 0, 2",
+            "[1:01] chaos: attempt 1 stopped: fault F1; stopped ranks 0 and 2",
         ]
 
     def test_what_happened_first_is_told_first(self, run: RunLayout) -> None:

@@ -1,8 +1,10 @@
 """Numbers and lists in the words of people."""
 
+from collections.abc import Iterable
+
 import pytest
 
-from chaosrun.wording import GIB, MIB, ago, clock, count, duration, listed, size, span, with_unit
+from chaosrun.wording import GIB, MIB, ago, clock, count, duration, listed, rank_list, size, span, with_unit
 
 
 def test_counts() -> None:
@@ -77,3 +79,17 @@ def test_units() -> None:
         "12.35 GB/s",
         "3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0 and 1"),
+        (range(500), "ranks 0-499"),
+        ([0, 1, 2, 3, 7, 9, 10, 11], "ranks 0-3, 7 and 9-11"),
+        ([0, 1, 5], "ranks 0, 1 and 5"),
+    ],
+)
+def test_ranks(ranks: Iterable[int], words: str) -> None:
+    assert rank_list(ranks) == words
