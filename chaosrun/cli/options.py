@@ -29,7 +29,7 @@ Root = Annotated[Path | None, Parameter(name="--root", help="Where runs are kept
 Address = Annotated[str | None, Parameter(name="--address", help="Ray cluster to join (default: start a local Ray).")]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="No progress, and no more than a line where a verdict is told.")]
 Verbose = Annotated[
-    bool, Parameter(name=["--verbose", "-v"], help="Below the tables of faults, attempts and checks (without --quiet).")
+    bool, Parameter(name=["--verbose", "-v"], help="Also the tables of faults, attempts and checks; --quiet leaves them out.")
 ]
 Job = Annotated[Path, Parameter(help="The job file (YAML).")]
 Drilled = Annotated[

@@ -116,7 +116,7 @@ def report(
         Literal["html", "junit", "markdown", "tensorboard", "text"],
         Parameter(
             help="html: one page that needs nothing else; junit: XML for CI systems; markdown: for a job summary; tensorboard: "
-            "event files (needs chaosrun[tensorboard]); text: what `verify` prints."
+            "event files (needs chaosrun[tensorboard]); text: what `verify -v` prints."
         ),
     ] = "html",
     to: Annotated[
