@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
+from chaosrun.verify.evidence import standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,12 @@ def _second_restart(drill: Drill, found: Divergence) -> bool:
     return found.attempt > 2
 
 
+def _place_in_the_data(drill: Drill, found: Divergence) -> bool:
+    """It came back: the library was asked to resume."""
+    began = next((standing(each) for each in drill.chaos.attempts if each.number == found.attempt), None)
+    return began is None or "data" not in began.wrong
+
+
 def _later_weights(drill: Drill, found: Divergence) -> bool:
     step, base = found.reason.params.get("step"), found.reason.params.get("base")
     return isinstance(step, int) and isinstance(base, int) and step > base
@@ -77,6 +84,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         library="transformers",
         codes=("optimizer_state_not_restored", "rng_not_restored"),
+        fits=_place_in_the_data,
         what="Trainer goes on without a word where optimizer.pt or rng_state.pth is missing",
         thread="transformers#35782",
     ),

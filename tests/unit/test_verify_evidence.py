@@ -289,6 +289,15 @@ def test_a_library_is_named_where_its_release_has_the_bug(tmp_path: Path, librar
     assert (named in f"{verdict.hint}") == (whose == "library")
 
 
+@pytest.mark.parametrize(("asked", "whose"), [(True, "library"), (False, "yours")])
+def test_a_library_that_was_not_asked_to_resume_is_not_named(tmp_path: Path, asked: bool, whose: str) -> None:
+    """Trainer without its optimizer.pt, and a script that loads the weights alone: there the data begin anew, too."""
+    bugs = Bugs(keep_optimizer=False, skip_off=0 if asked else -4)
+    verdict = judge(write_script_run(tmp_path, bugs=bugs, libraries={"transformers": "5.23.0"}))
+    assert (verdict.code, verdict.blame.whose) == ("optimizer_state_not_restored", whose), verdict.cause
+    assert ("transformers#35782" in verdict.cause) == asked
+
+
 def test_a_library_is_not_named_for_what_it_does_not_do(tmp_path: Path) -> None:
     libraries = {"accelerate": "1.12.0", "torchdata": "0.11.0", "datasets": "4.8.4", "pytorch-lightning": "2.5.3"}
     verdict = judge(write_script_run(tmp_path, bugs=Bugs(keep_rng=False), libraries=libraries))
