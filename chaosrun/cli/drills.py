@@ -165,13 +165,19 @@ def validate(
     *overrides: Overrides,
     asked: WayIn = NOTHING,
     after: After = (),
+    root: Root = None,
     quiet: Quiet = False,
     output: Format = "text",
 ) -> int:
     """Check a job and its fault plan; start nothing."""
     from chaosrun import api
+    from chaosrun.records.naming import default_root
+    from chaosrun.spec.files import why_unwritable
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    place = default_root() if root is None else root
+    if why := why_unwritable(place.absolute()):
+        raise UsageError(f"runs cannot be kept in {place}: {why}", hint="--root, or $CHAOSRUN_ROOT, names another place")
     loaded, faults = api.plan(drilled, changes)
     if loaded.masked:
         from chaosrun.verify.advice import masked_loads

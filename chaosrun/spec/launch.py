@@ -10,9 +10,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
 from chaosrun.spec.files import files_like
@@ -54,32 +53,6 @@ def own_loads(script: Path) -> tuple[str, ...]:
         if word.arg in LOADING_WORDS and not (isinstance(word.value, ast.Constant) and not word.value.value)
     ]
     return tuple(f"{name}, line {line}" for line, name in sorted(found + told))
-
-
-def missing_packages(script: Path, directory: Path) -> tuple[str, ...]:
-    """What a script imports in any case, at its top, and this environment lacks: "transformers, line 12"."""
-    try:
-        source = script.read_bytes()
-        tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return ()
-    if b"sys.path" in source:
-        return ()  # it looks elsewhere
-    lines: dict[str, int] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            names = [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-        for name in names:
-            lines.setdefault(name.partition(".")[0], node.lineno)
-    return tuple(f"{name}, line {line}" for name, line in lines.items() if not _is_there(name, [script.parent, directory]))
-
-
-def _is_there(package: str, beside: Iterable[Path]) -> bool:
-    if package in sys.modules or PathFinder.find_spec(package, [str(folder) for folder in beside]) is not None:
-        return True
-    return find_spec(package) is not None
 
 
 def launch_problems(root: Mapping, directory: Path) -> Iterator[Problem]:
@@ -207,7 +180,7 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        yield _of_file(path, "", f"it cannot be read: {error.strerror}", "check its permissions")
+        yield problem_of_script(path, "", f"it cannot be read: {error.strerror}", "check its permissions")
         return
     try:
         with warnings.catch_warnings():
@@ -217,12 +190,15 @@ def _syntax_problems(path: Path) -> Iterator[Problem]:
         message = f"{type(error).__name__}: {error.msg}"
         line, column = max(1, error.lineno or 1), max(1, error.offset or 1)
         text = data.decode("utf-8", errors="replace")
-        yield _of_file(path, text, message, "Python cannot compile the script: nothing was started", line - 1, column - 1)
+        yield problem_of_script(
+            path, text, message, "Python cannot compile the script: nothing was started", line - 1, column - 1
+        )
     except (ValueError, RecursionError, MemoryError) as error:
-        yield _of_file(path, "", f"Python cannot compile it: {error}", "nothing was started")
+        yield problem_of_script(path, "", f"Python cannot compile it: {error}", "nothing was started")
 
 
-def _of_file(path: Path, text: str, message: str, hint: str, line: int = 0, column: int = 0) -> Problem:
+def problem_of_script(path: Path, text: str, message: str, hint: str, line: int = 0, column: int = 0) -> Problem:
+    """At a line and column, counted from 0, of `path`."""
     # Python's lines are not YAML's: form feeds and the like end none.
     lines = [LINE_BREAK.sub(" ", each) for each in re.split(r"\r\n|[\n\r]", text)]
     source = Source(label=str(path), text="\n".join(lines), order=2)

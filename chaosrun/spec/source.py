@@ -50,6 +50,14 @@ class Job:
         """Loads of the script's own that do not count, as chaosrun restores: a drill says nothing of them."""
         return own_loads(self.script_path) if self.spec.by == "chaosrun" else ()
 
+    def problem(self, entry: str, message: str, hint: str | None = None) -> Problem:
+        """Of what stands at a path such as "faults.schedule[0]"."""
+        parts = PART.finditer(entry)
+        path = tuple(part["name"] if part["name"] else int(part["index"]) for part in parts)
+        key, node = find(self.tree, path)
+        # An entry of a list has no key; what is written is shown, or the first line of it.
+        return Problem(place=key or node.place, message=message, hint=hint)
+
 
 def load_job(job: Path | TypedJob, overrides: Sequence[str] = (), changes: AnyMapping[str, Entry] | None = None) -> Job:
     """Read a job file, or what was typed, and put `changes` of a suite and `overrides` ("workers=4",
@@ -140,16 +148,10 @@ def _path(node: Node, directory: Path) -> Path | None:
     return directory / str(node.value) if isinstance(node, Scalar) and sound else None
 
 
-def refused(job: Job, objections: Sequence[Objection], hint: str) -> SpecError:
-    """What a planner refuses as one error, with the place of each entry that it objects to."""
-    problems = []
-    for objection in objections:
-        parts = PART.finditer(objection.entry)
-        path = tuple(part["name"] if part["name"] else int(part["index"]) for part in parts)
-        key, node = find(job.tree, path)
-        # An entry of a list has no key; what is written is shown, or the first line of it.
-        problems.append(Problem(place=key or node.place, message=str(objection)))
-    return SpecError(spec_error(problems).message, hint=hint)
+def refused(job: Job, others: Sequence[Problem], objections: Sequence[Objection], hint: str) -> SpecError:
+    """What a planner refuses as one error, with the place of each entry that it objects to, and the job's `others`."""
+    problems = [job.problem(each.entry, str(each)) for each in objections]
+    return SpecError(spec_error([*others, *problems]).message, hint=hint)
 
 
 def _no_mapping(source: Source, root: object) -> Problem:

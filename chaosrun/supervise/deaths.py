@@ -1,5 +1,6 @@
 """How a worker ended, by its end record, fault marker, wait status and trace. Reads files, decides nothing."""
 
+import builtins
 import re
 import signal
 from collections.abc import Mapping
@@ -31,6 +32,11 @@ from chaosrun.supervise.failure import Failure, Reach
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
 """Errors that chaosrun raises in the script's place: a sentence each, complete without a type."""
+EACH_TIME = (
+    *(SyntaxError, ImportError, NameError, AttributeError, TypeError, ValueError, LookupError, AssertionError),
+    *(ArithmeticError, NotImplementedError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError),
+)
+"""Not among them: what a network, a device, a peer or a lack of memory raises (OSError, RuntimeError)."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 """Signals that a process brings upon itself."""
 
@@ -79,7 +85,8 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     if end is not None and end.told is not None:
         return _of_notice(end, end.told)
     if end is not None and end.error is not None:
-        return _of_error(end, end.error, rank, log)
+        failure = _of_error(end, end.error, rank, log)
+        return replace(failure, refused=True) if attempt == 1 and _comes_each_time(failure) else failure
     step = last_step(leg, attempt, rank)
     failed = partial(Failure, rank=rank, step=step)
     if killed_by in CRASHES:
@@ -105,6 +112,14 @@ def _failure_of(leg: LegLayout, exited: Exited) -> Failure | None:
     message = f"rank {rank} left with exit code {exit_code} at step {step}, before the training was complete"
     hint, error = f"os._exit or a crash in native code; see {log}", ("exit", str(exit_code))
     return failed(message=message, hint=hint, outcome="user_error", error=error)
+
+
+def _comes_each_time(failure: Failure) -> bool:
+    """Of the first attempt: an error of the script's, before its first step, that no other attempt would be spared."""
+    name = failure.error[0] if failure.error else ""
+    kind = getattr(builtins, name, None)
+    sure = name == UserScriptError.__name__ or (isinstance(kind, type) and issubclass(kind, EACH_TIME))
+    return sure and not failure.step and failure.outcome == "user_error" and failure.code is None
 
 
 def _of_notice(end: WorkerEnd, told: int) -> Failure:

@@ -26,7 +26,7 @@ class Failure:
     reducer: bool = False
     """Raised by DDP's reducer: the script's doing, and another attempt in DETAIL tells which parameter it is about."""
     refused: bool = False
-    """chaosrun refuses what the script does (MisuseError): another attempt would do the same, or hide it."""
+    """Another attempt would do the same, or hide it: chaosrun refuses what the script does, or it cannot even begin."""
     leaving: bool = False
     """It left in order, on a preemption notice, and the other ranks leave with it: nobody needs to be stopped."""
     stage: str | None = None

@@ -8,7 +8,8 @@ ends an attempt, and what it costs:
 - a planned fault: nothing
 - anything else: one of `max_restarts`, which come back when the job begins from a checkpoint further on than ever before. The
   first restart comes at once, the second after `backoff_s`, each further one after twice as long, LONGEST_REST_S at most
-- the same error at the same step twice in a row: the script's doing, the leg ends; a hang at the same place: the leg ends
+- the same error at the same step twice in a row, or one that comes whenever the script begins: the script's doing, the leg
+  ends; so it does at a hang at the same place
 - a planned fault that can no longer happen: the leg ends
 - two attempts in a row that began from one checkpoint and leave no newer one: it goes to quarantine, and the next older one, or
   the beginning, is tried. This gives no restart back, so that the number of attempts stays bounded. An attempt that never came

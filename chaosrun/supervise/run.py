@@ -34,9 +34,9 @@ from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
-from chaosrun.spec.launch import missing_packages
+from chaosrun.spec.imports import not_there
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.problems import Objection
+from chaosrun.spec.problems import Problem, spec_error
 from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
 from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, leg_of, supervised
@@ -62,22 +62,16 @@ def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | 
     a private Ray is to be started, as neither `address` nor the environment names another."""
     loaded = load_job(job, overrides)
     spec = loaded.spec
+    problems: list[Problem] = []
     if expected_ray(address) == "private":
-        _expect_to_fit(loaded)
-    return loaded, make_plan(spec, loaded.trace, partial(refused, loaded))
-
-
-def _expect_to_fit(job: Job) -> None:
-    """Raises SpecError for more workers than this machine should start, UsageError for a script that its Python cannot run."""
-    spec = job.spec
-    if found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1):
-        raise refused(job, [Objection("workers", found[0])], found[1])
-    finds_its_own = spec.command or "PYTHONPATH" in spec.env
-    if not finds_its_own and (missing := missing_packages(job.script_path, job.directory)):
-        raise UsageError(
-            f"{job.script_path} imports what is not installed: {'; '.join(missing)}",
-            hint=f"install it in the environment that chaosrun is in, {sys.prefix}; nothing was started",
-        )
+        # Another Ray's nodes may have other packages, and more cores.
+        problems += not_there(loaded)
+        if found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1):
+            problems.append(loaded.problem("workers", *found))
+    faults = make_plan(spec, loaded.trace, partial(refused, loaded, problems))
+    if problems:
+        raise spec_error(problems)
+    return loaded, faults
 
 
 def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:

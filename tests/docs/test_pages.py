@@ -85,7 +85,7 @@ def test_yaml_loads(block: Block, tmp_path: Path) -> None:
     folder = tmp_path / "configs"
     for name in ("configs", "jobs"):
         (tmp_path / name).symlink_to(ROOT / name) if name == "jobs" else folder.mkdir()
-    (folder / "train.py").write_text("import chaosrun\n")
+    (folder / "train.py").write_text("from chaosrun import attach\n")
     path = folder / "file.yaml"
     if "jobs" in keys:
         path.write_text(block.text)

@@ -61,8 +61,9 @@ def test_a_storage_that_cannot_be_written_is_refused(shell: Shell, storage: str,
     job = write_job(shell.folder, "")
     done = shell.run("submit", job, f"checkpoint.storage={storage}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"checkpoint.storage {shell.folder / storage} cannot be written: {why}" in done.stderr
-    assert list((shell.root / "runs").iterdir()) == [], "a run that never began leaves no run"
+    assert f"checkpoint.storage {shell.folder / storage} cannot be written: " in done.stderr and why in done.stderr
+    assert shell.run("validate", job, f"checkpoint.storage={storage}").stderr == done.stderr
+    assert not shell.root.exists(), "a run that never began leaves no run"
 
 
 def test_a_root_that_cannot_be_written_is_refused(shell: Shell) -> None:
@@ -70,6 +71,8 @@ def test_a_root_that_cannot_be_written_is_refused(shell: Shell) -> None:
     done = shell.run("submit", write_job(shell.folder, ""), "--root", "a-file/root")
     assert (done.returncode, done.stdout) == (2, "")
     assert "a-file/root/runs: Not a directory" in done.stderr
+    done = shell.run("validate", "job.yaml", "--root", "a-file/root")
+    assert done.returncode == 2 and "runs cannot be kept in a-file/root: " in done.stderr
 
 
 # The script's own errors
@@ -92,16 +95,16 @@ def test_an_error_at_step_7_shows_the_first_failing_ranks_traceback_and_stops(sh
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "said", "attempts"),
     [
-        ("if step == 7: sys.exit(0)", "sys.exit(0) at step 7"),
-        ("if step == 7: os._exit(0)", "exit code 0 at step 7"),
-        (None, "without a step of any optimizer"),
+        ("if step == 7: sys.exit(0)", "sys.exit(0) at step 7", 2),
+        ("if step == 7: os._exit(0)", "exit code 0 at step 7", 2),
+        (None, "without a step of any optimizer", 1),
     ],
     ids=["sys.exit(0)", "os._exit(0)", "never trains"],
 )
 def test_a_script_that_ends_before_its_training_is_the_users_error(
-    warm_drills: WarmDrills, tmp_path: Path, trouble: str | None, said: str
+    warm_drills: WarmDrills, tmp_path: Path, trouble: str | None, said: str, attempts: int
 ) -> None:
     job = write_job(tmp_path, trouble or "", kills(9))
     if trouble is None:
@@ -110,7 +113,8 @@ def test_a_script_that_ends_before_its_training_is_the_users_error(
     result = warm_drills(job, root=tmp_path / "root")
     assert result.verdict.exit_code == 4
     assert said in result.verdict.cause
-    assert len(events(result.run.reference, "attempt.starting")) == 2, "once more to be sure, and no restart loop"
+    made = len(events(result.run.reference, "attempt.starting"))
+    assert made == attempts, "once more to be sure where it had begun to train, and no restart loop"
 
 
 @pytest.mark.nightly

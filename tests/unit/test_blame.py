@@ -27,6 +27,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.events import EndCode
 from chaosrun.records.layout import LegLayout
 from chaosrun.supervise.deaths import failure_of
+from chaosrun.supervise.lifecycle import Audit, Audited, Death, Finish, Placed, Started, Stopped, begin, decide
 from chaosrun.verify.blame import WHOSE, Blame, Whose
 from chaosrun.verify.codes import TABLE, Cause
 from chaosrun.verify.ruling import END_CODES
@@ -220,6 +221,38 @@ def test_errors_that_end_the_training(
 ) -> None:
     error = {"type": type_, "message": message, "hint": None, "exit_code": 4, "ours": ours}
     assert whose(ended_as(LegLayout(tmp_path), error=error).blame) == expected
+
+
+@pytest.mark.parametrize(
+    ("attempt", "type_", "step", "ours", "again"),
+    [
+        (1, "ModuleNotFoundError", 0, False, False),
+        (1, "FileNotFoundError", 0, False, False),
+        (1, "UnboundLocalError", 0, False, False),
+        (1, "UserScriptError", 0, False, False),
+        (1, "ConnectionError", 0, False, True),
+        (1, "OutOfMemoryError", 0, False, True),
+        (1, "RuntimeError", 0, False, True),
+        (1, "print", 0, False, True),  # a name of Python's, and no error
+        (1, "ModuleNotFoundError", 1, False, True),
+        (2, "ModuleNotFoundError", 0, False, True),
+        (1, "TypeError", 0, True, True),  # inside chaosrun
+    ],
+)
+def test_an_error_that_comes_whenever_the_script_begins_is_not_tried_again(
+    tmp_path: Path, attempt: int, type_: str, step: int, ours: bool, again: bool
+) -> None:
+    leg = LegLayout(tmp_path)
+    error = {"type": type_, "message": "no", "hint": None, "exit_code": 4, "ours": ours}
+    end = {"completed": False, "status": "failed", "exit_code": 4, "step": step, "time_s": 1.0, "error": error}
+    leg.attempt(attempt).path.mkdir(parents=True)
+    leg.attempt(attempt).end(1).write_text(json.dumps(end))
+    failure = failure_of(leg, Exited(attempt=attempt, rank=1, pid=1, exit_code=4, died_s=0.0))
+    assert failure is not None and failure.refused is not again
+    state, actions = begin(2, 3)
+    for event in (Placed(), Audited(resume=None, step=0), Started(), Death(rank=1, failure=failure), Stopped()):
+        state, actions = decide(state, event)
+    assert isinstance(actions[0], Audit if again else Finish)
 
 
 def test_a_pass_within_tolerances_is_not_called_exact(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ class TestProcess:
 
     def test_a_terminal_without_the_character_is_no_error(self, tmp_path: Path) -> None:
         job = tmp_path / "caf\N{LATIN SMALL LETTER E WITH ACUTE}-\N{GREEK SMALL LETTER OMEGA}.yaml"
-        (tmp_path / "train.py").write_text("import chaosrun\n")
+        (tmp_path / "train.py").write_text("from chaosrun import attach\n")
         job.write_text("name: x\nscript: train.py\nworkers: 1\n")
         done = self.start("validate", str(job), PYTHONIOENCODING="ascii")
         assert (done.returncode, done.stderr) == (0, "")
@@ -499,7 +499,7 @@ class TestProcess:
     )
     def test_a_disk_that_takes_no_output_is_told_once(self, tmp_path: Path, arguments: tuple[str, ...]) -> None:
         job = tmp_path / "job.yaml"
-        (tmp_path / "train.py").write_text("import chaosrun\n")
+        (tmp_path / "train.py").write_text("from chaosrun import attach\n")
         job.write_text("name: x\nscript: train.py\nworkers: 1\n")
         program = (
             "import resource, sys; from chaosrun import cli; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"

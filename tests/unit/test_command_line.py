@@ -22,7 +22,7 @@ SCRIPT = "import torch.distributed\nimport torch\n"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "alone.py").write_text("import torch\n")
-    (tmp_path / "attached.py").write_text("import chaosrun\n")
+    (tmp_path / "attached.py").write_text("from chaosrun import attach\n")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
@@ -173,13 +173,13 @@ def test_a_script_that_cannot_be_compiled(here: Path, capsys: pytest.CaptureFixt
 def test_a_load_of_its_own_beside_attach_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What it gets wrong, attach hides."""
     own = "if resume:\n    model.load_state_dict(torch.load('last.pt'))\ntrainer.train(resume_from_checkpoint=True)\n"
-    (here / "attached.py").write_text(f"import chaosrun\n{own}")
+    (here / "attached.py").write_text(f"from chaosrun import attach\n{own}")
     code, _, err = run("validate attached.py", capsys)
     assert code == 0
     assert "warning: the script also loads checkpoints by itself (torch.load, line 3, resume_from_checkpoint=, line 4)" in err
     (here / "train.py").write_text(f"import torch.distributed\n{own}")
     assert "warning" not in run("validate train.py", capsys)[2]
-    (here / "attached.py").write_text("import chaosrun\ntrainer.train(resume_from_checkpoint=None)\n")
+    (here / "attached.py").write_text("from chaosrun import attach\ntrainer.train(resume_from_checkpoint=None)\n")
     assert "warning" not in run("validate attached.py", capsys)[2]
 
 

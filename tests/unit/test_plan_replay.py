@@ -176,7 +176,7 @@ class TestTheJobFile:
 
     @pytest.fixture
     def job(self, tmp_path: Path) -> Path:
-        (tmp_path / "train.py").write_text("import chaosrun\n")
+        (tmp_path / "train.py").write_text("from chaosrun import attach\n")
         path = tmp_path / "job.yaml"
         path.write_text(self.JOB.format(trace="traces/one.csv"))
         (tmp_path / "traces").mkdir()
