@@ -9,6 +9,7 @@
     │   ├── InvalidCheckpointError              a checkpoint that its manifest does not vouch for
     │   └── RestoreMismatchError      exit 3    the restored state is not the saved state
     ├── ResourcesError                exit 7    no placement in time, storage full
+    │   └── NoClusterError                      no Ray to be joined at the address that was given
     ├── RunTimeoutError               exit 124  `timeout` passed
     └── InterruptedRunError           exit 130  Ctrl-C, SIGTERM
 
@@ -22,6 +23,7 @@ __all__ = [
     "InvalidCheckpointError",
     "LeftApartError",
     "MisuseError",
+    "NoClusterError",
     "ParameterOrderError",
     "RecoveryError",
     "RegisteredStateError",
@@ -101,6 +103,10 @@ class HookedStateError(RestoreMismatchError):
 
 class ResourcesError(ChaosrunError):
     exit_code = 7
+
+
+class NoClusterError(ResourcesError):
+    """No Ray can be joined at the address that was given."""
 
 
 class RunTimeoutError(ChaosrunError):

@@ -3,7 +3,6 @@
 Ray and torch are imported inside, when they are needed.
 """
 
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import is_owner, own_leg, read_run
+from chaosrun.records.run_file import read_run
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, has_ended, lock_run
@@ -110,16 +109,6 @@ def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str)
     """Plan a drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan` does."""
     job = load_job(path, overrides)
     return create_run(root, job, plan=make_plan(job.spec, job.trace), overrides=list(overrides), reference=reference)
-
-
-def remove_run(run: RunLayout) -> None:
-    """The run, and its checkpoints where `checkpoint.storage` puts them."""
-    info = read_run(run)
-    storage = own_leg(run, info, "chaos").storage
-    if storage is not None and is_owner(storage.parent, run.path, info):
-        shutil.rmtree(storage.parent)
-    run.run_json.unlink()  # first: nobody takes for a run what is half gone
-    shutil.rmtree(run.path)
 
 
 def takes_agents(kinds: Iterable[str]) -> bool:

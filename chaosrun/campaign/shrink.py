@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chaosrun.campaign.drill import drill_on, new_run, remove_run, takes_agents
+from chaosrun.campaign.drill import drill_on, new_run, takes_agents
 from chaosrun.campaign.scheduler import Shape
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
@@ -28,6 +28,7 @@ from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.run import Listener, carry_out
+from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
 
 SHRUNK_VERSION = 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaosrun.campaign.drill import drill_on, new_run, remove_run
+from chaosrun.campaign.drill import drill_on, new_run
 from chaosrun.campaign.files import Sweep, SweepFolder
 from chaosrun.campaign.results import PointResult
 from chaosrun.campaign.scheduler import Listener as Listens
@@ -49,6 +49,7 @@ from chaosrun.supervise.drill import leg_of
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
 from chaosrun.supervise.run import Listener
+from chaosrun.supervise.runs import remove_run
 
 TYPED = "job.yaml"
 UNDISTURBED_ERRORS: dict[str, type[ChaosrunError]] = {

@@ -24,7 +24,8 @@ from ray._private import services
 from ray._private.node import Node
 
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
-from chaosrun.errors import ResourcesError, UsageError
+from chaosrun.cluster.token import take_token
+from chaosrun.errors import NoClusterError, ResourcesError, UsageError
 from chaosrun.processes import shared_memory_entries
 
 # Ray's minimum is 75 MiB; no training data goes through it.
@@ -115,18 +116,19 @@ def cpu_count() -> int:
 
 
 def _join(address: str) -> None:
-    """Raises ResourcesError when no Ray answers there."""
+    """Raises NoClusterError when no Ray answers there, or none that takes this process."""
     if address.startswith("ray://"):
         raise UsageError(
             f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
         )
     try:
         _probe(address)
+        take_token(address)
         with _own_signal_handlers():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError) as error:
         ray.shutdown()
-        raise ResourcesError(
+        raise NoClusterError(
             f"no Ray cluster at {address}: {error}",
             hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
         ) from error

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chaosrun.errors import RecoveryError, ResourcesError, RunTimeoutError, UsageError
+from chaosrun.errors import NoClusterError, RecoveryError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.strace import expect_strace
 from chaosrun.faults.tracer import SaveNote
@@ -42,7 +43,7 @@ from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Injected
 from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, leg_of, supervised
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
-from chaosrun.supervise.runs import find_run
+from chaosrun.supervise.runs import find_run, remove_run
 from chaosrun.supervise.supervisor import Supervisor
 from chaosrun.verify.verdict import Verdict, judge
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 Listener = Callable[[EventRecord], None]
 Watch = Callable[[Supervisor | None], None]
 CHAOS = "chaos"
+LISTENING_S = 5.0
 SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""
 
@@ -83,6 +85,7 @@ def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: 
     if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):
         expect_strace()
     if expected := expected_ray(address):
+        expect_listening(address or os.environ.get("RAY_ADDRESS", ""))
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
@@ -108,9 +111,15 @@ def carry_out(
     that, ResourcesError when Ray's head died.
     """
     interrupts.check(run)
+    new = not run.supervisor_json.exists()
     with supervised(run) as (lock, warnings):
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
-            verdict = _in_a_process(run, root, address, listener, interrupts, lock)
+            try:
+                verdict = _in_a_process(run, root, address, listener, interrupts, lock)
+            except NoClusterError:
+                if new:
+                    remove_run(run)  # there is nothing to go on with
+                raise
         else:
             about = {"cluster": cluster, "survey": survey, "deadline_s": _deadline_s(run)}
             verdict = execute(run, root, address, listener, interrupts, **about)
@@ -180,6 +189,21 @@ def _struck(run: RunLayout) -> set[str]:
     """The faults of which a supervisor has written down that it dies of them."""
     leg = leg_of(run, "chaos")
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
+
+
+def expect_listening(address: str) -> None:
+    """Raises NoClusterError where nobody listens at host:port: to find out by Ray takes its import first. What Ray resolves by
+    itself, such as "auto" or this host, is left to it."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or host == "localhost" or host.startswith(("127.", "ray:")):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENING_S).close()
+    except OSError as error:
+        raise NoClusterError(
+            f"no Ray cluster at {address}: {error.strerror or error}",
+            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
+        ) from error
 
 
 def expected_ray(address: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from chaosrun.errors import UsageError
 from chaosrun.records.folders import called
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import default_root, root_arguments
-from chaosrun.records.run_file import RunSummary
+from chaosrun.records.run_file import RunSummary, is_owner, own_leg, read_run
 
 
 def list_runs(root: Path | None = None) -> list[RunSummary]:
@@ -23,7 +24,7 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
 
 
 def _summary(run: RunLayout) -> RunSummary:
-    from chaosrun.records.run_file import read_object, read_run
+    from chaosrun.records.run_file import read_object
     from chaosrun.supervise.drill import is_supervised
 
     summary = partial(RunSummary, run_id=run.run_id, path=run.path)
@@ -78,3 +79,13 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
             f"no run {_shortened(ref)!r} under {place}", hint=f"`{listing}` shows the runs; --root names another place"
         )
     return RunLayout(found)
+
+
+def remove_run(run: RunLayout) -> None:
+    """The run, and its checkpoints where `checkpoint.storage` puts them."""
+    info = read_run(run)
+    storage = own_leg(run, info, "chaos").storage
+    if storage is not None and is_owner(storage.parent, run.path, info):
+        shutil.rmtree(storage.parent)
+    run.run_json.unlink()  # first: nobody takes for a run what is half gone
+    shutil.rmtree(run.path)

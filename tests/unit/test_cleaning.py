@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from chaosrun import cli
-from chaosrun.campaign.drill import remove_run
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.housekeeping import cleaning
@@ -19,7 +18,7 @@ from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, lock_run
-from chaosrun.supervise.runs import list_runs
+from chaosrun.supervise.runs import list_runs, remove_run
 
 DAY_S = 86400.0
 OLD_S = 30 * DAY_S

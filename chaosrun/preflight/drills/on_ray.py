@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from chaosrun.campaign.drill import drill_on, new_run, remove_run
+from chaosrun.campaign.drill import drill_on, new_run
 from chaosrun.campaign.scheduler import RunningSupervisors
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError
@@ -25,6 +25,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_run, recorded_leg
 from chaosrun.supervise.run import Watch
+from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
 
 JOB = Path(__file__).parent / "job" / "job.yaml"
