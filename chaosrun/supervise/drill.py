@@ -156,7 +156,7 @@ class Drill:
     survey: bool = False
     """Have every rank write down which points it reaches."""
     deadline_s: float | None = None
-    """When the run's timeout has passed, wall clock."""
+    """When the run's timeout has passed, wall clock; None: it begins with the drill."""
     _removed: list[TrainingTime] = field(default_factory=list, init=False)
     """Of legs whose records are gone: what they left behind may still be there."""
 
@@ -173,6 +173,8 @@ class Drill:
         spec = JobSpec.model_validate(info.spec)
         plan = FaultPlan.read(self.run.plan_json)
         self.legs.ask_permission(plan, spec)
+        if self.deadline_s is None and spec.timeout is not None:
+            self.deadline_s = time.time() + spec.timeout
         if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
             if spec.by == "script" and not plan.faults:
                 plan = self._default_plan(spec)
