@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_shown_where_it_is_asked_for(job: Path) -> None:
     job.write_text(JOB + "faults:\n  seed: 1\n  preset: {faults: [{count: 50}]}\n")
     loaded = load_job(job)
     with pytest.raises(SpecError) as caught:
-        make_plan(loaded.spec, refuse=partial(refused, loaded))
+        make_plan(loaded.spec, refuse=partial(refused, loaded, []))
     assert "job.yaml:8:3: faults.preset: preset inline, faults[0]: 50 faults do not fit" in str(caught.value)
 
 
