@@ -1,5 +1,6 @@
 """What tests share: one local Ray for all tests that need one, placements that stay warm on it, and drills."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,13 @@ def local_ray() -> Iterator[None]:
     with RayCluster(None, workers=4, cpu=4.0, gpu=0):
         assert ray.is_initialized()
         yield
+
+
+@pytest.fixture
+def own_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drill would start its own Ray, whichever test has connected this process to one before."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
 
 
 @pytest.fixture

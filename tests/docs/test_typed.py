@@ -77,7 +77,7 @@ def test_what_is_to_be_typed_is_understood(line: Line) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_within_sentences_are_understood(page: Path) -> None:
     for span in spans(page):
-        if span.startswith("chaosrun ") and "COMMAND" not in span and "NAME" not in span and "[" not in span:
+        if span.startswith("chaosrun ") and not any(each in span for each in ("COMMAND", "NAME", "[", "chaosrun …")):
             for words in choices(span):
                 parse(words[1:]) if len(words) > 2 else app[words[1]]
         elif (words := span.split())[0] in COMMANDS and len(words) > 1:

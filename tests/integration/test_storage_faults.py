@@ -157,7 +157,7 @@ def test_a_damage_that_did_not_happen_is_not_counted(drill: Drill) -> None:
         (("kind: failed_rename, rank: 1, at_step: 4",), "rank 1 never comes by checkpoint.rename.before, only rank 0 does"),
         (
             ("kind: truncate, rank: 1, at_step: 4, file: ../../journal.jsonl", "rank: 1, at_step: 5"),
-            "no path within a checkpoint",
+            "is not a path within a checkpoint",
         ),
         (
             ("kind: io_error, rank: 1, at_step: 4, phase: checkpoint.fsync.before, file: model.safetensors",),

@@ -11,9 +11,8 @@ MISSING = "import torch\nimport no_such_module.below\nfrom nor_this import that\
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_ray: None) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     Path("beside.py").write_text("import not_seen_from_outside\n")
     return tmp_path
 

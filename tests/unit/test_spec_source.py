@@ -460,8 +460,7 @@ class TestPlansAreRefusedAtTheirPlace:
         for told in ("rank 5 does not exist", "every 90 steps comes to none", "no checkpoint is saved at step 2"):
             assert error.message.count(told) == 1, error.message
 
-    def test_more_workers_than_the_machine_could_ever_run(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    def test_more_workers_than_the_machine_could_ever_run(self, folder: Path, own_ray: None) -> None:
         cores = os.cpu_count() or 1
         many = MOST_PER_CORE * cores + 1
         error = self.refused_plan(folder, overrides=(f"workers={many}",))
