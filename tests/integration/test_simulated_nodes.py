@@ -1,0 +1,51 @@
+"""Drills on simulated nodes: the real supervisor, its journal and stores, and the verdict, with ranks that only write files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.records.events import FaultObserved, PlacementAcquired, WorkerExited
+from chaosrun.records.history import LegHistory, read_leg
+from chaosrun.verify.verdict import Verdict
+from tests.simulated_nodes.cluster import SimulatedCluster
+from tests.simulated_nodes.drill import carry_out_drill, write_job
+from tests.simulated_nodes.fork_server import Pace
+
+NODES, RANKS_PER_NODE = 4, 4
+KILL = {"kind": "kill", "rank": 1, "at_step": 6}
+TOGETHER = {"kind": "kill", "rank": "random", "at_once": 5, "at_step": 6}
+NODE = {"kind": "node", "rank": 9, "at_step": 6}
+
+
+def drill(folder: Path, *faults: dict[str, Any], **how: Any) -> tuple[Verdict, LegHistory, LegHistory]:
+    """The verdict, the reference and the leg under faults."""
+    pace = Pace(steps=12, step_s=0.02, **how)
+    job = write_job(folder, workers=NODES * RANKS_PER_NODE, pace=pace, faults=faults, every_steps=4)
+    with SimulatedCluster(nodes=NODES, ranks_per_node=RANKS_PER_NODE, pace=pace) as cluster:
+        run, verdict = carry_out_drill(folder, cluster, job)
+    return verdict, read_leg(run.leg("reference")), read_leg(run.leg("chaos"))
+
+
+@pytest.mark.parametrize("peers_raise", [False, True], ids=["peers wait", "peers raise"])
+@pytest.mark.parametrize("fault", [KILL, TOGETHER, NODE], ids=["kill", "five at once", "node"])
+def test_ranks_lost_are_started_again_and_the_legs_are_equal(tmp_path: Path, fault: dict[str, Any], peers_raise: bool) -> None:
+    verdict, reference, chaos = drill(tmp_path, fault, peers_raise=peers_raise)
+    assert verdict.status == "PASS", verdict.hint
+    assert len(reference.attempts) == 1
+    assert [attempt.resume for attempt in chaos.attempts] == [None, "step-00000004"]
+    struck = len(chaos.events(FaultObserved))
+    assert struck == fault.get("at_once", 1)
+    ended = [exited for exited in chaos.events(WorkerExited) if exited.attempt == 1]
+    # Of a node that is gone nobody tells how its ranks ended.
+    assert len(ended) == NODES * RANKS_PER_NODE - (RANKS_PER_NODE if fault is NODE else 0)
+    placed = chaos.events(PlacementAcquired)
+    assert len(placed) == (2 if fault is NODE else 1)
+    if fault is NODE:
+        assert "node-002" in placed[0].nodes and "node-002" not in placed[1].nodes
+
+
+def test_a_rank_that_comes_back_wrong_is_a_difference(tmp_path: Path) -> None:
+    """The negative control: after the restart one rank trains on other batches."""
+    verdict, _, _ = drill(tmp_path, KILL, wrong=7)
+    assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.hint
