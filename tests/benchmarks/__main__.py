@@ -1,5 +1,5 @@
 """`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine,
-what a drill of a script as it is adds to it, and what many nodes cost a preflight.
+what a drill of a script as it is adds to it, what many nodes cost a preflight, and many records a verdict.
 
 Tables on stdout, progress on stderr, everything measured in `--json FILE`. Ends with 1 when a run of chaosrun failed; a target
 that was missed is shown, and no failure: times depend on what else the machine does.
@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import own_scripts, preflight, readme, recovery, startup, step_time
+from tests.benchmarks import own_scripts, preflight, readme, records, recovery, startup, step_time
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "steps", "scripts", "startup", "preflight")
+PARTS = ("recovery", "steps", "scripts", "startup", "preflight", "records")
 
 
 def main() -> int:
@@ -57,6 +57,10 @@ def main() -> int:
         ratios = {"target_ratio": preflight.TARGET_RATIO, "nodes": {n: s.to_json() for n, s in by_nodes.items()}}
         report["preflight"] = ratios
         console.print(preflight_table(by_nodes))
+    if "records" in parts:
+        report["records"] = {"targets": records.TARGETS, "sizes": records.measure_records(records.SIZES, progress)}
+        failures += [found["cause"] for found in report["records"]["sizes"] if found["status"] != "PASS"]
+        console.print(records_table(report["records"]["sizes"]))
     report["machine"]["load_after"] = os.getloadavg()
     before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
     console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
@@ -132,6 +136,26 @@ def preflight_table(by_nodes: dict[int, Samples]) -> Table:
         ratio = samples.median / few if samples.median is not None and few else None
         target = met(ratio, preflight.TARGET_RATIO, "×") if nodes == 64 else ""
         table.add_row(f"{nodes} nodes", *columns(samples, 1, "s", 2), "" if ratio is None else f"{ratio:.2f} ×", target)
+    return table
+
+
+def records_table(sizes: list[dict[str, Any]]) -> Table:
+    table = Table(title="Judging a drill by its records, both legs equal, 100 tensors", title_justify="left")
+    for name in (
+        "ranks",
+        "steps",
+        "verdict",
+        "records a second",
+        "a rank, of the fewest ranks'",
+        "peak",
+        "bytes a step and rank",
+    ):
+        table.add_column(name, justify="right")
+    few = sizes[0]["seconds"] / sizes[0]["ranks"]
+    for found in sizes:
+        cells = [f"{found['ranks']}", f"{found['steps']}", f"{found['seconds']:.1f} s"]
+        cells += [f"{found['records'] / found['seconds']:,.0f}", f"{found['seconds'] / found['ranks'] / few:.2f} ×"]
+        table.add_row(*cells, f"{found['peak_bytes'] / 1e6:.0f} MB", f"{found['bytes_a_step']:.0f}")
     return table
 
 
