@@ -45,6 +45,8 @@ app = App(
 
 OF_ANY_JOB = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...] [-- ARGUMENTS...]"
 
+DRILL_HERE = ("suite", "sweep", "shrink", "diagnose", "preflight")
+"""Commands that connect their own process to Ray; the others leave that to a process that supervises."""
 TAKE_COMMANDS = ("submit", "plan", "validate", "sweep")
 for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
@@ -76,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A job's name that the terminal's encoding lacks is no reason to lose the account of a drill.
         sys.stdout.reconfigure(errors="replace")
     try:
+        if arguments is None and tokens and tokens[0] in DRILL_HERE:
+            from chaosrun.supervise.watched import watched
+
+            return watched(lambda: main(tokens))
         return _run(tokens) or 0
     except CycloptsError as error:
         command = " ".join(["chaosrun", *(error.command_chain or ())])

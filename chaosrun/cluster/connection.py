@@ -8,7 +8,6 @@ import math
 import os
 import secrets
 import signal
-import socket
 import tempfile
 import threading
 import uuid
@@ -20,19 +19,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
+import ray._raylet
 from ray._private import services
 from ray._private.node import Node
 
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
-from chaosrun.cluster.token import take_token
-from chaosrun.errors import NoClusterError, ResourcesError, UsageError
+from chaosrun.cluster.joining import expect_joinable, no_cluster
+from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.processes import shared_memory_entries
 
+_raylet: Any = ray._raylet
 # Ray's minimum is 75 MiB; no training data goes through it.
 OBJECT_STORE_BYTES = 80 << 20
 # Ray's socket paths are <folder>/session_<date>_<pid>/sockets/<name>; a Unix socket's path has at most 107 bytes.
 LONGEST_FOLDER = 40
-PROBE_TIMEOUT_S = 5.0
 UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's Node."""
 # One per driver process: Ray reads the token once and keeps it.
@@ -121,29 +121,16 @@ def _join(address: str) -> None:
         raise UsageError(
             f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
         )
+    if expect_joinable(address) is not None:
+        # With an address Ray looks for a token only where this says so; it has read the variable already.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        _raylet.Config.initialize("")
     try:
-        _probe(address)
-        take_token(address)
         with _own_signal_handlers():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError) as error:
         ray.shutdown()
-        raise NoClusterError(
-            f"no Ray cluster at {address}: {error}",
-            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
-        ) from error
-
-
-def _probe(address: str) -> None:
-    """Raise OSError at once when nobody listens at host:port: Ray itself would try for minutes."""
-    host, separator, port = address.rpartition(":")
-    if not separator:
-        # A word that Ray resolves, like "auto".
-        return
-    if host == "localhost" or host.startswith("127."):
-        # As Ray does: its processes listen at the node's own address.
-        host = ray.util.get_node_ip_address()
-    socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S).close()
+        raise no_cluster(address, str(error)) from error
 
 
 @contextmanager

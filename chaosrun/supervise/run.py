@@ -9,7 +9,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaosrun.cluster.joining import expect_joinable
 from chaosrun.errors import NoClusterError, RecoveryError, ResourcesError, RunTimeoutError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.strace import expect_strace
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 Listener = Callable[[EventRecord], None]
 Watch = Callable[[Supervisor | None], None]
 CHAOS = "chaos"
-LISTENING_S = 5.0
 SOONEST_S = 0.001
 """A time of nothing cannot be written in a job file."""
 
@@ -85,7 +84,7 @@ def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: 
     if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):
         expect_strace()
     if expected := expected_ray(address):
-        expect_listening(address or os.environ.get("RAY_ADDRESS", ""))
+        expect_joinable(address or os.environ.get("RAY_ADDRESS", ""))
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
@@ -189,21 +188,6 @@ def _struck(run: RunLayout) -> set[str]:
     """The faults of which a supervisor has written down that it dies of them."""
     leg = leg_of(run, "chaos")
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
-
-
-def expect_listening(address: str) -> None:
-    """Raises NoClusterError where nobody listens at host:port: to find out by Ray takes its import first. What Ray resolves by
-    itself, such as "auto" or this host, is left to it."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or host == "localhost" or host.startswith(("127.", "ray:")):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENING_S).close()
-    except OSError as error:
-        raise NoClusterError(
-            f"no Ray cluster at {address}: {error.strerror or error}",
-            hint="check --address and $RAY_ADDRESS; without both a private Ray is started",
-        ) from error
 
 
 def expected_ray(address: str | None) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from chaosrun.processes import ProcessIdentity, child_called, children, send_signal
+from chaosrun.records.layout import RunLayout
 from tests.e2e.drills import Shell, events, eventually, finish, kills, reached, write_job
 
 
@@ -44,3 +45,24 @@ def test_a_drill_whose_ray_loses_its_head_is_ended_and_goes_on(shell: Shell, whe
     assert again.returncode == 0, again.stderr
     assert "PASS" in again.stdout
     assert len(events(run.leg("chaos"), "supervisor.resumed")) == (when is trains)
+
+
+@pytest.mark.nightly
+def test_a_suite_whose_ray_loses_its_head_is_ended_and_goes_on(shell: Shell) -> None:
+    write_job(shell.folder, "time.sleep(0.15)", kills(5))
+    suite = shell.folder / "suite.yaml"
+    suite.write_text("name: two\njob: job.yaml\ndrills: [{name: one}, {name: other, set: {seed: 2}}]\n")
+    process = shell.start("suite", suite, "--at-once", "1")
+    try:
+        head = eventually(lambda: head_below(process.pid))
+        eventually(lambda: any(reached(RunLayout(run).leg("chaos"), 2, 7) for run in (shell.root / "runs").glob("*")))
+        send_signal(head, 9)
+        done = finish(process, timeout_s=30)
+    finally:
+        process.kill()
+    assert done.returncode == 7, done.stderr
+    assert f"Ray's head (gcs_server, process {head.pid}) has died" in done.stderr
+    assert "--resume latest" in done.stderr
+    eventually(lambda: not shell.left_behind(), what=shell.left_behind)
+    again = shell.run("suite", suite, "--resume", "latest")
+    assert again.returncode == 0, again.stderr + again.stdout

@@ -1,0 +1,93 @@
+"""Before a Ray is joined, and without its import, which takes seconds: whether anybody listens at its address, and whether it
+takes the token of this user, which `ray start --head` asks for by default since Ray 2.60.
+
+Knows where Ray keeps its address and its token, and how its head refuses a call.
+"""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+from chaosrun.errors import NoClusterError
+
+ANSWER_S = 1.5
+LISTENING_S = 5.0
+PLACES = "$RAY_AUTH_TOKEN, the file that $RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token"
+_CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""Any call would do: the head looks at the token first."""
+
+
+def expect_joinable(address: str) -> str | None:
+    """The token that the head at `address` asks for; None where it asks for none, or where only Ray can find the head. Raises
+    NoClusterError where nobody listens, or where a token is asked for and there is none, or another: Ray itself would try for
+    minutes, and for 20 s."""
+    host, separator, port = _resolved(address).rpartition(":")
+    if not separator or not port.isdecimal() or host.startswith("ray:"):
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENING_S).close()
+    except OSError as error:
+        raise no_cluster(address, error.strerror or str(error)) from error
+    if not _is_refused(f"{host}:{port}", None):
+        return None
+    if (token := _kept_token()) is None:
+        raise NoClusterError(
+            f"the Ray cluster at {address} asks for a token, and there is none here",
+            hint=f"put what `ray get-auth-token` prints on its head into {PLACES}",
+        )
+    if _is_refused(f"{host}:{port}", token):
+        raise NoClusterError(
+            f"the Ray cluster at {address} does not take the token that is here",
+            hint=f"put what `ray get-auth-token` prints on its head into {PLACES}, of which the first that is there counts",
+        )
+    return token
+
+
+def no_cluster(address: str, why: str) -> NoClusterError:
+    return NoClusterError(
+        f"no Ray cluster at {address}: {why}", hint="check --address and $RAY_ADDRESS; without both a private Ray is started"
+    )
+
+
+def _resolved(address: str) -> str:
+    """As Ray does: "auto" is the cluster that was started last on this machine, and its processes listen at the machine's own
+    address."""
+    if address == "auto":
+        folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+        try:
+            address = Path(folder, "ray", "ray_current_cluster").read_text().strip()
+        except OSError:
+            return address
+    host, _, port = address.rpartition(":")
+    if host == "localhost" or host.startswith("127."):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+            try:
+                unused.connect(("8.8.8.8", 53))  # sends nothing
+                return f"{unused.getsockname()[0]}:{port}"
+            except OSError:
+                return address
+    return address
+
+
+def _kept_token() -> str | None:
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token.strip()
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        return Path(named or Path.home() / ".ray" / "auth_token").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _is_refused(address: str, token: str | None) -> bool:
+    """Whether its head says so."""
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        about = () if token is None else (("authorization", f"Bearer {token}"),)
+        try:
+            channel.unary_unary(_CALL)(b"", timeout=ANSWER_S, metadata=about)
+        except grpc.RpcError as error:
+            return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+    return False

@@ -1,0 +1,58 @@
+"""A command that drills in its own process, as a suite does, in a child of it that is watched: when Ray's head has died, Ray
+ends that process after a minute, without a word. The watchdog does so at once, and the command can say what happened.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from chaosrun.errors import RecoveryError, ResourcesError
+from chaosrun.processes import die_with_parent
+from chaosrun.supervise.watchdog import Watchdog
+
+AGAIN = "the same command goes on with --resume latest, where it takes that"
+
+
+def watched(command: Callable[[], int]) -> int:
+    """The exit code of `command`, which a child of this process carries out; that returns here, too. Signals are passed on.
+    Raises ResourcesError when Ray's head has died, RecoveryError when the child was killed."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGCHLD}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        numbers.add(signal.SIGHUP)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    starter = os.getpid()
+    if (child := os.fork()) == 0:
+        die_with_parent(starter)
+        os.setpgid(0, 0)  # what a terminal sends comes from here, once
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return command()
+    with Watchdog(child) as watchdog:
+        code = os.waitstatus_to_exitcode(_ended(child, numbers))
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    if watchdog.lost is not None:
+        raise ResourcesError(f"{watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {AGAIN}")
+    if code < 0:
+        raise RecoveryError(
+            f"the process that carried out the drills (pid {child}) died of {signal.Signals(-code).name}", hint=AGAIN
+        )
+    return code
+
+
+def _ended(child: int, numbers: set[signal.Signals]) -> int:
+    """Its wait status, once it has ended."""
+    while True:
+        number = signal.sigwaitinfo(numbers).si_signo
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+        elif number == signal.SIGTSTP:
+            os.kill(child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(child, signal.SIGCONT)
+        else:
+            os.kill(child, number)
