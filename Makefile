@@ -3,6 +3,7 @@
 # make package build sdist and wheel, install each elsewhere, drill a script there
 # make zoo     real resume bugs of released libraries: does chaosrun see each, and pass the releases without it?
 # make bench   recovery time and cost per step, side by side with torchrun and Ray Train
+# make simulate  the control plane on simulated clocks, networks, processes and disks (SEEDS=1000, SEEDS=500-600, SEEDS==1234)
 # make docs    the pages as a site in site/, every link checked
 # make lint    ruff and pyright                         make format   what ruff would have changed
 # make clean   remove the environment, caches and runs
@@ -12,6 +13,7 @@ VENV ?= .venv
 JOB ?= jobs/bytelm/job.yaml
 ARGS ?=
 JOBS ?= 2
+SEEDS ?= 1000
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -20,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly package zoo bench docs lint format browser clean
+.PHONY: help demo test nightly package zoo bench simulate docs lint format browser clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -42,6 +44,9 @@ zoo: $(INSTALLED)-dev
 
 bench: $(INSTALLED)-bench
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+simulate: $(INSTALLED)-dev
+	$(BIN)/python -m tests.simulation "$(SEEDS)"
 
 docs: $(INSTALLED)-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
