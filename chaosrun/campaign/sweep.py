@@ -48,7 +48,7 @@ from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import leg_of
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.reference import leg_end, reference_key
-from chaosrun.supervise.run import Listener
+from chaosrun.supervise.run import Listener, expect_startable
 from chaosrun.supervise.runs import remove_run
 
 TYPED = "job.yaml"
@@ -95,6 +95,7 @@ def sweep(
             interrupts=interrupts,
             on_event=on_event or (lambda record: None),
         )
+        expect_startable(run.job, address)
         with one_ray(address, [run.shape], interrupts) as pool:
             cluster = pool.take(run.shape)
             assert cluster is not None, "nothing else is in use"

@@ -62,9 +62,12 @@ def conduct(request: Request, *, root: Path, address: str | None, on_event: List
     """Everything that may be wrong with what was asked is told before anything starts. Raises UsageError, SpecError,
     ResourcesError; KeyboardInterrupt, with nothing left behind."""
     from chaosrun.spec.source import load_job
+    from chaosrun.supervise.run import expect_startable
 
     checks = choose(CHECKS, request.level, only=request.only, skip=request.skip)
     job = load_job(request.job, request.overrides) if request.job else None
+    if job is not None:
+        expect_startable(job, address)
     baseline = _baseline(request.baseline) if request.baseline else None
     if request.good_nodes is not None:
         expect_good_nodes(request.good_nodes)

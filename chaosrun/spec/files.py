@@ -10,6 +10,7 @@ from pathlib import Path
 from chaosrun.errors import UsageError
 from chaosrun.spec.problems import Problem, Source, refusal
 from chaosrun.spec.tree import Mapping, Node, place_at
+from chaosrun.spec.tree import Sequence as ListNode
 
 YAML = (".yaml", ".yml", ".json")
 JOB, SUITE = "job file", "suite"
@@ -65,6 +66,9 @@ def expect_kind(path: Path, what: str, root: Node | None, problems: Sequence[Pro
     for kind, own in _KEYS.items():
         if kind != what and any(key in keys for key in own) and not any(key in keys for key in _KEYS[what]):
             raise UsageError(f"{path} is a {kind}, not a {what}", hint=_HINTS[kind].format(path=path))
+    if "faults" in keys and isinstance(keys["faults"].value, ListNode) and not any(key in keys for key in _KEYS[what]):
+        hint = f"a job takes it: `chaosrun submit job.yaml faults.preset={path.absolute()}`"
+        raise UsageError(f"{path} is a preset of faults, not a {what}", hint=hint)
     if path.suffix not in YAML and (problems or not keys):
         hint = f"a {what} holds YAML keys and values, and its name ends in .yaml; a training script's in .py"
         raise UsageError(f"{path} is not a {what}: it does not hold YAML keys and values", hint=hint)

@@ -62,17 +62,26 @@ def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | 
     """Load a job and expand its faults; starts nothing. Raises SpecError or UsageError: also for what this machine lacks, where
     a private Ray is to be started, as neither `address` nor the environment names another."""
     loaded = load_job(job, overrides)
-    spec = loaded.spec
-    problems: list[Problem] = []
-    if expected_ray(address) == "private":
-        # Another Ray's nodes may have other packages, and more cores.
-        problems += not_there(loaded)
-        if found := crowded(spec.workers, spec.per_worker.cpu, os.cpu_count() or 1):
-            problems.append(loaded.problem("workers", *found))
-    faults = make_plan(spec, loaded.trace, partial(refused, loaded, problems))
+    problems = _lacking(loaded, address)
+    faults = make_plan(loaded.spec, loaded.trace, partial(refused, loaded, problems))
     if problems:
         raise spec_error(problems)
     return loaded, faults
+
+
+def expect_startable(job: Job, address: str | None) -> None:
+    """Raises SpecError for what this machine lacks of it, as `plan` does."""
+    if problems := _lacking(job, address):
+        raise spec_error(problems)
+
+
+def _lacking(job: Job, address: str | None) -> list[Problem]:
+    if expected_ray(address) != "private":
+        return []  # another Ray's nodes may have other packages, and more cores
+    problems = list(not_there(job))
+    if found := crowded(job.spec.workers, job.spec.per_worker.cpu, os.cpu_count() or 1):
+        problems.append(job.problem("workers", *found))
+    return problems
 
 
 def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:

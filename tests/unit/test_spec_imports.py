@@ -1,11 +1,13 @@
 """What a script imports and is not there is told before anything starts, and nothing else is."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chaosrun import api
 from chaosrun.errors import SpecError
+from chaosrun.preflight.conduct import Request
 
 MISSING = "import torch\nimport no_such_module.below\nfrom nor_this import that\nimport beside\n"
 
@@ -60,6 +62,16 @@ def test_nodes_of_another_ray_may_have_other_packages() -> None:
     assert told(MISSING)
     api.plan(Path("job.yaml"), address="auto")
     assert told(MISSING, "command: [/bin/sh, train.py]") == [], "nor is another program's Python this one"
+
+
+@pytest.mark.parametrize(
+    "begin", [api.sweep, lambda job: api.preflight(Request(job=job, skip=["cluster"]))], ids=["sweep", "preflight"]
+)
+def test_what_begins_with_many_drills_tells_it_before_the_first(begin: Callable[[Path], object]) -> None:
+    told(MISSING)
+    with pytest.raises(SpecError, match="No module named 'no_such_module'"):
+        begin(Path("job.yaml"))
+    assert list(Path(".chaosrun").rglob("*.json*")) == []
 
 
 def test_preloads() -> None:

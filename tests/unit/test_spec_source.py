@@ -254,6 +254,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "text", "told", "then"),
         [
+            ("a.yaml", "faults:\n- {kind: kill}\n", "a.yaml is a preset of faults, not a job file", "faults.preset=/"),
             ("a.yaml", "name: x\njob: job.yaml\ndrills: [{name: x}]\n", "a.yaml is a suite, not a job file", "chaosrun suite"),
             ("job.txt", "a note\nwith: two: colons\n", "job.txt is not a job file: it does not hold YAML", "ends in .yaml"),
             ("a.sh", "python train.py\n", "a.sh is a shell script, not a job file", "-- bash a.sh"),
