@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import ray
@@ -34,6 +34,12 @@ from chaosrun.spec.bounds import crowded
 class Placement:
     nodes: dict[str, NodePlace]
     """By node id, in the order of their ranks: the first hosts rank 0."""
+    node_of: Mapping[int, tuple[int, str]] = field(init=False)
+    """By rank the number and the id of its node."""
+
+    def __post_init__(self) -> None:
+        by_rank = {rank: (number, node) for number, (node, place) in enumerate(self.nodes.items()) for rank in place.ranks}
+        object.__setattr__(self, "node_of", by_rank)
 
     @property
     def master_addr(self) -> str:
@@ -82,17 +88,22 @@ class AgentClient:
     def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
         return self.call("info", timeout_s=timeout_s)
 
-    def close(self, *, timeout_s: float = 10.0) -> None:
-        """Have the agent kill all below it, then end it."""
+    def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
+        """Have the agent kill all below it, unless `shutdown` has it do so already, then end it."""
         self._closing = True
         try:
-            self.call("shutdown", timeout_s=timeout_s)
+            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
         except (RecoveryError, ResourcesError):
             # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
             pass
         finally:
             ray.kill(self._handle, no_restart=True)
             self._pump.join(timeout=timeout_s)
+
+    def submit_shutdown(self) -> Any:
+        """Begin to end it, so that several end at once; `close` waits for it."""
+        self._closing = True
+        return self.submit("shutdown")
 
     def abandon(self) -> None:
         """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
@@ -218,8 +229,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
             rank += len(bundles)
         self.placement = Placement(nodes=nodes)
-        for agent in self.agents.values():
-            agent.info(timeout_s=max(30.0, deadline - time.monotonic()))
+        asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
+        for agent, reference in asked:
+            agent.collect(reference, timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
 
     def _selector(self, avoid: Collection[str]) -> str | None:
@@ -262,11 +274,12 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """End the agents and everything below them, and give the reserved resources back; agents on `lost` nodes are gone."""
         lost = frozenset(lost)
         agents, self.agents, self.placement = self.agents, {}, None
+        ending = {node_id: agent.submit_shutdown() for node_id, agent in agents.items() if node_id not in lost}
         for node_id, agent in agents.items():
             if node_id in lost:
                 agent.abandon()
             else:
-                agent.close()
+                agent.close(ending[node_id])
         group, self._group = self._group, None
         if group is not None:
             remove_placement_group(group)

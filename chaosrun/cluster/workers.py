@@ -75,7 +75,8 @@ class ClusterWorkers:
         """Fill in node, local rank and devices."""
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
-        number, node = next((n, node) for n, node in enumerate(placement.nodes.values()) if order.rank in node.ranks)
+        number, name = placement.node_of[order.rank]
+        node = placement.nodes[name]
         return replace(
             order,
             node_rank=number,
@@ -124,7 +125,7 @@ class ClusterWorkers:
     def node_of(self, rank: int) -> str:
         placement = self._cluster.placement
         assert placement is not None, "acquire comes first"
-        return next(node for node, place in placement.nodes.items() if rank in place.ranks)
+        return placement.node_of[rank][1]
 
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         """(pid, start time) of a rank that runs in this attempt; None when it does not, or is not `listening` for notices."""

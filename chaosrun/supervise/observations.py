@@ -4,7 +4,7 @@ A fault counts as observed when something outside its own intention agrees with 
 (`faults.kind.Evidence`). Decides nothing about attempts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import structs
@@ -17,7 +17,7 @@ from chaosrun.plan.missed import Missed, Outlook, first_missed
 from chaosrun.records.codec import changed, to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested, FaultWithdrawn, SilentRank
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.markers import Marker, Note, read_end, read_markers, read_note, withdraw_marker
+from chaosrun.records.markers import Marker, Note, read_end, read_marker, read_markers, read_note, withdraw_marker
 from chaosrun.records.order import WorkerOrder
 from chaosrun.supervise.failure import Failure
 
@@ -30,21 +30,28 @@ class Observations:
 
     def __init__(self, leg: LegLayout, plan: FaultPlan, record: Record) -> None:
         self._leg = leg
-        self._faults: Mapping[str, Fault] = {fault.id: fault for fault in plan.faults}
+        self._faults: dict[str, Fault] = {}
+        self._of_rank: dict[int, list[str]] = {}
+        """Faults by the rank that they strike: a thousand ranks that end at once are each held against their own."""
+        self._complete: set[tuple[str, int]] = set()
+        """Groups, with the attempt in which all of them had come to their points."""
         self._record = record
         self._ended_by = "another supervisor took over"
         """What ended the attempt before, in words."""
         self.observed: set[str] = set()
         self.requested: set[str] = set()
+        for fault in plan.faults:
+            self.add(fault)
 
     def add(self, fault: Fault) -> None:
-        """One that has come to the plan while the leg runs."""
-        self._faults = {**self._faults, fault.id: fault}
+        """One of the plan; of an injected one while the leg runs."""
+        self._faults[fault.id] = fault
+        self._of_rank.setdefault(fault.rank, []).append(fault.id)
 
     def of_death(self, exited: Exited) -> str | None:
         """The fault that this death is the proof of, None when it is of none."""
         who = (exited.attempt, exited.rank, exited.pid)
-        for fault, marker in self._unseen():
+        for fault, marker in self._unseen(self._of_rank.get(exited.rank, ())):
             if (marker.attempt, marker.rank, marker.pid) != who:
                 continue
             note = read_note(self._leg, fault.id, fault.facts.note)
@@ -71,9 +78,13 @@ class Observations:
         """Whether all that are to strike together with this fault have come to their points in this attempt."""
         if fault.group is None:
             return True
-        members = [each.id for each in self._faults.values() if each.group == fault.group]
-        markers = read_markers(self._leg)
-        return all((marker := markers.get(member)) and marker.attempt == attempt for member in members)
+        if (fault.group, attempt) not in self._complete:
+            markers = read_markers(self._leg)
+            members = [markers.get(each.id) for each in self._faults.values() if each.group == fault.group]
+            if any(marker is None or marker.attempt != attempt for marker in members):
+                return False
+            self._complete.add((fault.group, attempt))
+        return True
 
     def of_broken_groups(self, attempt: int) -> None:
         """After an attempt: what waited there for others of its group, who never came, may strike again with them."""
@@ -152,6 +163,7 @@ class Observations:
     def withdraw(self, fault: str, reason: str) -> None:
         """Let a fault strike again that was claimed and cannot be shown to have struck."""
         withdraw_marker(self._leg, fault)
+        self._complete.clear()
         if fault in self.requested:
             self.requested.discard(fault)
             self._record(FaultWithdrawn(fault=fault, reason=reason))
@@ -164,10 +176,11 @@ class Observations:
         where = {"attempt": marker.attempt, "rank": marker.rank, "step": marker.step, "phase": marker.phase}
         self._record(FaultRequested(fault=fault, requested_s=marker.time_s, **where), durable=durable)
 
-    def _unseen(self) -> list[tuple[Fault, Marker]]:
-        """Faults of the plan that have a readable marker and have not been observed."""
+    def _unseen(self, of: Iterable[str] | None = None) -> list[tuple[Fault, Marker]]:
+        """Faults of the plan, or of these, that have a readable marker and have not been observed."""
+        markers = read_markers(self._leg) if of is None else {fault: read_marker(self._leg, fault) for fault in sorted(of)}
         return [
             (self._faults[fault], marker)
-            for fault, marker in read_markers(self._leg).items()
+            for fault, marker in markers.items()
             if marker and fault not in self.observed and fault in self._faults
         ]

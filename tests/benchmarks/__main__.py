@@ -1,5 +1,5 @@
 """`python -m tests.benchmarks`: recovery time, time per step and start-up time of chaosrun beside its peers, on this machine,
-what a drill of a script as it is adds to it, what many nodes cost a preflight, and many records a verdict.
+what a drill of a script as it is adds to it, what many nodes cost a preflight and a drill, and many records a verdict.
 
 Tables on stdout, progress on stderr, everything measured in `--json FILE`. Ends with 1 when a run of chaosrun failed; a target
 that was missed is shown, and no failure: times depend on what else the machine does.
@@ -18,10 +18,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import own_scripts, preflight, readme, records, recovery, startup, step_time
+from tests.benchmarks import control_plane, own_scripts, preflight, readme, records, recovery, startup, step_time
 from tests.benchmarks.samples import Samples
 
-PARTS = ("recovery", "steps", "scripts", "startup", "preflight", "records")
+PARTS = ("recovery", "steps", "scripts", "startup", "preflight", "records", "control_plane")
 
 
 def main() -> int:
@@ -61,6 +61,12 @@ def main() -> int:
         report["records"] = {"targets": records.TARGETS, "sizes": records.measure_records(records.SIZES, progress)}
         failures += [found["cause"] for found in report["records"]["sizes"] if found["status"] != "PASS"]
         console.print(records_table(report["records"]["sizes"]))
+    if "control_plane" in parts:
+        by_ranks = control_plane.measure_control_plane(arguments.repeats, progress)
+        failures += [failure for each in by_ranks for failure in each.failures]
+        measured = {each.ranks: each.to_json() for each in by_ranks}
+        report["control_plane"] = {"targets": control_plane.TARGETS, "ranks": measured}
+        console.print(control_plane_table(by_ranks))
     report["machine"]["load_after"] = os.getloadavg()
     before, after = (report["machine"][key][0] for key in ("load_before", "load_after"))
     console.print(f"{os.cpu_count()} CPUs; load average {before:.1f} before, {after:.1f} after")
@@ -156,6 +162,22 @@ def records_table(sizes: list[dict[str, Any]]) -> Table:
         cells = [f"{found['ranks']}", f"{found['steps']}", f"{found['seconds']:.1f} s"]
         cells += [f"{found['records'] / found['seconds']:,.0f}", f"{found['seconds'] / found['ranks'] / few:.2f} ×"]
         table.add_row(*cells, f"{found['peak_bytes'] / 1e6:.0f} MB", f"{found['bytes_a_step']:.0f}")
+    return table
+
+
+def control_plane_table(by_ranks: list[control_plane.ControlPlane]) -> Table:
+    table = new_table("The control plane, on simulated nodes of 8 ranks", "target")
+    targets, most = control_plane.TARGETS, by_ranks[-1]
+    for each in by_ranks:
+        last = each is most
+        for loss in control_plane.LOSSES:
+            for what, found in (("all others told to stop", each.told), ("all restarted", each.restarted)):
+                target = met(found[loss].median, targets["told" if found is each.told else "restarted"], "s") if last else ""
+                table.add_row(f"{each.ranks} ranks, {loss} lost → {what}", *columns(found[loss], 1, "s", 3), target)
+            per_rank = each.per_rank(each.recovery_cpu[loss])
+            table.add_row(f"{each.ranks} ranks, {loss} lost: CPU time for a rank", *columns(per_rank, 1e6, "µs", 0), "")
+        target = met(each.cores.median, targets["cores"], "processors") if last else ""
+        table.add_row(f"{each.ranks} ranks: processors while they train", *columns(each.cores, 1, "", 2), target)
     return table
 
 

@@ -64,10 +64,13 @@ class SimulatedClient:
     def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
         return self.call("info", timeout_s=timeout_s)
 
-    def close(self, *, timeout_s: float = 10.0) -> None:
+    def submit_shutdown(self) -> Future[Any]:
         self._closing = True
+        return self.submit("shutdown")
+
+    def close(self, shutdown: Future[Any] | None = None, *, timeout_s: float = 10.0) -> None:
         with suppress(RecoveryError, ResourcesError):  # it is gone
-            self.call("shutdown", timeout_s=timeout_s)
+            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
 
     def abandon(self) -> None:
         self._closing = True
@@ -155,8 +158,9 @@ class SimulatedCluster(RayCluster):
             self.agents[name] = client  # type: ignore[assignment]
             client.fetch_events()
         self.placement = Placement(nodes=nodes)
-        for agent in self.agents.values():
-            agent.info()
+        asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
+        for agent, reference in asked:
+            agent.collect(reference, timeout_s=timeout_s)
         return self.placement
 
     def _listen(self) -> None:
