@@ -23,8 +23,8 @@ import ray._raylet
 from ray._private import services
 from ray._private.node import Node
 
+from chaosrun.cluster import joining
 from chaosrun.cluster.cleanup import CleanupProcess, clean_up
-from chaosrun.cluster.joining import expect_joinable, no_cluster
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.processes import shared_memory_entries
 
@@ -77,6 +77,8 @@ def connect(address: str | None, *, cpus: float) -> Connection:
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         _join(address)
+        for tell in joining.on_joined:
+            tell(ray.get_runtime_context().gcs_address)
         return Connection(kind="joined", address=address, mark=f"chaosrun#{unique}", close=ray.shutdown)
     folder, close = _start_private(max(cpu_count(), math.ceil(cpus)))
     return Connection(kind="private", address=None, mark=f"{folder}#{unique}", close=close)
@@ -121,7 +123,7 @@ def _join(address: str) -> None:
         raise UsageError(
             f"{address}: chaosrun does not go through Ray's client", hint="run on a node of the cluster with --address auto"
         )
-    if expect_joinable(address) is not None:
+    if joining.expect_joinable(address) is not None:
         # With an address Ray looks for a token only where this says so; it has read the variable already.
         os.environ["RAY_AUTH_MODE"] = "token"
         _raylet.Config.initialize("")
@@ -130,7 +132,7 @@ def _join(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError) as error:
         ray.shutdown()
-        raise no_cluster(address, str(error)) from error
+        raise joining.no_cluster(address, str(error)) from error
 
 
 @contextmanager

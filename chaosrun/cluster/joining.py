@@ -7,6 +7,7 @@ Knows where Ray keeps its address and its token, and how its head refuses a call
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from chaosrun.errors import NoClusterError
@@ -16,6 +17,9 @@ LISTENING_S = 5.0
 PLACES = "$RAY_AUTH_TOKEN, the file that $RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token"
 _CALL = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """Any call would do: the head looks at the token first."""
+
+on_joined: list[Callable[[str], object]] = []
+"""Told, with host:port, of the head of a Ray that this process has joined: who watches this process watches that, too."""
 
 
 def expect_joinable(address: str) -> str | None:

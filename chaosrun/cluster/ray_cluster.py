@@ -326,11 +326,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         """The node that this process is connected to."""
         return ray.get_runtime_context().get_node_id()
 
-    @property
-    def head_address(self) -> str:
-        """Where Ray's head listens."""
-        return ray.get_runtime_context().gcs_address
-
     def head(self) -> ProcessIdentity | None:
         """Ray's head process of a private Ray: a child of this process."""
         return child_called("gcs_server", os.getpid()) if self.kind == "private" else None

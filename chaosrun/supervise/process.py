@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
+from chaosrun.cluster import joining
 from chaosrun.errors import ChaosrunError, InterruptedRunError, RecoveryError
 from chaosrun.processes import die_with_parent, with_package
 from chaosrun.records.events import EventRecord
@@ -326,6 +327,7 @@ def _held(run: RunLayout, task: Task, ties: Ties) -> int:
     assert task.lock is not None
     # Held until this process is gone; nothing that it starts may hold it longer.
     os.set_inheritable(task.lock, False)
+    joining.on_joined.append(lambda head: ties.tell(Joined(head=head)))
     with Interrupts() as interrupts:
         execute(
             run,
@@ -335,7 +337,6 @@ def _held(run: RunLayout, task: Task, ties: Ties) -> int:
             interrupts,
             has_successor=True,
             deadline_s=task.deadline_s,
-            on_joined=lambda head: ties.tell(Joined(head=head)),
         )
     return 0
 

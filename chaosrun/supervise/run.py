@@ -216,16 +216,14 @@ def execute(
     *,
     has_successor: bool = False,
     deadline_s: float | None = None,
-    on_joined: Callable[[str], None] = lambda head: None,
     cluster: "RayCluster | None" = None,
     survey: bool = False,
 ) -> Verdict:
-    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed;
-    `on_joined`: told where the head listens of a Ray that was there before."""
+    """Do what is left to do of a run, whose lock is held. `has_successor`: another process goes on when this one is killed."""
     interrupts.check(run)
     with (
         reachable(run, listener, interrupts, has_successor=has_successor) as (on_record, on_supervisor),
-        placed(run, address, listener, interrupts, cluster, on_joined) as workers,
+        placed(run, address, listener, interrupts, cluster) as workers,
     ):
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
         return Drill(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
@@ -263,12 +261,7 @@ def reachable(
 
 @contextmanager
 def placed(
-    run: RunLayout,
-    address: str | None,
-    listener: Listener,
-    interrupts: Interrupts,
-    cluster: "RayCluster | None" = None,
-    on_joined: Callable[[str], None] = lambda head: None,
+    run: RunLayout, address: str | None, listener: Listener, interrupts: Interrupts, cluster: "RayCluster | None" = None
 ) -> "Iterator[ClusterWorkers]":
     """A cluster of its own, or the one that is given, and a run's workers on it."""
     # Read when Ray is imported: its C++ handler prints a stack trace at a SIGTERM, and has crashed this process in doing so.
@@ -285,8 +278,6 @@ def placed(
     with interrupts.postponed():
         cluster = RayCluster(address, workers=spec.workers, cpu=spec.per_worker.cpu, gpu=spec.per_worker.gpu)
     try:
-        if cluster.kind == "joined":
-            on_joined(cluster.head_address)
         interrupts.check()
         yield ClusterWorkers(cluster, spec)
     finally:

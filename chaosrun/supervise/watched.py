@@ -5,8 +5,10 @@ ends that process after a minute, without a word. The watchdog does so at once, 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
+from chaosrun.cluster import joining
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import die_with_parent
 from chaosrun.supervise.watchdog import Watchdog
@@ -24,13 +26,18 @@ def watched(command: Callable[[], int]) -> int:
     sys.stderr.flush()
     former = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     starter = os.getpid()
+    reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         die_with_parent(starter)
+        os.close(reading)
+        joining.on_joined.append(lambda head: os.write(writing, head.encode() + b"\n"))
         os.setpgid(0, 0)  # what a terminal sends comes from here, once
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
         return command()
+    os.close(writing)
     with Watchdog(child) as watchdog:
+        threading.Thread(target=_hear, args=(reading, watchdog), name="chaosrun-joined", daemon=True).start()
         code = os.waitstatus_to_exitcode(_ended(child, numbers))
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
     if watchdog.lost is not None:
@@ -40,6 +47,13 @@ def watched(command: Callable[[], int]) -> int:
             f"the process that carried out the drills (pid {child}) died of {signal.Signals(-code).name}", hint=AGAIN
         )
     return code
+
+
+def _hear(reading: int, watchdog: Watchdog) -> None:
+    """Of the Ray that the child joins, until it has ended."""
+    while told := os.read(reading, 1024):
+        watchdog.joined(told.decode().split()[-1])
+    os.close(reading)
 
 
 def _ended(child: int, numbers: set[signal.Signals]) -> int:
