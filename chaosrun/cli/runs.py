@@ -232,6 +232,7 @@ def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: 
 
 def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, follow: bool, output: str) -> None:
     from chaosrun.report.follow import RunFollower
+    from chaosrun.report.sentences import folded
 
     follower, about = RunFollower(run), {"attempt": attempt, "rank": rank}
 
@@ -248,7 +249,7 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
         if output == "json":
             return _write_lines({"v": 1, **told.to_json()} for told in fresh)
         began_s = follower.picture.facts.created_s
-        return _write("".join(f"{told.dated_line(began_s)}\n" for told in fresh))
+        return _write("".join(f"{told.dated_line(began_s)}\n" for told in folded(fresh)))
 
     _until_ended(run, tell, or_when=lambda: not follow)
 

@@ -38,6 +38,8 @@ from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, fired, la
 from chaosrun.report.sentences import Told
 
 POLL_BYTES = 4 << 20
+AT_A_LOOK = 50
+"""So many growing traces, about, are read again at one look."""
 START_BYTES = 1 << 16
 _STARTS = msgspec.json.Decoder(StartRecord)
 
@@ -124,6 +126,7 @@ class _LegFollower:
         self._damage: dict[Path, str] = {}
         self._ends: dict[Path, tuple[int, int, RankTrace]] = {}
         """Of each trace what its ends said, its size and the newest attempt then: one that another came after does not grow."""
+        self._looks = 0
         self._judged: dict[str, FaultSeen] = {}
         """Faults of which it is certain what became of them."""
         self._starts: dict[int, Tail] = {}
@@ -176,10 +179,14 @@ class _LegFollower:
     def picture(self, planned: Sequence[Fault], kept: tuple[int, ...]) -> LegPicture:
         """As the files have it now."""
         newest = max((event.attempt for event in self._events if isinstance(event, AttemptStarting)), default=0)
+        # Of many ranks, some at each look: how far they are meanwhile, their heartbeats tell.
+        turns = max(1, max((event.workers for event in self._events if isinstance(event, LegStarted)), default=0) // AT_A_LOOK)
+        self._looks += 1
 
         def read(path: Path, attempt: int, rank: int, _: list[str]) -> RankTrace:
             then, size, found = self._ends.get(path, (0, -1, RankTrace(attempt=attempt, rank=rank)))
-            if then <= attempt:
+            is_due = size < 0 or attempt < newest or self._is_over or rank % turns == self._looks % turns
+            if then <= attempt and is_due:
                 with suppress(OSError):
                     now = path.stat().st_size
                     if now != size:

@@ -24,10 +24,12 @@ from chaosrun.report.draw import draw
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.output import LeavingStream, has_colour, size_of
-from chaosrun.report.sentences import Told
+from chaosrun.report.sentences import Told, folded
 
 REDRAW_S = 0.2
 """At most this often: five times a second."""
+SPARING = 4.0
+"""So many times as long as a look took, the next one waits besides."""
 POLL_S = 0.1
 """How often files are looked at where nothing is drawn."""
 LASTING_EVENTS = frozenset(
@@ -99,9 +101,13 @@ class Display:
         elif told.event in LASTING_EVENTS:
             self._live.console.print(self._line(told), soft_wrap=True)
 
-    def refresh(self) -> None:
-        """Take in what is new, and show it."""
+    def refresh(self) -> float:
+        """Take in what is new, and show it. Returns when there is time again, after the pause between two looks: a look at many
+        ranks takes its time, and takes it from a machine that trains."""
+        began_s = time.monotonic()
         self._safely(self._show)
+        now_s = time.monotonic()
+        return now_s + SPARING * (now_s - began_s)
 
     def close(self) -> None:
         """Take in what is left; a terminal is as it was, but for the lines that last."""
@@ -136,7 +142,7 @@ class Display:
 
     def _take_in(self, *, whole: bool) -> None:
         if self._follower is not None:
-            for told in self._follower.poll() if whole else self._follower.poll_events():
+            for told in folded(self._follower.poll() if whole else self._follower.poll_events()):
                 self.say(told)
 
     def _line(self, told: Told) -> str:
@@ -193,8 +199,7 @@ class LiveProgress:
             except queue.Empty:
                 pass
             if time.monotonic() >= due_s:
-                self._display.refresh()
-                due_s = time.monotonic() + self._pause_s
+                due_s = self._display.refresh() + self._pause_s
         self._display.close()
 
     def _take_in(self, record: EventRecord) -> None:
@@ -239,8 +244,8 @@ def watch(run: RunLayout, *, stream: TextIO, terminal: bool, ended: Callable[[],
         while not over:
             # Asked first: what was written before the end is then there to be read.
             over = ended()
-            display.refresh()
+            due_s = display.refresh()
             if not over:
-                time.sleep(REDRAW_S if terminal else POLL_S)
+                time.sleep(max(0.0, due_s - time.monotonic()) + (REDRAW_S if terminal else POLL_S))
     finally:
         display.close()

@@ -1,8 +1,9 @@
 """What is told of a run as it goes: its journals' events, and what no file holds, as clauses for people."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
@@ -48,6 +49,8 @@ _NOTICES = {
 }
 """What a supervisor tells beside its journals."""
 _LONGEST_S = 1e9
+MOST_ALONE = 4
+"""So many ranks that end in the same way have a line each; more of them share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,25 @@ class Told:
         return {"leg": self.leg, "time_s": self.time_s, "sentence": self.sentence, "record": {**record, "leg": self.leg}}
 
 
+def folded(told: Iterable[Told]) -> Iterator[Told]:
+    """With ranks that ended in the same way, one after the other, in one line: a thousand lines of them hide what counts."""
+
+    def way(entry: Told) -> object:
+        event = entry.record
+        if not isinstance(event, WorkerExited):
+            return object()  # equal to nothing
+        return entry.leg, event.attempt, event.exit_code, event.signal, event.stopped
+
+    for _, group in groupby(told, way):
+        entries = list(group)
+        ends = [entry.record for entry in entries if isinstance(entry.record, WorkerExited)]
+        if len(ends) <= MOST_ALONE:
+            yield from entries
+            continue
+        words = f"attempt {ends[0].attempt}: {rank_list(end.rank for end in ends)} {_end_of_process(ends[0], several=True)}"
+        yield replace(entries[0], sentence=words)
+
+
 def sentence(event: JournalEvent) -> str:
     """One event as a clause, without the leg's name."""
     return _SENTENCES[type(event)](event)
@@ -117,13 +139,13 @@ def _starting(event: AttemptStarting) -> str:
     return f"attempt {event.attempt} starts from {event.resume or 'the beginning'}{how}"
 
 
-def _end_of_process(event: WorkerExited | FaultObserved) -> str:
+def _end_of_process(event: WorkerExited | FaultObserved, *, several: bool = False) -> str:
     if isinstance(event, WorkerExited) and event.stopped:
-        return "was stopped with its attempt"
+        return "were stopped with their attempt" if several else "was stopped with its attempt"
     if event.signal:
         return f"died of {signal_name(event.signal)}"
     if event.exit_code is None:
-        return "was lost with its node's fork server"
+        return "were lost with their node's fork server" if several else "was lost with its node's fork server"
     exited = f"exited with code {event.exit_code}"
     return {0: "ended", PREEMPTED_EXIT_CODE: f"left on notice: {exited}"}.get(event.exit_code, exited)
 

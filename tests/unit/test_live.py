@@ -20,7 +20,7 @@ from chaosrun.records.supervision import supervision
 from chaosrun.report import live as live_module
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.live import Display, LiveProgress, is_live_terminal, watch
-from chaosrun.report.sentences import Told, sentence
+from chaosrun.report.sentences import Told, folded, sentence
 from chaosrun.report.status import read_status, status_lines
 from tests.records import PlainTraceWriter
 from tests.terminal import Grid
@@ -113,6 +113,21 @@ def test_ranks_that_are_stopped_are_told_in_the_line_of_their_attempt() -> None:
         display.say(Told.of("chaos", event(**record)))
     first, second = stream.getvalue().splitlines()
     assert "rank 1 died of SIGKILL" in first and "stopped ranks 0 and 2" in second
+
+
+def test_many_ranks_that_end_in_the_same_way_share_a_line() -> None:
+    stopped = [{**CHAOS[5], "rank": rank, "stopped": True} for rank in range(100)]
+    done = [{**CHAOS[5], "rank": rank, "signal": None, "exit_code": 0} for rank in (0, 1, 2, *range(4, 20))]
+    records = [CHAOS[5], *stopped, CHAOS[7], *done, {**done[0], "attempt": 2}]
+    told = list(folded(Told.of("chaos", event(**record)) for record in records))
+    assert [entry.sentence for entry in told] == [
+        "attempt 1: rank 1 died of SIGKILL",
+        "attempt 1: ranks 0-99 were stopped with their attempt",
+        "attempt 1 stopped: fault F1; stopped ranks 0 and 2",
+        "attempt 1: ranks 0-2 and 4-19 ended",
+        "attempt 2: rank 0 ended",
+    ]
+    assert list(folded(told[:1] * 4)) == told[:1] * 4
 
 
 def test_every_event_has_its_sentence() -> None:

@@ -289,6 +289,14 @@ def test_rays_start_does_not_squeeze_the_timeline(run: RunLayout) -> None:
     assert Text(cold).said("course").count("before started, 3 workers") == 1
 
 
+def test_ranks_to_whom_nothing_happened_share_a_lane(tmp_path: Path) -> None:
+    few, many = (page_of(write_run(tmp_path / str(ranks), workers=ranks)).said("course") for ranks in (24, 30))
+    lanes = [re.findall(r"(?<!\+)\brank (\d+)\b", said.partition(" saved ")[0])[:24] for said in (few, many)]
+    assert lanes[0] == [str(rank) for rank in range(24)]
+    assert lanes[1][:3] == ["0", "1", "2"] and "3" not in lanes[1]
+    assert re.findall(r"\+\d+ ranks", few + many) == ["+27 ranks"]
+
+
 def test_losses_that_are_no_numbers_leave_gaps(run: RunLayout) -> None:
     for leg in ("reference", "chaos"):
         attempt = 1 if leg == "reference" else 4

@@ -10,6 +10,7 @@ from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
 from chaosrun.verify.compare import differing_keys
+from chaosrun.wording import listed, rank_list
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
@@ -77,9 +78,9 @@ def _where(source: Source) -> Iterator[tuple[str, str]]:
 def _nodes(leg: Leg) -> str:
     """Of the newest placement."""
     for record in reversed(leg.history.events(PlacementAcquired)):
-        told = [f"{node.address} (ranks {', '.join(map(str, node.ranks[:32]))})" for node in record.nodes.values()]
+        told = [f"{node.address} ({rank_list(node.ranks)})" for node in record.nodes.values()]
         more = "; more workers than cores" if record.oversubscribed else ""
-        return f"{', '.join(told[:16])}{more}"
+        return f"{listed(told, 16)}{more}"
     return ""
 
 

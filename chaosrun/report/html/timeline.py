@@ -24,7 +24,7 @@ from chaosrun.records.traces import SaveRecord
 from chaosrun.report.html.drawing import Mark, Scale, beneath, figure_mark, join, rules, text, ticks
 from chaosrun.report.html.page import Shown, since
 from chaosrun.report.html.source import Source
-from chaosrun.report.sentences import sentence
+from chaosrun.report.sentences import Told, folded, sentence
 from chaosrun.verify.lineage import Lineage
 from chaosrun.verify.recovery_times import from_first_attempt, pauses
 from chaosrun.wording import count, listed
@@ -33,6 +33,8 @@ LANE = 26.0
 HEAD = 24.0
 MOST_LANES = 24
 """Of more ranks, those that something happened to, and one lane for the others."""
+OTHERS = -1
+"""In the place of their rank."""
 NAME = 0.09
 """Share of the width that an attempt's number takes, on a phone; what finds no room is in the tables."""
 MOST_TOLD = 600
@@ -88,24 +90,26 @@ def timeline(source: Source) -> Shown | None:
     marks, left_out = _marks_of(source, clock)
     ranks = sorted({bar.rank for bar in bars} | {rank for rank, _ in marks if rank is not None})
     lanes = _lanes(ranks, {rank for rank, _ in marks if rank is not None})
-    place = {rank: HEAD + LANE * (number + 0.5) for number, rank in enumerate(lanes)}
-    saved_y = HEAD + LANE * (len(lanes) + 0.5)
+    others = len(ranks) - len(lanes)
+    bars = [bar for bar in bars if bar.rank in lanes] + _of_the_others([bar for bar in bars if bar.rank not in lanes])
+    place = {rank: HEAD + LANE * (number + 0.5) for number, rank in enumerate([*lanes, OTHERS] if others else lanes)}
+    saved_y = HEAD + LANE * (len(place) + 0.5)
     last_y = max(place.values(), default=HEAD)
     placed = [replace(mark, y=saved_y if rank is None else place.get(rank, last_y)) for rank, mark in marks]
     placed += [_attempt_mark(source, attempt, clock) for attempt in leg.attempts[:MOST_MARKS]]
     placed.sort(key=lambda mark: (mark.at, mark.y))
-    rows = len(lanes) + 1
+    rows = len(place) + 1
     bottom = HEAD + LANE * rows
     began = [(attempt.number, at) for attempt in leg.attempts if (at := _attempt_began(attempt, clock)) is not None]
     drawn = [
         rules([HEAD + LANE * number for number in range(rows + 1)]),
-        *_drawn_bars([bar for bar in bars if bar.rank in place], place, scale),
+        *_drawn_bars(bars, place, scale),
         *_heads(began, scale, bottom),
         *(figure_mark(mark, scale) for mark in placed),
         _clock_axis(scale, bottom + 18),
     ]
     labels = [text("0", 14, "attempt")]
-    labels += [text("0", y + 4, _lane_name(rank, ranks, lanes)) for rank, y in place.items()]
+    labels += [text("0", y + 4, f"+{count(others, 'rank')}" if rank == OTHERS else f"rank {rank}") for rank, y in place.items()]
     words = list(_told(leg.journal, clock))
     return {
         "axis": join([*labels, text("0", saved_y + 4, "saved")]),
@@ -124,15 +128,34 @@ def _followed(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Attempt | 
 
 
 def _lanes(ranks: list[int], busy: set[int]) -> list[int]:
+    """Ranks with a lane of their own; where there are more, the others share one."""
     if len(ranks) <= MOST_LANES:
         return ranks
-    return sorted([*sorted(busy), *(rank for rank in ranks if rank not in busy)][:MOST_LANES])
+    return sorted(busy)[: MOST_LANES - 1] or ranks[:1]
 
 
-def _lane_name(rank: int, ranks: list[int], lanes: list[int]) -> str:
-    if rank == lanes[-1] and len(ranks) > len(lanes):
-        return f"{rank} (of {len(ranks)})"
-    return f"rank {rank}"
+def _of_the_others(bars: Sequence[_Bar]) -> list[_Bar]:
+    """One for each attempt: from the first that began to the last that ended, training when all of them did."""
+    by_attempt: dict[int, list[_Bar]] = {}
+    for bar in bars:
+        by_attempt.setdefault(bar.attempt, []).append(bar)
+    found: list[_Bar] = []
+    for attempt, own in by_attempt.items():
+        end = max(bar.end for bar in own)
+        trains = max(bar.trains for bar in own)
+        # Of ranks that were rolled back; those that were lost with it had nothing to lose.
+        lost = max((bar.lost for bar in own if bar.lost < bar.end), default=end)
+        found.append(
+            _Bar(
+                rank=OTHERS,
+                attempt=attempt,
+                begin=min(bar.begin for bar in own),
+                trains=trains,
+                lost=max(trains, lost),
+                end=end,
+            )
+        )
+    return found
 
 
 def _times(journal: Sequence[JournalEvent]) -> Times:
@@ -309,5 +332,6 @@ def _own_saves(attempt: Attempt) -> Mapping[int, Sequence[SaveRecord]]:
 
 
 def _told(journal: Sequence[JournalEvent], clock: Clock) -> Iterator[tuple[str, str]]:
-    for record in journal:
-        yield "before" if record.time_s < clock.began_s else since(clock.at(record.time_s)), sentence(record)
+    for told in folded(Told.of("", record) for record in journal):
+        at_s = told.time_s or 0.0
+        yield "before" if at_s < clock.began_s else since(clock.at(at_s)), told.sentence
