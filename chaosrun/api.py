@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result
-    from chaosrun.records.run_file import RunSummary
+    from chaosrun.records.run_file import Early, RunSummary
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.spec.command_line import TypedJob
@@ -107,6 +107,7 @@ def begin(
     root: Path | None = None,
     address: str | None = None,
     reference: str = "auto",
+    early: "Early" = "long",
 ) -> "SupervisorProcess":
     """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
     Raises as `submit` before anything starts."""
@@ -114,7 +115,7 @@ def begin(
     from chaosrun.supervise.run import create
 
     base = (default_root() if root is None else root).absolute()
-    return SupervisorProcess.tied(create(job, overrides, base, address, reference), address, program=PROGRAM)
+    return SupervisorProcess.tied(create(job, overrides, base, address, reference, early), address, program=PROGRAM)
 
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":

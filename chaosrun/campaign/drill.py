@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import read_run
+from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.source import load_job
 from chaosrun.supervise.drill import create_run, has_ended, lock_run
@@ -39,17 +39,20 @@ def submit(
     root: Path | None = None,
     address: str | None = None,
     reference: str = "auto",
+    early: Early = "long",
     on_event: Listener | None = None,
 ) -> RunResult:
     """Run one drill and return its verdict, whatever it is.
 
-    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `on_event`
-    gets every journal record with the key `leg` added. Raises UsageError or SpecError before anything starts, ResourcesError
-    when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left then, `resume` goes on.
+    `reference` is "auto" (use the cache), "fresh", or a run (id, unique prefix, "latest") whose reference is used. `early`
+    says of which jobs the chaos leg may end when all of its state is the reference's again: "always", "long" (of more than
+    1,000 steps), "never". `on_event` gets every journal record with the key `leg` added. Raises UsageError or SpecError before
+    anything starts, ResourcesError when no cluster can be had, InterruptedRunError on SIGINT and SIGTERM: no process is left
+    then, `resume` goes on.
     """
     with Interrupts() as interrupts:
         base = (default_root() if root is None else root).absolute()
-        return _carried_out(create(job, overrides, base, address, reference), base, address, on_event, interrupts)
+        return _carried_out(create(job, overrides, base, address, reference, early), base, address, on_event, interrupts)
 
 
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
@@ -105,10 +108,11 @@ def drill_on(
         return carry_out(run, root, None, on_record, interrupts, cluster=cluster, survey=survey)
 
 
-def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str) -> RunLayout:
+def new_run(root: Path, path: Path, overrides: Sequence[str], *, reference: str, early: Early = "always") -> RunLayout:
     """Plan a drill of the job file at `path`, under `root`/runs. Raises SpecError and UsageError, as `api.plan` does."""
     job = load_job(path, overrides)
-    return create_run(root, job, plan=make_plan(job.spec, job.trace), overrides=list(overrides), reference=reference)
+    plan = make_plan(job.spec, job.trace)
+    return create_run(root, job, plan=plan, overrides=list(overrides), reference=reference, early=early)
 
 
 def takes_agents(kinds: Iterable[str]) -> bool:

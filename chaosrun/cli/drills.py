@@ -18,6 +18,7 @@ from chaosrun.cli.options import (
     Quiet,
     Root,
     Run,
+    ToTheEnd,
     Verbose,
     WayIn,
     about,
@@ -35,6 +36,7 @@ from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
     from chaosrun.campaign.drill import RunResult
+    from chaosrun.records.run_file import Early
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
 
@@ -52,6 +54,7 @@ def submit(
         str,
         Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: make one; or a run id."),
     ] = "auto",
+    to_the_end: ToTheEnd = False,
     detach: Detach = False,
     root: Root = None,
     verbose: Verbose = False,
@@ -63,11 +66,12 @@ def submit(
     from chaosrun.report.live import progress
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    early: Early = "never" if to_the_end else "long"
+    wanted = {"overrides": changes, "root": root, "address": address, "reference": reference, "early": early}
     if detach or at_a_terminal():
-        process = api.begin(drilled, overrides=changes, root=root, address=address, reference=reference)
-        return _tied(process, detach, quiet, verbose, output)
+        return _tied(api.begin(drilled, **wanted), detach, quiet, verbose, output)
     with progress(quiet=quiet) as on_event:
-        result = api.submit(drilled, overrides=changes, root=root, address=address, reference=reference, on_event=on_event)
+        result = api.submit(drilled, **wanted, on_event=on_event)
     return _shown(result, output, quiet=quiet, verbose=verbose)
 
 

@@ -36,6 +36,9 @@ Drilled = Annotated[
     Path | None, Parameter(name="JOB", help="The job file (YAML), or a training script (.py); else a command after two dashes.")
 ]
 Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 faults.seed=7 'faults.schedule[0].rank=1'.")]
+ToTheEnd = Annotated[
+    bool, Parameter(help="Run every chaos leg to its end, also where all of its state is the undisturbed run's again.")
+]
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
 
 

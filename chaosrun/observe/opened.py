@@ -52,7 +52,7 @@ class FileWatch:
         self._earlier = earlier
         self._found = found
         self._told: set[str] = set()
-        self._caches = (*_caches(), *ours)
+        self._caches = (*caches(), *ours)
         self._kept: dict[tuple[int, int], tuple[TrainingTime, float]] = {}
         """By device and inode: left by another leg, and since renamed, added to or given other rights."""
         self._handlers: Mapping[str, Callable[..., None]] = {
@@ -174,7 +174,7 @@ def watch(earlier: Sequence[TrainingTime], record: Path, *, attempt: int, rank: 
     return watching
 
 
-def _caches() -> list[str]:
+def caches() -> list[str]:
     """Places of compilers and of Hugging Face, whose files are named by what they are made of; and of installed packages, which
     whoever installs others by hard links touches (their versions are compared by themselves)."""
     home, user = Path.home(), os.path.basename(str(Path.home()))

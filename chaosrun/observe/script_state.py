@@ -58,7 +58,7 @@ def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most:
         if id(value) in met:
             continue
         try:
-            text = _text(value)
+            text = text_of(value)
             held = [] if text is not None else list(itertools.islice((*_tensors_of(value), *children(value)), MOST_CHILDREN))
         except Exception:  # whatever an object of the script raises when it is looked at, the training must not hear of it
             met.add(id(value))
@@ -109,7 +109,7 @@ def is_own(module: str) -> bool:
     return module.partition(".")[0] not in LIBRARIES
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
     """A value that is compared as a whole; None of one that holds others, or is none of ours."""
     match value:
         case str() | bytes() if len(value) > LARGEST_BYTES:

@@ -19,6 +19,10 @@ class ObservedState:
         self._accelerator = accelerator
         self.registered: dict[str, Any] = {}
 
+    @property
+    def accelerator(self) -> Accelerator:
+        return self._accelerator
+
     def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Every parameter once: those the optimizers step, in their order, then the frozen ones."""
         names = {id(parameter): name for name, parameter in self._named("named_parameters")}

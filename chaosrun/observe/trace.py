@@ -16,6 +16,7 @@ from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
 from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, tensor_digests
+from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
 from chaosrun.records.codec import RECORDS_VERSION
@@ -239,14 +240,18 @@ class Observer:
             self._inspector.step()
         self._clear_window()
 
-    def checkpoint(self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str]) -> None:
-        """`changed`: what the save itself changed of the live state."""
+    def checkpoint(
+        self, step: int, name: str, *, duration_s: float, digests: Digests | None, changed: dict[str, str], own: OwnState
+    ) -> CheckpointRecord:
+        """`changed`: what the save itself changed of the live state. Returns the line that it writes."""
         hooks = tuple(self._state.hooks()) if changed else ()
         took_s = round(duration_s, 6)
         record = CheckpointRecord(
-            step=step, name=name, time_s=time.time(), duration_s=took_s, digests=digests, changed=changed, hooks=hooks
+            **{"step": step, "name": name, "time_s": time.time(), "duration_s": took_s, "digests": digests},
+            **{"changed": changed, "hooks": hooks, "own": own.digest, "unseen": own.unseen},
         )
         self._trace.write(record)
+        return record
 
     def end(self, position: Position, *, checkpoint: str | None) -> None:
         """The training is complete: digests of everything."""

@@ -9,8 +9,10 @@ from chaosrun.faults.points import FaultPoints
 from chaosrun.observe.opened import FileWatch
 from chaosrun.observe.team_files import TeamFiles
 from chaosrun.protocol.preemption import Preemption
+from chaosrun.protocol.settling import Settling
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import WorkerEnd
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class WorkerContext:
     faults: FaultPoints = field(init=False)
     heart: Heart = field(init=False, default_factory=Heart)
     preemption: Preemption = field(init=False)
+    settling: Settling = field(init=False)
     files: FileWatch | None = None
     """None in a leg that has none before it."""
     team_files: TeamFiles | None = None
@@ -39,10 +42,18 @@ class WorkerContext:
         self.leg = LegLayout(Path(self.order.leg_path), storage)
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
+        self.settling = Settling(self.order, self.leg)
 
     @property
     def training(self) -> "Session | ScriptTraining | None":
         return self.script or self.session
+
+    @property
+    def left(self) -> WorkerEnd | None:
+        """The end of a rank that left the training in order: on notice, or because its leg is decided."""
+        if self.preemption.left is not None:
+            return self.preemption.end()
+        return WorkerEnd(status=self.settling.left, exit_code=0) if self.settling.left else None
 
     @property
     def step(self) -> int:

@@ -13,7 +13,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.traces import LoaderWorkersRecord
+from chaosrun.records.traces import CheckpointRecord, LoaderWorkersRecord
 
 
 class Recorder(Steps):
@@ -22,6 +22,7 @@ class Recorder(Steps):
     def __init__(self, accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> None:
         super().__init__(state, context, accelerator.device)
         self._preemption = context.preemption
+        self._settling, self._state = context.settling, state
         self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, self.faults, self.heart)
         self._job: dict[str, Any] = {}
         self._unsettled: Position | None = None
@@ -43,6 +44,7 @@ class Recorder(Steps):
             position = self._checkpointer.restore(self.order.resume, job)
         self.start(position, self.observer.beginning(), entered_s=entered_s, restored=self._checkpointer.digests)
         self._preemption.meet()
+        self._settling.begin()
         if self.order.resume:
             self.faults.reach("restore.end", position.step)
         return position
@@ -61,8 +63,7 @@ class Recorder(Steps):
             self.heart.beat("fetch", self.done + 1)
             return
         self.heart.beat("settle", position.step)
-        if position.step % self.order.every_steps == 0:
-            self._checkpoint(position)
+        saved = self._checkpoint(position) if position.step % self.order.every_steps == 0 else None
         self.heart.beat("settled", position.step)
         self.faults.pace.step_done()
         self.faults.reach("step", position.step)
@@ -70,12 +71,14 @@ class Recorder(Steps):
             if self._checkpointer.newest_step != position.step:
                 self._checkpoint(position)
             self._preemption.leave(position.step)
+        if saved:
+            self._settling.look(saved)
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
         """The training is complete: a final checkpoint, and the digests of everything. Idempotent, and nothing when it was left
         on notice."""
-        if self.ended or self._preemption.left is not None:
+        if self.ended or self._preemption.left is not None or self._settling.left is not None:
             return
         self.settle()
         self._note_loader_workers(at_last=True)
@@ -93,10 +96,9 @@ class Recorder(Steps):
             self._noted_workers = workers
             self.observer.write(LoaderWorkersRecord(epoch=workers.epoch, workers=tuple(streams)))
 
-    def _checkpoint(self, position: Position) -> None:
+    def _checkpoint(self, position: Position) -> CheckpointRecord:
         started = time.monotonic()
         name = self._checkpointer.save(position, self._job)
         took_s = time.monotonic() - started
-        self.observer.checkpoint(
-            position.step, name, duration_s=took_s, digests=self._checkpointer.digests, changed=self._checkpointer.changed
-        )
+        about = {"digests": self._checkpointer.digests, "changed": self._checkpointer.changed}
+        return self.observer.checkpoint(position.step, name, duration_s=took_s, own=self._settling.own(self._state), **about)

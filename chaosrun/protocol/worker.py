@@ -82,10 +82,8 @@ def main(order: WorkerOrder, listen_fd: int | None) -> int:
             traceback.print_exc()
         end = _raised("raised", error, order)
     end = _unless_refused(end, context)
-    if context.preemption.left is not None:
-        # Whatever the script did after it.
-        end = context.preemption.end()
-    end = _unless_told(end, context)
+    # Whatever the script did after it had left.
+    end = _unless_told(context.left or end, context)
     try:
         _write_end(order, context, end)
     except OSError as error:
@@ -179,6 +177,7 @@ def _know_the_leg(context: WorkerContext) -> None:
     if order.by == "script":
         context.team_files = TeamFiles(order)
         context.team_files.install()
+    context.settling.listen()
     if order.earlier:
         record = leg.attempt(order.attempt).opened(order.rank)
         # Where the attempt stands, its reference's traces tell.

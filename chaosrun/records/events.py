@@ -12,8 +12,18 @@ from msgspec import Meta
 from chaosrun.records.codec import RECORDS_VERSION, Count, Record
 
 Outcome = Literal[
-    "completed", "user_error", "recovery_failed", "inexact_restore", "fault_missed", "resources", "timeout", "interrupted"
+    "completed",
+    "settled",
+    "differed",
+    "user_error",
+    "recovery_failed",
+    "inexact_restore",
+    "fault_missed",
+    "resources",
+    "timeout",
+    "interrupted",
 ]
+"""settled, differed: ended early, since its complete state was the reference's, or was not (`records.settled`)."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 EndCode = Literal[
     "failed_inside_chaosrun",
@@ -33,8 +43,10 @@ EndCode = Literal[
     "launcher_misused",
 ]
 """What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
-CONCLUSIVE: tuple[Outcome, ...] = ("completed", "inexact_restore")
+CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore")
 """How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
+TRAINED: tuple[Outcome, ...] = ("completed", "settled", "differed")
+"""How a leg ended that trained as far as it was asked to."""
 
 AttemptNumber = Annotated[int, Meta(gt=0, lt=10**9)]
 

@@ -89,6 +89,8 @@ class LegLayout:
         return self.faults / f"{fault}.outputs"
 
     environment = Below("environment.json")
+    repeats = Below("repeats.json")
+    """Of a reference that another whole leg was equal to: which run showed it."""
     checkpoints = Below("checkpoints", stored=True)
     staging = Below("staging", stored=True)
     quarantine = Below("quarantine", stored=True)

@@ -49,7 +49,7 @@ class WorkerEnd(Record, frozen=True, kw_only=True, omit_defaults=False):
     """How a rank ended, as it says itself: an exit code alone proves nothing (hazard P8)."""
 
     status: str
-    """returned, raised, exited, preempted."""
+    """returned, raised, exited, preempted; settled, differed."""
     exit_code: int
     completed: bool = False
     pid: int = 0

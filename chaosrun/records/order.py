@@ -12,6 +12,9 @@ from chaosrun.records.opened import TrainingTime
 DataResume = Literal["seedable", "plain", "skip", "stateful", "stateful_skip"]
 """How a restarted attempt finds its place in the data; see `protocol.strategies`."""
 
+Settle = Literal["", "watch", "stop", "go_on"]
+"""Nothing; writes down how it stands; ends where all is equal, and where it is not (stop) or only where it is (go_on)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOrder:
@@ -77,6 +80,10 @@ class WorkerOrder:
     """Of a command: the socket on which its ranks announce themselves; see `records.claims`."""
     survey: bool = False
     """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
+    settle: Settle = ""
+    """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.settling`."""
+    settle_after: int = 0
+    """The last step that an attempt before this one came to."""
     inspect: tuple[int, ...] = ()
     """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
     earlier: tuple[TrainingTime, ...] = ()

@@ -22,6 +22,10 @@ _R = TypeVar("_R", bound=Struct)
 Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
 
 
+Early = Literal["never", "long", "always"]
+"""When a chaos leg may end before its training does: of a job with many steps, of any, of none."""
+
+
 class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Where a run has its undisturbed leg from."""
 
@@ -63,6 +67,8 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     """The quantity in which they did first."""
     masked: tuple[str, ...] = ()
     """Loads in the script that do not count, as chaosrun restores: "torch.load, line 12"."""
+    early: Early = "never"
+    """Whether its chaos leg ends when all of its state is the reference's again."""
     confirmed: Count = 0
     """Undisturbed runs that were made again, and were equal."""
 

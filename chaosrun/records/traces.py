@@ -171,6 +171,10 @@ class CheckpointRecord(TraceRecord, frozen=True, kw_only=True, tag="checkpoint")
     """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
     hooks: tuple[str, ...] = ()
     """Of a save that changed something: the script's hooks."""
+    own: str = ""
+    """Of all that the script keeps beside it; "" where nobody looked. See `observe.own`."""
+    unseen: tuple[str, ...] = ()
+    """What it keeps that has no digest."""
 
     def __post_init__(self) -> None:
         if checkpoint_step(self.name) != self.step:

@@ -10,6 +10,7 @@ from chaosrun.faults.kind import PREEMPTED_EXIT_CODE
 from chaosrun.faults.observed import signal_name
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import (
+    TRAINED,
     AttemptStarted,
     AttemptStarting,
     AttemptStopped,
@@ -198,7 +199,7 @@ def _replaced(event: OutputsReplaced) -> str:
 def _finished(event: LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
     # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
-    saved = " at step" if outcome == "completed" else ", saved up to step"
+    saved = " at step" if event.outcome in TRAINED else ", saved up to step"
     needless = not message or outcome in ("completed", message)
     at = f"{saved} {event.final_step}" if event.final_step else ""
     return f"{outcome}{at}" + ("" if needless else f": {_first_line(message or '')}")

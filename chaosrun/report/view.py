@@ -148,8 +148,9 @@ class RunView:
 
     @property
     def status_words(self) -> str:
-        """ "INCONCLUSIVE: the script failed"; the status alone where that is all."""
-        return self.status if self.why is None else f"{self.status}: {self.why}"
+        """ "INCONCLUSIVE: the script failed", "PASS (settled at step 63 …)"; the status alone where that is all."""
+        settled = self.verdict.settled
+        return f"{self.status} ({settled})" if settled else self.status if self.why is None else f"{self.status}: {self.why}"
 
     @property
     def decided(self) -> bool:

@@ -133,6 +133,11 @@ class VerifySpec(Section):
         default=1,
         description="after a difference, run the reference again, so many times (true: once), to see whether it repeats itself",
     )
+    on_difference: Literal["stop", "go_on"] = Field(
+        default="stop",
+        description="of a drill that may end early: once the state of two checkpoints is not the reference's, stop, or go on "
+        "to the end",
+    )
 
 
 class JobSpec(Section):

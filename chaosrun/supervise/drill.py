@@ -30,11 +30,12 @@ from chaosrun.records.locks import is_locked, locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.run_file import Reference, RunInfo, claim, own_leg, read_object, read_run, recorded_leg, write_run
+from chaosrun.records.run_file import Early, Reference, RunInfo, claim, own_leg, read_object, read_run, recorded_leg, write_run
 from chaosrun.records.supervision import supervision
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
+from chaosrun.supervise import early
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
@@ -51,7 +52,9 @@ RESUMABLE = (None, "interrupted", "resources")
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
-def create_run(root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str) -> RunLayout:
+def create_run(
+    root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str, early: Early = "never"
+) -> RunLayout:
     """Make a run directory of its own and write down what is going to happen, before anything starts."""
     spec = job.spec
     run = RunLayout(new_folder(root / "runs", spec.name))
@@ -80,6 +83,7 @@ def create_run(root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], r
             storage_nonce=nonce,
             irreproducible=None,
             masked=job.masked,
+            early=early,
         ),
     )
     return run
@@ -183,8 +187,16 @@ class Drill:
         verdict = judge(self.run)
         if spec.verify.confirm and worth_confirming(verdict) and info.irreproducible is None:
             verdict = self._confirm(spec, verdict)
+        if verdict.exact and verdict.outcome == "completed":
+            self._note_repeated()
         write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())
         return verdict
+
+    def _note_repeated(self) -> None:
+        """Two whole runs were equal: later drills with this reference may end early."""
+        leg, cache = self._leg("reference"), ReferenceCache(self.root)
+        early.has_repeated(leg, self.run.run_id)
+        cache.note_repeated(read_run(self.run).reference.key or "", leg)
 
     def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
@@ -264,6 +276,7 @@ class Drill:
             return judge(self.run)
         found = undisturbed_difference(self._leg("reference"), self._leg("confirm"), spec)
         if found is None:
+            self._note_repeated()
             write_run(self.run, changed(info, confirmed=confirmed + 1))
             if confirmed + 1 < spec.verify.confirm:
                 self._remove(self._leg("confirm"))
@@ -295,7 +308,8 @@ class Drill:
         earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
-        template = replace(template, survey=self.survey, earlier=earlier)
+        settle = early.asked(spec, info.early, plan, self._leg("reference")) if name == "chaos" else ""
+        template = replace(template, survey=self.survey, earlier=earlier, settle=settle)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"

@@ -83,6 +83,13 @@ class ReferenceCache:
                 shutil.rmtree(incoming, ignore_errors=True)
                 raise
 
+    def note_repeated(self, key: str, leg: LegLayout) -> None:
+        """What `leg` says of its job's repeating itself is true of the cached one that it is, or was copied from."""
+        cached = LegLayout(self.root / "references" / key)
+        with self.locked():
+            if key and cached.journal.is_file() and cached.journal.read_bytes() == leg.journal.read_bytes():
+                shutil.copy2(leg.repeats, cached.repeats)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from replacing what is found here while it is copied."""
@@ -118,7 +125,8 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
     if source.checkpoints.exists():  # a script with checkpoints of its own has made none here
         _copy_folder(source.checkpoints / name, target.checkpoints / name)
     # The journal last: a leg with a journal that says "completed" is whole.
-    for file in (source.path / "inputs.json", source.environment, source.journal):
+    repeats = [source.repeats] if source.repeats.is_file() else []
+    for file in (source.path / "inputs.json", source.environment, *repeats, source.journal):
         shutil.copy2(file, target.path / file.name)
 
 

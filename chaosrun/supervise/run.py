@@ -32,7 +32,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_run
+from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.imports import not_there
@@ -84,7 +84,9 @@ def _lacking(job: Job, address: str | None) -> list[Problem]:
     return problems
 
 
-def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str) -> RunLayout:
+def create(
+    job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str, early: Early = "long"
+) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
     loaded, faults = plan(job, overrides, address=address)
@@ -97,7 +99,7 @@ def create(job: Path | TypedJob, overrides: Sequence[str], root: Path, address: 
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
-    return create_run(root, loaded, plan=faults, overrides=list(overrides), reference=reference)
+    return create_run(root, loaded, plan=faults, overrides=list(overrides), reference=reference, early=early)
 
 
 def carry_out(

@@ -21,7 +21,7 @@ from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_end, read_markers
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import RecoverySpec
-from chaosrun.supervise import lifecycle
+from chaosrun.supervise import early, lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
 from chaosrun.supervise.launchers import failure_of_launcher
@@ -74,8 +74,7 @@ class Supervisor:
         self._killed: list[int] = []
         self._stop_reason, self._stop_began_s = "", 0.0
         self._rest_until_s: float | None = None
-        self._looked_s = 0.0
-        self._attempt = 0
+        self._looked_s, self._attempt = 0.0, 0
         self.is_waiting_for_places = False
         """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
         self._observations = Observations(leg, plan, self._record)
@@ -117,7 +116,7 @@ class Supervisor:
             while True:
                 for action in actions:
                     if isinstance(action, lifecycle.Finish):
-                        return self._finish(action)
+                        return self._finish(early.ending(action, self._leg, self._attempt, self._template.world_size))
                     self._act(action)
                 event = self._next_event(state)
                 if isinstance(event, lifecycle.Stopped):
@@ -349,7 +348,8 @@ class Supervisor:
                 distributed_debug=action.distributed_debug,
             )
         )
-        orders = [self._order(action, rank, armed) for rank in range(self._template.world_size)]
+        settle = early.orders(self._template, self._leg, action.attempt, self._plan, self._observations.observed)
+        orders = [replace(self._order(action, rank, armed), **settle) for rank in range(self._template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:

@@ -69,7 +69,7 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
         resume_env={name: own.filled_in(value) for name, value in spec.resume.env.items()},
         outputs=(str(own.output), str(own.work)) if itself else (),
         prime_buckets=spec.prime_buckets,
-        reference_path=str(reference.resolve()) if reference and itself else None,
+        reference_path=str(reference.resolve()) if reference else None,
         seed=spec.seed,
         deterministic=spec.deterministic,
         threads=spec.threads,

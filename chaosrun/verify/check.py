@@ -74,6 +74,10 @@ class Drill:
     plan: FaultPlan
     opened_to_confirm: tuple[OpenedFile, ...] = ()
     """Files of other legs that the confirming leg read, where there is one."""
+    ended_early: int | None = None
+    """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
+    whole: int = 0
+    """The last step of the reference, where that is another one."""
     streams_count: bool = True
     """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from chaosrun.errors import ChaosrunError
-from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, steps
+from chaosrun.verify import corruption, evidence, finals, landed, premises, recovery, replicas, restored, settled, steps
 from chaosrun.verify.check import Check, Drill, inconclusive
 from chaosrun.verify.compare import Kind
 
 CHECKS: tuple[Callable[[Drill], Check], ...] = (
     premises.records,
     premises.completed,
+    settled.early_end,
     premises.reference,
     premises.environment,
     premises.own_files,
@@ -40,6 +41,10 @@ CHECKS: tuple[Callable[[Drill], Check], ...] = (
     finals.final_checkpoint,
 )
 
+OF_THE_END = (
+    *(finals.final_weights, finals.final_optimizer, finals.final_scheduler, finals.final_rng, finals.final_position),
+    *(finals.final_registered, finals.final_checkpoint),
+)
 OF_OUR_CHECKPOINTS = (
     restored.checkpointed_state,
     finals.final_scheduler,
@@ -59,7 +64,17 @@ PREMISES = frozenset({"records", "reference", "environment", "own_files", "repro
 
 REQUIRED = frozenset(
     {
-        *("records", "completed", "reference", "environment", "own_files", "faults_landed", "lineage", "resume_points"),
+        *(
+            "records",
+            "completed",
+            "early_end",
+            "reference",
+            "environment",
+            "own_files",
+            "faults_landed",
+            "lineage",
+            "resume_points",
+        ),
         *("data_order", "rng", "losses", "lr", "gradients", "parameters"),
         *("final_weights", "final_rng", "final_position", "final_checkpoint"),
     }
@@ -120,4 +135,6 @@ def _run(check: Callable[[Drill], Check], drill: Drill) -> Check:
         found = inconclusive("check_undecided", message=error.message, error=type(error).__name__)
     except Exception as error:  # the one place that must survive any defect of a check: it is reported, and never a PASS
         found = inconclusive("check_crashed", check=name, message=str(error), error=type(error).__name__)
+    if drill.ended_early is not None and found.status == "pass" and check in OF_THE_END:
+        found = replace(found, summary=f"at step {drill.ended_early}, where the leg was ended: {found.summary}")
     return replace(found, name=name)

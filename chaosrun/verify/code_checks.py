@@ -57,6 +57,14 @@ _ANY: Mapping[str, Row] = {
     "check_undecided": Row("could not be checked: {message}"),
     "records_lacking": Row("only {compared} of {of} records could be compared", ours("records are missing", likely=True)),
     "records_differ": Row("{what} differ in {differing} of {compared} records, first at {where}"),
+    "settled_unproven": Row(
+        "the leg ended at step {step} of {whole}, and that the rest follows is not shown: {problem}",
+        ours("a leg was ended too early", likely=True),
+        "`--to-the-end` runs the rest",
+    ),
+    "ended_at_a_difference": Row(
+        "the leg was ended at step {step} of {whole}, after the second checkpoint in a row that is not the reference's"
+    ),
     "end_not_recorded": Row("the {leg} leg has no end record of {who}", _NO_END),
     "no_attempt": Row("the chaos leg started no attempt", _NOT_FROM_THE_BEGINNING),
     "state_outside": Row(

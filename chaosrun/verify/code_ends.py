@@ -69,6 +69,17 @@ _VERDICTS: Mapping[str, Row] = {
         "bit-identical to the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
         nobody("the job came back exactly"),
     ),
+    "settled": Row(
+        "bit-identical to the undisturbed run up to step {step}, and in its complete state there on {ranks:rank}, "
+        "{faults:fault}; the rest, to step {whole}, follows{more}",
+        nobody("the job came back exactly: from there it does what the undisturbed run did"),
+        "the rest of the steps was not run; `--to-the-end` runs them",
+    ),
+    "settled_too_early": Row(
+        "at step {step} all that chaosrun digests was equal, and yet: {first}",
+        ours("an early verdict would have passed a job that fails: it keeps state that chaosrun does not see"),
+        "report this with the script; `--to-the-end` judges it rightly",
+    ),
     "within_tolerance": Row(
         "within the tolerance of the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
         nobody("the job came back within the tolerances that its job file allows"),

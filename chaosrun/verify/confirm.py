@@ -1,7 +1,7 @@
 """When a difference must not be blamed on recovery yet: whether a second undisturbed run is wanted, and what it says."""
 
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.events import CONCLUSIVE
+from chaosrun.records.events import CONCLUSIVE, TRAINED
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import LegLayout
 from chaosrun.spec.model import JobSpec
@@ -25,7 +25,7 @@ def worth_confirming(verdict: Verdict) -> bool:
     if verdict.outcome not in CONCLUSIVE or any(_injected(check) for check in verdict.checks):
         return False
     doubted = any(check.name in DOUBTFUL_REFERENCE and check.status == "inconclusive" for check in verdict.checks)
-    return (verdict.status == "FAIL" and verdict.outcome == "completed") or doubted
+    return (verdict.status == "FAIL" and verdict.outcome in TRAINED) or doubted
 
 
 def agreed_at_first(verdict: Verdict) -> bool:

@@ -66,6 +66,10 @@ def final_position(drill: Drill) -> Check:
 
 def final_checkpoint(drill: Drill) -> Check:
     """Both legs' final checkpoints hold what their manifests promise, and the manifests promise the same state."""
+    if drill.ended_early is not None:
+        found = _audited(drill.chaos, drill)
+        told = "files as the manifest promises; of the reference's checkpoint of this step the digests are kept, and compared"
+        return found if isinstance(found, Check) else passed(f"{len(found.files)} {told}", files=len(found.files))
     manifests: list[Manifest] = []
     for leg in (drill.reference, drill.chaos):
         found = _audited(leg, drill)

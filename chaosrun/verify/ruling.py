@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
-from chaosrun.records.events import FaultObserved
+from chaosrun.records.events import TRAINED, FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.order import DataResume
 from chaosrun.verify import libraries
 from chaosrun.verify.account import AttemptSummary
 from chaosrun.verify.check import Check, Drill
-from chaosrun.verify.checks import PREMISES, required
+from chaosrun.verify.checks import CHECKS, PREMISES, required, run_checks
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
@@ -22,6 +22,7 @@ from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.evidence import never_saves
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift
+from chaosrun.verify.settled import early_end, settled_step, up_to
 
 VerdictStatus = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -85,6 +86,7 @@ def rule(
         or _of_outcomes(drill.reference, drill.chaos, checks)
         or unfounded
         or drifted
+        or _of_control(checks, divergence, drill)
         or _of_failures(checks, divergence, drill)
         or _of_doubts(checks, drill)
         or _pass(drill, attempts, landed=landed)
@@ -120,7 +122,7 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
 def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Check]) -> Ruling | None:
     """A leg that did not complete settles the drill; a restore that chaosrun itself found inexact fails it."""
     for leg in (reference, chaos):
-        if leg.outcome == "completed":
+        if leg.outcome in (TRAINED if leg is chaos else ("completed",)):
             continue
         if leg.finished is None:
             damaged = any(check.code == "records_damaged" and not _only_missing(reference, chaos) for check in checks)
@@ -211,6 +213,21 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
     return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=_about(failing))
 
 
+def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
+    """A whole leg that failed after a step at which an early verdict would have passed it: chaosrun's own mistake, not to be
+    made again."""
+    failed = divergence or any(check.status == "fail" for check in checks)
+    step = settled_step(drill) if failed and drill.ended_early is None and drill.chaos.outcome == "completed" else None
+    if step is None or (divergence and divergence.step <= step):
+        return None
+    before = run_checks(up_to(drill, step), tuple(check for check in CHECKS if check is not early_end))
+    if any(check.status == "fail" for check in before):
+        return None
+    ruling = _of_failures(checks, divergence, drill)
+    first = ruling.headline or ruling.reason.sentence if ruling else ""
+    return Ruling(status="FAIL", reason=Cause.of("settled_too_early", step=step, first=first), place=ruling and ruling.place)
+
+
 def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
     """The batches that were done again, or left out, are the steps by which the end is off, or more than those."""
     direction = {"batches_repeated": 1, "batches_skipped": -1}.get(reason.code)
@@ -268,6 +285,9 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> R
     unseen = never_saves(drill) and len(attempts) > 1
     whose = "the script" if drill.by_script else "chaosrun"
     tested = f"saved and resumed by {whose}" if restored else "no checkpoint was restored, every attempt began at the beginning"
+    if drill.ended_early is not None:
+        about: dict[str, Any] = {"step": drill.ended_early, "whole": drill.whole, "ranks": drill.spec.workers, "faults": landed}
+        return Ruling(status="PASS", reason=Cause.of("settled", **about, more=f"; {tested}"))
     reason = Cause.of(
         "never_saves" if exact and unseen else "exact" if exact else "within_tolerance",
         because=None if restored or unseen else "never_restored",

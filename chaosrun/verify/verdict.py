@@ -26,6 +26,7 @@ from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus, rule
+from chaosrun.verify.settled import EARLY, up_to
 
 VERDICT_VERSION = 1
 REPLACED = (
@@ -82,7 +83,14 @@ class Verdict:
     @property
     def exact(self) -> bool:
         """A PASS in which every bit was compared: the job file may ask for less (`verify.losses`, `verify.weights`)."""
-        return self.code == "exact"
+        return self.code in ("exact", "settled")
+
+    @property
+    def settled(self) -> str | None:
+        """ "settled at step 63 of 81: complete state equal", of a leg that was ended there; see `verify.settled`."""
+        about = self.reason.params
+        at = f"settled at step {about['step']} of {about['whole']}" if self.code == "settled" else None
+        return at and f"{at}: complete state equal"
 
     def says(self, cause: str) -> bool:
         """Whether this is its cause: the code, or words of the sentence."""
@@ -119,6 +127,8 @@ def judge(run: RunLayout) -> Verdict:
     legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
     confirming = opened_files(recorded_leg(run, info, "confirm"), [])
     drill = Drill.of(legs[0], legs[1], spec, plan, confirming)
+    if drill.chaos.finished and drill.chaos.outcome in EARLY:
+        drill = up_to(drill, drill.chaos.finished.final_step)
     verdict = judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
     # A reference that was taken from the cache and is no longer the one that is judged by.
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]

@@ -18,6 +18,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.spec.model import JobSpec
 from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
+from chaosrun.verify.settled import EARLY, up_to
 from chaosrun.verify.verdict import judge_drill
 
 Break = Callable[[RunLayout], None]
@@ -26,7 +27,8 @@ Break = Callable[[RunLayout], None]
 def load(run: RunLayout) -> Drill:
     plan = FaultPlan.from_json(json.loads(run.plan_json.read_bytes()))
     spec = JobSpec.model_validate(json.loads(run.run_json.read_bytes())["spec"])
-    return Drill.of(read_leg(run.leg("reference")), read_leg(run.leg("chaos")), spec, plan)
+    drill = Drill.of(read_leg(run.leg("reference")), read_leg(run.leg("chaos")), spec, plan)
+    return up_to(drill, 8) if drill.chaos.outcome in EARLY else drill
 
 
 def checks_of(run: RunLayout) -> dict[str, Check]:
@@ -185,6 +187,7 @@ NEGATIVE: list[tuple[str, Break, str, str]] = [
         "head.bias",
     ),
     ("completed", trace("chaos", 4, only("end", drop)), "inconclusive", "no end record of rank 1"),
+    ("early_end", journal("chaos", only("leg.finished", put(outcome="settled"))), "inconclusive", "never shown to repeat"),
     ("completed", trace("chaos", 4, only("end", put(step=11))), "fail", "step 11 on rank 1"),
     ("completed", trace("reference", 1, only("end", put(step=0)), all_ranks), "inconclusive", "steps 0"),
     ("reference", trace("reference", 1, only("step", drop), all_ranks), "inconclusive", "recorded no step"),

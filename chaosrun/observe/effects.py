@@ -1,0 +1,105 @@
+"""What a script does to the world outside its process, where no digest looks: files that it writes, programs that it starts,
+services that it talks to. Told in words, the first of them; what chaosrun, accelerate's checkpoints and compilers' caches write
+does not count.
+
+Python tells of what it opens (`sys.addaudithook`), also in the processes that it forks; torch's and safetensors' own writers
+are wrapped; files that are open for writing, or mapped so, are looked up. Not seen: native code that opens, writes and closes.
+"""
+
+import functools
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from chaosrun.observe.opened import caches
+from chaosrun.records.layout import LegLayout
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+FILES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "sqlite3.connect")
+"""Events whose first argument is a path that is changed."""
+TALKING = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "socket.sendto")
+"""Events that count once the training has begun: what answers may answer otherwise each time."""
+WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
+WORDS_BYTES = 512
+
+
+class Effects:
+    """Of one rank and all that it forks."""
+
+    def __init__(self, leg: LegLayout, storage: str | None) -> None:
+        self._ours = tuple(f"{place}/" for place in (leg.path, os.path.realpath(leg.path), storage) if place)
+        self._output = tuple(f"{place}/" for place in (leg.output, os.path.realpath(leg.output)))
+        self._caches = tuple(caches())
+        self._words = mmap.mmap(-1, WORDS_BYTES)
+        """Shared with what is forked: the first effect; empty while there is none."""
+        self.has_begun = False
+        """The first batch is there."""
+
+    def begin(self) -> None:
+        """Listen from now on, to the end of the process."""
+        sys.addaudithook(self._hear)
+        for module, name in WRITERS:
+            if (writer := getattr(sys.modules.get(module), name, None)) is not None:
+                setattr(sys.modules[module], name, self._watched(writer))
+
+    def seen(self) -> Iterator[str]:
+        """The first effect that was heard of, and a file that is open for writing now."""
+        if words := self._words[:].rstrip(b"\0").decode(errors="replace"):
+            yield words
+        yield from (f"it holds {path} open for writing" for path in (*_open_for_writing(), *_mapped()) if self._counts(path))
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if flags & WRITING and self._counts(path):
+                self._note(f"it wrote {os.fsdecode(path)}")
+        elif event in FILES:
+            if self._counts(arguments[0]):
+                self._note(f"it changed {os.fsdecode(arguments[0])} ({event})")
+        elif event in TALKING and self.has_begun:
+            self._note(f"it talked to another process ({event})")
+
+    def _watched(self, writer: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(writer, updated=())
+        def watched(*arguments: Any, **options: Any) -> Any:
+            for path in [*arguments, *options.values()]:
+                if isinstance(path, str | os.PathLike) and self._counts(path):
+                    self._note(f"it wrote {os.fsdecode(path)}")
+            return writer(*arguments, **options)
+
+        return watched
+
+    def _counts(self, path: Any) -> bool:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False  # a descriptor, which was heard of when it was made
+        name = f"{os.path.abspath(os.fsdecode(path))}/"
+        if name.startswith(self._ours) and not name.startswith(self._output):
+            return False
+        return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name
+
+    def _note(self, words: str) -> None:
+        if not self._words[0]:
+            told = words.encode(errors="replace")[:WORDS_BYTES]
+            self._words[: len(told)] = told
+
+
+def _open_for_writing() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            flags = int(Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1].split()[0], 8)
+            if flags & os.O_ACCMODE and stat.S_ISREG(os.fstat(int(name)).st_mode):
+                path = os.readlink(f"/proc/self/fd/{name}")
+                if path.startswith("/"):
+                    yield path
+        except (OSError, IndexError):
+            continue  # closed meanwhile
+
+
+def _mapped() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if " rw-s " in line and " /" in line:
+            yield line.split(maxsplit=5)[5]

@@ -1,0 +1,91 @@
+"""Leaving when the leg is decided: after the last fault, at a checkpoint where every rank's complete state is the reference's,
+or is not for the second time. The verdict looks again (`verify.settled`); this only says when there is nothing to wait for.
+"""
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from chaosrun.observe.effects import Effects
+from chaosrun.observe.own import OwnState, own_state
+from chaosrun.observe.state import ObservedState
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.settled import DIFFERED, SETTLED, State, state_of
+from chaosrun.records.traces import CheckpointRecord, read_trace
+
+ENOUGH = 2
+"""Checkpoints at which the state differs: the second one shows where that leads."""
+
+
+class Decided(SystemExit):
+    """Goes up through the script, whose `finally` blocks and exit handlers are to run."""
+
+
+class Settling:
+    """Of one rank of one attempt."""
+
+    def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
+        self._order = order
+        undisturbed = order.leg != "chaos" and not order.inspect
+        looks = order.by == "chaosrun" and (undisturbed or bool(order.settle))
+        self._effects = Effects(leg, order.storage_path) if looks else None
+        self._reference: dict[int, CheckpointRecord] | None = None
+        self._environment: dict[str, str] = {}
+        self._differing = 0
+        self.left: str | None = None
+        """How the leg is decided that this rank has left."""
+
+    def listen(self) -> None:
+        """To what the script does outside its process, from its first line on."""
+        if self._effects:
+            self._environment = dict(os.environ)
+            self._effects.begin()
+
+    def begin(self) -> None:
+        """The training begins."""
+        if self._effects:
+            self._effects.has_begun = True
+
+    def own(self, state: ObservedState) -> OwnState:
+        """What the script keeps of its own, at a checkpoint."""
+        if self._effects is None:
+            return OwnState("", ())
+        effects = tuple(self._effects.seen())
+        # Of what is refused for this already nothing more need be known.
+        return OwnState("", effects) if effects else own_state(state, self._environment)
+
+    def look(self, saved: CheckpointRecord) -> None:
+        """Leave where that is decided. A collective: every rank calls it at the same checkpoint, and all leave or none."""
+        if not self._order.settle or saved.step <= self._order.settle_after:
+            return
+        states = self._gather(state_of(self._expected(saved.step), saved))
+        self._differing += "differs" in states
+        if self._order.settle == "watch":
+            return
+        if not self._differing and set(states) == {"equal"}:
+            self._leave(SETTLED)
+        if self._differing >= ENOUGH and self._order.settle == "stop":
+            self._leave(DIFFERED)
+
+    def _expected(self, step: int) -> CheckpointRecord | None:
+        if self._reference is None:
+            assert self._order.reference_path is not None
+            reference = LegLayout(Path(self._order.reference_path))
+            last, rank = max(reference.attempts(), default=1), self._order.rank
+            trace = read_trace(reference.attempt(last).trace(rank), last, rank, [])
+            self._reference = {saved.step: saved for saved in trace.checkpoints}
+        return self._reference.get(step)
+
+    def _gather(self, state: State) -> list[State]:
+        if self._order.world_size == 1:
+            return [state]
+        states: list[State] = ["unknown"] * self._order.world_size
+        torch.distributed.all_gather_object(states, state)
+        return states
+
+    def _leave(self, how: str) -> NoReturn:
+        self.left = how
+        raise Decided(0)

@@ -1,0 +1,68 @@
+"""When a chaos leg may end before its training does: what its attempts are told, and what their end is called.
+
+What "settled" rests on says docs/exactness.md; whether a leg that says so was right, `verify.settled`.
+"""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from msgspec import structs
+
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_end
+from chaosrun.records.order import Settle, WorkerOrder
+from chaosrun.records.run_file import Early
+from chaosrun.records.settled import DIFFERED, SETTLED
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.deaths import last_step
+from chaosrun.supervise.lifecycle import Finish
+from chaosrun.supervise.reference import final_step
+from chaosrun.verify.compare import exact_weights
+from chaosrun.verify.corruption import corrupts
+
+
+def orders(template: WorkerOrder, leg: LegLayout, attempt: int, plan: FaultPlan, observed: Collection[str]) -> dict[str, Any]:
+    """What the ranks of an attempt are told. Nothing while a fault may still strike: all of the plan, and all that was
+    injected, has to have been seen before."""
+    faults = {fault.id for fault in plan.faults}
+    if attempt == 1 or not template.settle or not faults or not faults <= {*observed}:
+        return {"settle": ""}
+    came_to = [last_step(leg, earlier, rank) for earlier in leg.attempts() for rank in range(template.world_size)]
+    return {"settle_after": max(came_to, default=0)}
+
+
+def ending(finish: Finish, leg: LegLayout, attempt: int, world_size: int) -> Finish:
+    """How a leg ended whose ranks completed it, or all left it because it was decided."""
+    ends = [read_end(leg.attempt(attempt), rank) for rank in range(world_size)] if finish.outcome == "completed" else []
+    how, step = {end.status for end in ends if end}, max((end.step for end in ends if end), default=0)
+    if how == {SETTLED}:
+        return structs.replace(finish, outcome="settled", message=f"settled at step {step}: complete state equal")
+    if how == {DIFFERED}:
+        return structs.replace(finish, outcome="differed", message=f"ended at step {step}: its state differs for good")
+    return finish
+
+
+LONG = 1000
+"""Steps of a job from which on a drill that is submitted ends early by itself."""
+
+
+def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> Settle:
+    """What the chaos leg of a run is told once its faults are over.
+
+    Nothing where no end is ever shown to follow: a script that resumes by itself keeps its place, its schedule and its loaders
+    where no digest looks; tolerances have no equal state; an injected corruption is looked for to the end.
+    """
+    if spec.by == "script" or not (exact_weights(spec.verify) and spec.verify.losses.exact) or corrupts(plan):
+        return ""
+    wanted = early == "always" or (early == "long" and final_step(reference) > LONG)
+    if not wanted or not reference.repeats.is_file():
+        return "watch"
+    return "stop" if spec.verify.on_difference == "stop" else "go_on"
+
+
+def has_repeated(reference: LegLayout, run_id: str) -> None:
+    """Write down that the job was run twice, from its first step to its last, and did the same."""
+    write_durably(reference.repeats, json.dumps({"v": 1, "run": run_id}).encode())

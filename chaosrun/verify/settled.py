@@ -1,0 +1,146 @@
+"""A chaos leg that ended before its training did: what it is compared with, and whether what it ended for is so.
+
+The rest of such a leg follows from what is known when, after the last fault, every rank's complete state is the reference's at
+the same step: the reference went on from this very state, and has been shown to repeat itself. docs/exactness.md has the
+argument; what it rests on is looked at here once more, from the records alone. Pure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.codec import changed
+from chaosrun.records.events import FaultObserved
+from chaosrun.records.history import LegHistory
+from chaosrun.records.position import Position
+from chaosrun.records.settled import State, state_of
+from chaosrun.records.traces import CheckpointRecord, EndRecord, RankTrace
+from chaosrun.verify.check import Check, Drill, inconclusive, passed
+from chaosrun.wording import listed
+
+EARLY = ("settled", "differed")
+
+
+def up_to(drill: Drill, step: int) -> Drill:
+    """The drill as far as both legs went together: each ends with the checkpoint of that step."""
+    legs = [_up_to(leg, step) for leg in (drill.reference, drill.chaos)]
+    whole = drill.reference_lineage.final_step
+    cut = Drill.of(legs[0], legs[1], drill.spec, drill.plan, drill.opened_to_confirm)
+    return replace(cut, ended_early=step, whole=whole)
+
+
+def _up_to(leg: LegHistory, step: int) -> LegHistory:
+    """Its last attempt alone is cut: what earlier ones did beyond that step is to be seen."""
+    if not leg.attempts:
+        return leg
+    last = leg.attempts[-1]
+    traces = {rank: _trace(trace, step) for rank, trace in last.traces.items()}
+    return replace(leg, attempts=(*leg.attempts[:-1], replace(last, traces=traces)))
+
+
+def _trace(trace: RankTrace, step: int) -> RankTrace:
+    saved = next((record for record in trace.checkpoints if record.step == step), None)
+    at = next((record for record in trace.steps if record.step == step), None)
+    end = None
+    if saved and saved.digests and at:
+        end = EndRecord(
+            step=step,
+            position=Position(epoch=at.epoch, batches=at.batches, step=step),
+            time_s=saved.time_s,
+            digests=saved.digests,
+            checkpoint=saved.name,
+            outside=trace.end.outside if trace.end else (),
+        )
+    return replace(
+        trace,
+        steps=tuple(record for record in trace.steps if record.step <= step),
+        buckets=tuple(record for record in trace.buckets if record.step <= step),
+        checkpoints=tuple(record for record in trace.checkpoints if record.step <= step),
+        end=end,
+    )
+
+
+def early_end(drill: Drill) -> Check:
+    """A leg that ended early had every right to: see `settled_problem`."""
+    step = drill.ended_early
+    if step is None:
+        return passed("the chaos leg ran to the end of the training")
+    if drill.chaos.outcome == "differed":
+        return inconclusive("ended_at_a_difference", step=step, whole=drill.whole)
+    if problem := next(_problems(drill, step), None):
+        return inconclusive("settled_unproven", step=step, whole=drill.whole, problem=problem)
+    saved = [_saved(drill.chaos, rank, step) for rank in drill.ranks]
+    values = sum(len(group) for record in saved if record and record.digests for group in record.digests.values())
+    summary = (
+        f"at step {step} of {drill.whole}, after the last fault, {values} digests on {len(saved)} ranks are the reference's"
+    )
+    return passed(f"{summary}, and the script keeps nothing else that is not", step=step, whole=drill.whole)
+
+
+def settled_step(drill: Drill) -> int | None:
+    """The step at which a leg that ran to its end could have ended; None where it never settled."""
+    attempt = drill.chaos.attempts[-1] if drill.chaos.attempts else None
+    steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints}) if attempt else []
+    for step in (step for step in steps if step > _came_to(drill) and step < drill.reference_lineage.final_step):
+        if "differs" in _states(drill, step):
+            return None
+        if next(_problems(drill, step, control=True), None) is None:
+            return step
+    return None
+
+
+def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str]:
+    """What keeps "the rest follows" from being shown at this step. `control`: of a whole leg, which is its own proof that the
+    job repeats itself."""
+    if drill.by_script or not drill.exact_weights or not drill.spec.verify.losses.exact:
+        yield "nothing says that its state is complete"
+    if not control and not drill.reference.layout.repeats.is_file():
+        yield "the job was never shown to repeat itself"
+    attempts = drill.chaos.attempts
+    late = _late(drill.plan, drill.chaos, attempts[-1].number)
+    if len(attempts) < 2 or late:
+        yield f"not all faults were over: {listed(late, 2) or 'none came before'}"
+    if step <= (came_to := _came_to(drill)):
+        yield f"an earlier attempt had come to step {came_to}"
+    if step >= (drill.whole or drill.reference_lineage.final_step):
+        yield "there was no step left"
+    if outside := [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]:
+        yield f"the training changes what nobody saves: {listed(outside, 2)}"
+    for rank, state in zip(drill.ranks, _states(drill, step), strict=True):
+        if state != "equal":
+            yield f"rank {rank}: {_why(drill, rank, step)}"
+
+
+def _late(plan: FaultPlan, chaos: LegHistory, last: int) -> list[str]:
+    """Faults that had not been seen before the last attempt began."""
+    over = {seen.fault for seen in chaos.events(FaultObserved) if seen.attempt < last}
+    return [fault.id for fault in plan.faults if fault.id not in over] or ([] if plan.faults else ["no fault was planned"])
+
+
+def _came_to(drill: Drill) -> int:
+    earlier = drill.chaos.attempts[:-1]
+    steps = (record.step for attempt in earlier for trace in attempt.traces.values() for record in trace.steps[-1:])
+    return max(steps, default=0)
+
+
+def _states(drill: Drill, step: int) -> list[State]:
+    return [state_of(_saved(drill.reference, rank, step), _saved(drill.chaos, rank, step)) for rank in drill.ranks]
+
+
+def _saved(leg: LegHistory, rank: int, step: int) -> CheckpointRecord | None:
+    """What the last attempt saved at this step."""
+    trace = leg.attempts[-1].traces.get(rank) if leg.attempts else None
+    return next((saved for saved in trace.checkpoints if saved.step == step), None) if trace else None
+
+
+def _why(drill: Drill, rank: int, step: int) -> str:
+    expected, seen = (_saved(leg, rank, step) for leg in (drill.reference, drill.chaos))
+    if expected is None or seen is None or expected.digests is None or seen.digests is None:
+        return "no digests of its state"
+    if expected.digests != seen.digests:
+        return "its saved state is not the reference's"
+    if unseen := (*expected.unseen, *seen.unseen):
+        return f"it keeps what has no digest: {listed(list(dict.fromkeys(unseen)), 2)}"
+    if changed(expected, own="", time_s=0.0, duration_s=0.0) != changed(seen, own="", time_s=0.0, duration_s=0.0):
+        return "a save changes the training"
+    return "what the script keeps beside its checkpoints is not what it was"
