@@ -4,8 +4,6 @@ A plain class with async methods; `ray_cluster` makes a Ray actor of it. Events 
 `events` call waiting, which returns the moment there is something to tell. Imports neither ray nor torch and decides nothing:
 when to restart and what a death means is the supervisor's business. The one thing it does alone is cleaning up after a fork
 server that died.
-
-Events are those of `chaosrun.cluster.messages`: the fork server's, passed on, and that it died.
 """
 
 import asyncio
@@ -48,7 +46,7 @@ from chaosrun.cluster.messages import (
     line,
 )
 from chaosrun.cluster.stacks import read_activities, write_stacks
-from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError, UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.node_evidence import RankEnd
 from chaosrun.faults.outside import NodeProcesses, OutsideStrike, StrikeOrder
@@ -120,6 +118,8 @@ class NodeAgent:
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        self._over = 0
+        """The attempt that was told to have stopped, until the next is begun."""
 
     # Fork server
 
@@ -144,8 +144,7 @@ class NodeAgent:
             if server.key == key:
                 return await server.ready
             await self._close_server(server)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS)}
-        wanted = {**inherited, **env}
+        wanted = {**{name: value for name, value in os.environ.items() if not name.startswith(RAY_SETTINGS)}, **env}
         temporary = Path(tempfile.mkdtemp(prefix="ranks-", dir=env.get("TMPDIR") or self._folder()))
         self._server = server = await self._launch(key, wanted, temporary)
         after_imports = {name: wanted.get(name) for name in IMPORT_ENVIRONMENT}
@@ -236,6 +235,7 @@ class NodeAgent:
             case Stopped():
                 server.attempt = None
                 server.stopped.pop(event.attempt).set_result(event.killed)
+                self._over = event.attempt
                 self._events.put_nowait(event)
 
     async def _bury(self, server: Server) -> None:
@@ -254,13 +254,14 @@ class NodeAgent:
         message = f"the fork server on {platform.node()} ended {how}" + (f":\n{printed}" if printed else "")
         for waiting in (server.ready, server.started):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(ChaosrunError(message))
+                waiting.set_exception(RecoveryError(message))
         if server.attempt is not None:
             remove_shared_memory_leftovers(server.shared_memory)
             attempt, died_s, killed = server.attempt, time.time(), tuple(sorted(server.live))
             for rank in killed:
                 self._events.put_nowait(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
+            self._over = attempt
             self._events.put_nowait(Stopped(attempt=attempt, killed=killed))
         if not server.closing and server.ready.exception() is None:
             self._events.put_nowait(ServerLost(message=message))
@@ -282,12 +283,16 @@ class NodeAgent:
         """Fork the node's ranks of an attempt; its port is None unless `listen`.
 
         Starts a fork server again when it was lost. Raises ResourcesError when a log cannot be opened, or no process or
-        port be had; the attempt is over then, and the ranks that had been forked are dead.
+        port be had; the attempt is over then, and the ranks that had been forked are dead; RecoveryError when it was stopped
+        meanwhile.
         """
+        self._over = 0
         async with self._launching:
             await self._have_server()
             server = self._server
             assert server is not None
+            if self._over == attempt:
+                raise RecoveryError(f"attempt {attempt} was stopped before it could start on {platform.node()}")
             if server.attempt is not None:
                 raise ChaosrunError(f"attempt {server.attempt} is still running on {platform.node()}")
             loop = asyncio.get_running_loop()
@@ -302,10 +307,13 @@ class NodeAgent:
             return await started
 
     async def stop(self, attempt: int) -> Sequence[int]:
-        """SIGKILL all ranks of an attempt; returns those killed once every process of it is gone. Already over: none."""
+        """SIGKILL all ranks of an attempt; returns those killed once its processes are gone. Tells, too, if it never began."""
         server = self._server
         waiting = None if server is None else server.stopped.get(attempt)
         if server is None or waiting is None:
+            if self._over != attempt:
+                self._over = attempt
+                self._events.put_nowait(Stopped(attempt=attempt, killed=()))
             return ()
         self._send(server, Stop(attempt=attempt))
         return await asyncio.shield(waiting)
@@ -318,11 +326,11 @@ class NodeAgent:
         `listening`: only once it takes a SIGTERM for a notice; before it would die of it.
         """
         server = self._server
-        if server is None or server.attempt != attempt or rank not in server.live or rank not in server.ranks:
+        here = server is not None and server.attempt == attempt and rank in server.live
+        found = server.ranks.get(rank) if server is not None and here else None
+        if found is None or (listening and not catches(found, signal.SIGTERM)):
             return None
-        if listening and not catches(server.ranks[rank], signal.SIGTERM):
-            return None
-        return server.ranks[rank].pid, server.ranks[rank].start_ticks
+        return found.pid, found.start_ticks
 
     async def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
         """Do at once what faults say to ranks, or to this node; False for one whose rank is gone, and nothing was done.
@@ -384,8 +392,7 @@ class NodeAgent:
 
 
 def leave_with_the_raylet() -> None:
-    """End this process when its raylet does. Ray lets an actor live on then, and gives its place to another: ranks would train
-    twice. Call it once, in a running event loop."""
+    """End this process with its raylet: Ray would let it live on, and give its place to another. Call it in an event loop."""
     if is_raylet(os.getppid()):
         asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), os._exit, 1)
 

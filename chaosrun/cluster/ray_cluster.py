@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -280,9 +280,21 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                 agent.abandon()
             else:
                 agent.close(ending[node_id])
+        self._forget_old_events()
         group, self._group = self._group, None
         if group is not None:
             remove_placement_group(group)
+
+    def _forget_old_events(self) -> None:
+        """What agents have said that are no more: it would be taken for news of those in their places. Others' events stay."""
+        kept: list[tuple[str, object]] = []
+        with suppress(queue.Empty):
+            while True:
+                node, event = self.events.get_nowait()
+                if not node:
+                    kept.append((node, event))
+        for each in kept:
+            self.events.put(each)
 
     # Attempts
 

@@ -2,7 +2,6 @@
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +53,14 @@ class ClusterWorkers:
             self._cluster.release(lost=self._lost)
             self._lost.clear()
             self._leaving.clear()
-            self._forget_old_events()
+        try:
+            return self._acquire()
+        except RecoveryError:
+            # What had just been had has died meanwhile.
+            self._cluster.release(lost=self._cluster.agents.keys())
+            return self._acquire()
+
+    def _acquire(self) -> PlacementAcquired:
         try:
             placement = self._cluster.acquire(self._acquire_timeout_s, avoid=self._avoid)
         except ResourcesError as error:
@@ -179,17 +185,6 @@ class ClusterWorkers:
 
     def _agent_of(self, rank: int) -> AgentClient:
         return self._cluster.agents[self.node_of(rank)]
-
-    def _forget_old_events(self) -> None:
-        """What agents have said that are no more. What was given to `wake` stays."""
-        kept: list[tuple[str, object]] = []
-        with suppress(queue.Empty):
-            while True:
-                node, event = self._cluster.events.get_nowait()
-                if not node:
-                    kept.append((node, event))
-        for each in kept:
-            self._cluster.events.put(each)
 
     # What hangs
 

@@ -5,6 +5,7 @@ seen of it afterwards: the end of a node from the note of a witness there, its o
 is struck is known by pid and start time; the agent that forked it sends the signal. Decides nothing about attempts.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ class OutsideFaults:
         plan: FaultPlan,
         observations: Observations,
         workers: "ClusterWorkers",
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leg = leg
         self._observations = observations
@@ -74,12 +75,13 @@ class OutsideFaults:
 
     # The supervisor tells
 
-    def take_over(self, past: Iterable[JournalEvent]) -> None:
-        """Go on where a former supervisor of this leg ended: its clock, the nodes it had lost, what can be seen of its end."""
+    def take_over(self, past: Iterable[JournalEvent], now_s: float) -> None:
+        """Go on where a former supervisor of this leg ended: its clock, the nodes it had lost, what can be seen of its end.
+        `now_s`: wall clock, like the times in the journal."""
         planned = {fault.id: fault for fault in (*self._timed, *self._waited_for)}
         for record in past:
             if isinstance(record, AttemptStarted) and self._first_start_s is None:
-                self._first_start_s = record.time_s
+                self._first_start_s = self._clock() - max(0.0, now_s - record.time_s)
             elif isinstance(record, FaultObserved) and record.fault in planned:
                 self._avoid(planned[record.fault], (record.found or {}).get("node"))
         for fault in planned.values():
@@ -96,9 +98,9 @@ class OutsideFaults:
                 self._observations.see(fault.id, marker, how="node", found=note)
                 self._avoid(fault, note.node)
 
-    def attempt_started(self, attempt: int, started_s: float) -> None:
+    def attempt_started(self, attempt: int) -> None:
         if self._first_start_s is None:
-            self._first_start_s = started_s
+            self._first_start_s = self._clock()
         self._attempt, self._ending = attempt, None
         self._arrived.clear()
         self._claimed.clear()

@@ -78,7 +78,7 @@ class Supervisor:
         self.is_waiting_for_places = False
         """No event is read meanwhile: a KeyboardInterrupt raised into `run` ends the leg, `interrupt` would have to wait."""
         self._observations = Observations(leg, plan, self._record)
-        self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, workers=workers, clock=clock)
+        self.outside_faults = OutsideFaults(leg=leg, plan=plan, observations=self._observations, workers=workers)
         self._detector = HangDetector(
             workers=workers,
             leg=leg,
@@ -144,7 +144,7 @@ class Supervisor:
             patience_s = self.outside_faults.patience_s(TICK_S, running=running)
             raw = self.outside_faults.look(running=running) or self._workers.next_event(patience_s)
             event = None if raw is None else self._understand(*raw)
-            if (raw is None and patience_s >= TICK_S) or self._clock() > self._looked_s + TICK_S:
+            if (raw is None and patience_s >= TICK_S) or time.monotonic() > self._looked_s + TICK_S:
                 # Also while events keep coming that mean nothing to the leg.
                 self._look_at_clocks(state)
             if event is not None:
@@ -217,8 +217,8 @@ class Supervisor:
         self._record(recorded.DeathUnplanned(attempt=self._attempt, rank=failure.rank, **told))
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
-        self._looked_s = now = self._clock()
-        if self._deadline_s is not None and now > self._deadline_s:
+        self._looked_s = now = time.monotonic()  # the deadline is a time of day, which somebody may set; waits are not
+        if self._deadline_s is not None and self._clock() > self._deadline_s:
             self._deadline_s = None
             self._end("timeout", "the run's timeout has passed")
         if state.phase == "stopping" and now > self._stop_began_s + STOP_LIMIT_S:
@@ -252,7 +252,7 @@ class Supervisor:
             if isinstance(record, recorded.AttemptStarting):
                 self._pass_by(record.resume)
         self._observations.of_notes()
-        self.outside_faults.take_over(past)
+        self.outside_faults.take_over(past, self._clock())
         for fault, marker in read_markers(self._leg).items():
             if fault in self._observations.observed:
                 continue
@@ -280,14 +280,14 @@ class Supervisor:
             case lifecycle.Start():
                 self._start(action)
             case lifecycle.Stop():
-                self._stop_reason, self._stop_began_s = action.reason, self._clock()
+                self._stop_reason, self._stop_began_s = action.reason, time.monotonic()
                 self._workers.stop(action.attempt)
             case lifecycle.SetAside():
                 step = checkpoint_step(action.name)
                 if step is not None and (aside := self._store.set_aside(step, action.reason)):
                     self._record_quarantined(aside)
             case lifecycle.Rest():
-                self._rest_until_s = self._clock() + action.seconds
+                self._rest_until_s = time.monotonic() + action.seconds
 
     def _place(self) -> None:
         self.is_waiting_for_places = True
@@ -361,7 +361,7 @@ class Supervisor:
             # An agent died since the last attempt. That its node has stopped is told with its agent_lost.
             self._pending.append(lifecycle.AgentLost(message=error.message))
             return
-        self.outside_faults.attempt_started(action.attempt, self._clock())
+        self.outside_faults.attempt_started(action.attempt)
         self._detector.attempt_started(action.attempt, pids)
         self._record(recorded.AttemptStarted(attempt=action.attempt, pids=dict(pids), address=address))
         self._pending.append(lifecycle.Started())

@@ -80,6 +80,7 @@ class Simulation:
         self._pending = list(scenario.troubles)
         self._tear: list[Trouble] = [each for each in scenario.troubles if each.kind == "end_is_torn"]
         self._cutting = False
+        self._records = 0
         self.invariants = Invariants(self)
         self.world.after_each = self.invariants.check
         self.world.on_wait = self._at_wait
@@ -117,6 +118,8 @@ class Simulation:
             "chaosrun.cluster.agent.time": clock,
             "chaosrun.cluster.attempts.time": clock,
             "chaosrun.cluster.ray_cluster.time": clock,
+            "chaosrun.supervise.supervisor.time": clock,
+            "chaosrun.supervise.striking.OutsideFaults.__init__.__kwdefaults__": {"clock": world.monotonic},
             "chaosrun.cluster.ray_cluster.ray": Ray(self),
             "chaosrun.cluster.agent.identify": self._identify,
             "chaosrun.cluster.agent.catches": lambda identity, number: True,
@@ -243,6 +246,8 @@ class Simulation:
             self._came("disk_slow")
             slow_until_s = self._slow_until_s
             self.world.wait(lambda: False, min(0.3, slow_until_s - self.world.now))
+        if not self.is_supervisor_alive:
+            return
         for trouble in [t for t in self._pending if t.kind in ("killed_at_disk", "power_cut")]:
             if trouble.number <= self.disk.operations:
                 self._pending.remove(trouble)
@@ -268,7 +273,8 @@ class Simulation:
         if self.is_supervisor_alive:
             raise Killed
 
-    def _schedule(self) -> None:
+    def _schedule(self, record: int) -> None:
+        """What comes after this record of the journal."""
         acts: Mapping[str, Callable[[Trouble], None]] = {
             "rank_dies": lambda trouble: self._to_rank(trouble, lambda rank: rank.send(9)),
             "rank_leaves": lambda trouble: self._to_rank(trouble, lambda rank: rank.leave(0)),
@@ -284,7 +290,7 @@ class Simulation:
             "checkpoint_damaged": self._damage,
         }
         for trouble in list(self._pending):
-            if trouble.kind in acts:
+            if trouble.kind in acts and trouble.record == record:
                 self._pending.remove(trouble)
                 self.world.after(trouble.at_s, lambda trouble=trouble: self._do(trouble, acts[trouble.kind]))
 
@@ -341,7 +347,7 @@ class Simulation:
 
     def carry_out(self) -> tuple[str, str]:
         """Supervisors one after the other, until the leg has ended. Returns its outcome, or its error, and its message."""
-        self._schedule()
+        self._schedule(0)
         while True:
             self.supervisors += 1
             assert self.supervisors <= MOST_SUPERVISORS
@@ -353,7 +359,12 @@ class Simulation:
     def _supervise(self) -> tuple[str, str]:
         self.is_supervisor_alive = True
         self.world.tell(f"supervisor {self.supervisors} begins")
-        recovery = RecoverySpec(max_restarts=self.scenario.max_restarts, start_timeout=30.0, acquire_timeout=20.0)
+        recovery = RecoverySpec(
+            max_restarts=self.scenario.max_restarts,
+            hang_timeout=self.scenario.hang_timeout_s,
+            start_timeout=30.0,
+            acquire_timeout=20.0,
+        )
         spec = JobSpec.model_construct(env={}, seed=0, command=None, recovery=recovery)
         cluster = SimulatedCluster(self)
         workers = ClusterWorkers(cluster, spec)
@@ -385,6 +396,8 @@ class Simulation:
         about = {key: value for key, value in record.items() if key not in ("leg", "v", "event", "seq", "time_s")}
         self.world.tell(f"journal: {record['event']} {about}")
         self.invariants.recorded(record)
+        self._records += 1
+        self._schedule(self._records)
 
     def _after_a_kill(self) -> None:
         """What Ray does to the actors of a driver that is gone; and after a power cut, what the disk still holds."""

@@ -1,5 +1,6 @@
 """What the real code never may do, checked at every step of the world against what really happened there."""
 
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,7 +12,7 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.events import EVENTS, OUTCOMES, EventRecord
 from chaosrun.records.filesystem import Moment, Operation
 from chaosrun.records.history import history_of, journal_events
-from chaosrun.records.layout import checkpoint_name, checkpoint_step
+from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import Manifest
 from chaosrun.supervise.workers import LegResult
 from tests.simulation.ranks import SimulatedRank, rank_state
@@ -20,8 +21,11 @@ from tests.simulation.world import Violation
 if TYPE_CHECKING:
     from tests.simulation.drill import Simulation
 
-UNNOTICED = frozenset({"messages_late", "clock_jumps", "disk_slow", "supervisor_killed", "killed_at_disk", "power_cut"})
-"""Troubles that a leg has to take without ending in any way but a completed training."""
+RESTARTS = ("rank_dies", "rank_leaves", "rank_hangs", "end_is_torn", "server_dies", "agent_dies", "node_dies", "reply_lost")
+"""Troubles that cost a restart each; as many as it may make, a leg survives."""
+EXCUSES = ("disk_full", "agent_hangs")
+"""Troubles that may end a leg: nothing more can be written, or nobody answers any more. All others cost nothing."""
+SMALLEST_MANIFEST = 100
 
 
 def _plain(record: EventRecord) -> EventRecord:
@@ -79,13 +83,13 @@ class Invariants:
 
     def _complete(self, name: str) -> None:
         """Whatever is given a checkpoint's name was complete at that moment."""
-        step = checkpoint_step(name)
-        try:
-            assert step is not None
-            audit_directory(self._leg.checkpoints / name, step)
-        except InvalidCheckpointError as error:
-            if name not in self._damaged:
-                raise Violation("early_commit", error.message) from error
+        folder, step = self._leg.checkpoints / name, checkpoint_step(name)
+        ranks = range(self._simulation.scenario.workers)
+        wanted = {f"chaosrun-rank-{rank}.pt": rank_state(step or 0, rank) for rank in ranks}
+        wanted["model.safetensors"] = rank_state(step or 0, -1)
+        found = {each: (folder / each).read_bytes() if (folder / each).exists() else None for each in wanted}
+        if name not in self._damaged and (found != wanted or (folder / MANIFEST_NAME).stat().st_size < SMALLEST_MANIFEST):
+            raise Violation("early_commit", f"{name} is not whole: {sorted(os.listdir(folder))}")
 
     def restored(self, rank: SimulatedRank, name: str, manifest: Manifest) -> None:
         folder = self._leg.checkpoints / name
@@ -227,9 +231,15 @@ class Invariants:
         """All is over, and some seconds have passed."""
         self._nobody_lives("all is over")
         scenario = self._simulation.scenario
-        heavy = [kind for kind in self._simulation.fired if kind not in UNNOTICED]
-        if not heavy and outcome not in ("completed", "fault_missed"):
+        fired = self._simulation.fired
+        restarts = sum(fired.get(kind, 0) for kind in RESTARTS)
+        excused = any(kind in fired for kind in EXCUSES) or not any(node.is_alive for node in self._simulation.nodes)
+        if restarts <= scenario.max_restarts and not excused and outcome not in ("completed", "fault_missed"):
             raise Violation("without_cause", f"the leg ended as {outcome}, and nothing that happened accounts for it")
+        kinds = {fault.id: fault.kind for fault in scenario.faults}
+        died = {fault for fault in self._strikes if kinds[fault] not in ("stop", "hang")}
+        if not self._simulation.fired and (unseen := sorted(died - self._observed)):
+            raise Violation("unseen", f"{', '.join(unseen)} ended a rank each, and nobody says so")
         if outcome == "completed" and not self._simulation.fired:
             missing = sorted({fault.id for fault in scenario.faults if fault.required} - self._observed)
             if missing:

@@ -40,7 +40,9 @@ PLACES: tuple[Phase, ...] = (
 class Trouble:
     kind: TroubleKind
     at_s: float = 0.0
-    """Since the drill began."""
+    """Since the drill began, or since the record of the journal that `record` counts."""
+    record: int = 0
+    """0: of none."""
     number: int = 0
     """Of a wait of the supervisor, of an operation on its disk, of a rank or a node."""
     amount: float = 0.0
@@ -58,6 +60,7 @@ class Scenario:
     every: int
     keep: int
     max_restarts: int
+    hang_timeout_s: float | None
     faults: tuple[Fault, ...]
     troubles: tuple[Trouble, ...]
 
@@ -73,7 +76,7 @@ class Scenario:
             f"{self.workers} ranks on {self.nodes} nodes (+{self.spares}), {self.steps} steps, a checkpoint every {self.every}"
         )
         lines = [f"{fault.id}: {fault.describe()}" for fault in self.faults]
-        lines += [f"{t.kind} at {t.at_s:.3f} s, number {t.number}, amount {t.amount:.3f}" for t in self.troubles]
+        lines += [f"{t.kind}, {t.at_s:.3f} s after record {t.record}, {t.number}, {t.amount:.3f}" for t in self.troubles]
         return "\n  ".join([about, *lines])
 
 
@@ -91,6 +94,7 @@ def draw(seed: int) -> Scenario:
         every=every,
         keep=drawn.randint(1, 3),
         max_restarts=drawn.randint(1, 3),
+        hang_timeout_s=drawn.choice([None, 4.0, 4.0]),
         faults=_faults(drawn, max(workers, nodes), steps, every),
         troubles=tuple(_trouble(drawn) for _ in range(drawn.choice([0, 0, 1, 1, 1, 2, 2, 3, 4]))),
     )
@@ -137,4 +141,7 @@ def _trouble(drawn: random.Random) -> Trouble:
             amount = drawn.choice([0.1, 1.0, 10.0])
         case _:
             pass
-    return Trouble(kind=kind, at_s=at_s, number=number, amount=amount)
+    record = drawn.choice([0, drawn.randint(1, 40)])
+    if record:
+        at_s = drawn.choice([0.0, drawn.uniform(0.0, 0.02)])
+    return Trouble(kind=kind, at_s=at_s, record=record, number=number, amount=amount)

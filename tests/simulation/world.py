@@ -119,5 +119,6 @@ class World:
         when, _, act = heapq.heappop(self._events)
         self.now = max(self.now, when)
         act()
-        self.loop.drain()
+        if self.loop._ready:  # type: ignore[attr-defined]
+            self.loop.drain()
         self.after_each()

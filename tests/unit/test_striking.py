@@ -88,14 +88,14 @@ class Bench:
         self.journal.append(event, durable=durable)
 
     def start(self, attempt: int) -> None:
-        self.outside_faults.attempt_started(attempt, self.now)
+        self.outside_faults.attempt_started(attempt)
         self.journal.append(event("attempt.started", attempt=attempt, pids={}, address=""))
 
     def successor(self) -> None:
         past = journal_events(self.leg.journal)
         self.outside_faults = self._make()
         self.observations.observed = {event.fault for event in past if isinstance(event, FaultObserved)}
-        self.outside_faults.take_over(past)
+        self.outside_faults.take_over(past, self.now)
 
     def look(self, at_s: float, *, running: bool = True) -> tuple[str, AgentLost] | None:
         self.now = START_S + at_s
@@ -367,7 +367,7 @@ def test_a_fault_granted_before_its_supervisor_died_strikes_under_the_next(folde
     # In plan.json, and no more than that.
     bench.plan = FaultPlan(seed=0, faults=(timed("F1", 3.0),))
     bench.successor()
-    bench.outside_faults.attempt_started(2, bench.now)
+    bench.outside_faults.attempt_started(2)
     bench.look(3.1)
     assert bench.struck() == ["F1"]
 
