@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaosrun.cluster.event_log import EventLog
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
 from chaosrun.cluster.messages import (
     AgentEvent,
@@ -117,7 +118,7 @@ class NodeAgent:
         self._server: Server | None = None
         self._settings: tuple[dict[str, str], tuple[str, ...], str, int] | None = None
         self._launching = asyncio.Lock()
-        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        self._events = EventLog()
         self._over = 0
         """The attempt that was told to have stopped, until the next is begun."""
 
@@ -221,22 +222,22 @@ class NodeAgent:
                 server.ranks = {rank: identity for rank, identity in found.items() if identity is not None}
                 if server.started is not None:
                     server.started.set_result(event)
-                self._events.put_nowait(event)
+                self._events.tell(event)
             case Announced():
                 server.live[event.rank] = event.pid
                 server.ranks[event.rank] = ProcessIdentity(event.pid, event.start_ticks)
-                self._events.put_nowait(event)
+                self._events.tell(event)
             case LauncherFailed():
-                self._events.put_nowait(event)
+                self._events.tell(event)
             case Exited():
                 server.live.pop(event.rank, None)
                 server.ends[event.rank] = RankEnd(exit_code=event.exit_code, signal=event.signal)
-                self._events.put_nowait(event)
+                self._events.tell(event)
             case Stopped():
                 server.attempt = None
                 server.stopped.pop(event.attempt).set_result(event.killed)
                 self._over = event.attempt
-                self._events.put_nowait(event)
+                self._events.tell(event)
 
     async def _bury(self, server: Server) -> None:
         """After the end of a fork server: nothing of its attempt may live, and everybody who waits must hear of it."""
@@ -259,12 +260,12 @@ class NodeAgent:
             remove_shared_memory_leftovers(server.shared_memory)
             attempt, died_s, killed = server.attempt, time.time(), tuple(sorted(server.live))
             for rank in killed:
-                self._events.put_nowait(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
+                self._events.tell(Exited(attempt=attempt, rank=rank, pid=server.live[rank], died_s=died_s))
             server.stopped.pop(attempt).set_result(killed)
             self._over = attempt
-            self._events.put_nowait(Stopped(attempt=attempt, killed=killed))
+            self._events.tell(Stopped(attempt=attempt, killed=killed))
         if not server.closing and server.ready.exception() is None:
-            self._events.put_nowait(ServerLost(message=message))
+            self._events.tell(ServerLost(message=message))
 
     async def _close_server(self, server: Server) -> None:
         server.closing = True
@@ -313,7 +314,7 @@ class NodeAgent:
         if server is None or waiting is None:
             if self._over != attempt:
                 self._over = attempt
-                self._events.put_nowait(Stopped(attempt=attempt, killed=()))
+                self._events.tell(Stopped(attempt=attempt, killed=()))
             return ()
         self._send(server, Stop(attempt=attempt))
         return await asyncio.shield(waiting)
@@ -354,12 +355,9 @@ class NodeAgent:
 
     # Telling
 
-    async def events(self) -> list[AgentEvent]:
-        """What has happened since the last call, as soon as there is something."""
-        news = [await self._events.get()]
-        while not self._events.empty():
-            news.append(self._events.get_nowait())
-        return news
+    async def events(self, heard: int) -> list[AgentEvent]:
+        """What has happened after the first `heard` events, as soon as there is something."""
+        return await self._events.after(heard)
 
     async def info(self) -> AgentInfo:
         """Who this is: asked once, to see that it answers."""

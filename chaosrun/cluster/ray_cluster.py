@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -46,6 +46,7 @@ class Placement:
         return "127.0.0.1" if len(self.nodes) == 1 else next(iter(self.nodes.values())).address
 
 
+AGAIN_S = 0.2
 Sink = Callable[[str, NodeEvent], None]
 """Takes (node id, event); called from another thread."""
 
@@ -58,6 +59,8 @@ class AgentClient:
         self._handle = handle
         self._sink = sink
         self._closing = False
+        self._heard = 0
+        """Events of this agent so far."""
         self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
         self._pump.start()
 
@@ -111,15 +114,25 @@ class AgentClient:
         ray.kill(self._handle, no_restart=True)
 
     def _carry_events(self) -> None:
-        while True:
-            try:
-                events: list[AgentEvent] = ray.get(self.submit("events"))
-            except RayActorError as error:
-                if not self._closing:
-                    self._sink(self.node_id, AgentLost(message=_first_line(error)))
-                return
-            for event in events:
-                self._sink(self.node_id, event)
+        while self._take_events(self.submit("events", self._heard)):
+            pass
+
+    def _take_events(self, reference: Any) -> bool:
+        """Pass on what the agent has told; False when there will be nothing more."""
+        try:
+            events: list[AgentEvent] = ray.get(reference)
+        except ActorUnavailableError:
+            # Cut off, perhaps for a moment, and what it was telling is lost: it tells that again. Ray says when it is dead.
+            time.sleep(AGAIN_S)
+            return not self._closing
+        except RayActorError as error:
+            if not self._closing:
+                self._sink(self.node_id, AgentLost(message=_first_line(error)))
+            return False
+        self._heard += len(events)
+        for event in events:
+            self._sink(self.node_id, event)
+        return True
 
 
 def _first_line(error: Exception) -> str:

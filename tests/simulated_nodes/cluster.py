@@ -33,6 +33,7 @@ class SimulatedClient:
         self.node_id = node_id
         self._sink = sink
         self._closing = False
+        self._heard = 0
         self._asked: dict[int, Future[Any]] = {}
         self._number = 0
         self._lock = threading.Lock()
@@ -77,11 +78,12 @@ class SimulatedClient:
 
     def fetch_events(self) -> None:
         """Have one call waiting for events, as `AgentClient` has."""
-        self.submit("events").add_done_callback(self._take)
+        self.submit("events", self._heard).add_done_callback(self._take)
 
     def _take(self, answer: Future[Any]) -> None:
         if answer.exception() is not None:
             return
+        self._heard += len(answer.result())
         for event in answer.result():
             self._sink(self.node_id, event)
         self.fetch_events()

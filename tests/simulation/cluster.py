@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
-from chaosrun.cluster.messages import AgentLost
-from chaosrun.cluster.ray_cluster import AgentClient, Placement, RayCluster
+from chaosrun.cluster.ray_cluster import AGAIN_S, AgentClient, Placement, RayCluster
 from chaosrun.errors import ResourcesError
 from chaosrun.records.events import NodePlace
 from tests.simulation.nodes import SimulatedNode
 
 if TYPE_CHECKING:
     from tests.simulation.drill import Simulation
+
+
+REPEATABLE = frozenset({"events", "stop", "activities", "identify_rank"})
+"""Calls that may arrive twice: Ray itself repeats none, and what starts or strikes is not to be repeated by anybody."""
 
 
 class Reference:
@@ -77,7 +80,8 @@ class Method:
         handle.calls = [call for call in handle.calls if not call.is_done]
         handle.calls.append(reference)
         if simulation.is_supervisor_alive:
-            simulation.network.carry(handle.node, self._name, lambda: self._arrive(reference, arguments))
+            for _ in range(simulation.network.copies(handle.node, self._name)):
+                simulation.network.carry(handle.node, self._name, lambda: self._arrive(reference, arguments))
         return reference
 
     def _arrive(self, reference: Reference, arguments: tuple[Any, ...]) -> None:
@@ -124,6 +128,9 @@ class Network:
     def carry(self, node: SimulatedNode, what: str, arrive: Callable[[], None]) -> None:
         late_s = self._simulation.late_s(node, what)
         self._simulation.world.after(self._random.uniform(0.0003, 0.003) + late_s, arrive)
+
+    def copies(self, node: SimulatedNode, what: str) -> int:
+        return 2 if what in REPEATABLE and self._simulation.sends_twice(node, what) else 1
 
     def loses(self, node: SimulatedNode, what: str) -> bool:
         return self._simulation.loses_reply(node, what)
@@ -182,39 +189,38 @@ class Pump:
 
     def __init__(self, client: "SimulatedClient") -> None:
         self._client = client
-        self._ask()
+        self.ask()
 
     def join(self, timeout: float) -> None:
         pass
 
-    def _ask(self) -> None:
-        reference = self._client.submit("events")
-        reference.on_done = lambda: self._take(reference)
+    def ask(self) -> None:
+        self._client.ask(self._take)
 
     def _take(self, reference: Reference) -> None:
-        client = self._client
-        try:
-            events = reference.get()
-        except RayActorError as error:
-            if not client.is_closing:
-                client.sink(client.node_id, AgentLost(message=str(error)))
-            return
-        for event in events:
-            client.sink(client.node_id, event)
-        self._ask()
+        world = self._client.simulation.world
+        if self._client.takes(reference):
+            world.after(AGAIN_S if reference.error else 0.0, self.ask)
 
 
 class SimulatedClient(AgentClient):
     def __init__(self, handle: Handle, sink: Callable[[str, Any], None]) -> None:
         self.node_id = handle.node.name
+        self.simulation = handle.simulation
         self._handle = handle
-        self.sink = self._sink = sink
+        self._sink = sink
         self._closing = False
+        self._heard = 0
         self._pump: Any = Pump(self)
 
-    @property
-    def is_closing(self) -> bool:
-        return self._closing
+    def ask(self, on_done: Callable[[Reference], None]) -> None:
+        """For events."""
+        reference = self.submit("events", self._heard)
+        reference.on_done = lambda: on_done(reference)
+
+    def takes(self, reference: Reference) -> bool:
+        """Whether there may be more after this answer."""
+        return self._take_events(reference)
 
 
 class SimulatedCluster(RayCluster):

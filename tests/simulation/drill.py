@@ -76,6 +76,7 @@ class Simulation:
         self._full_until_s = -1.0
         self._slow_until_s = -1.0
         self._late: list[tuple[float, float, float, str]] = []
+        self._twice: list[tuple[float, float, str]] = []
         self._lose: list[Trouble] = [each for each in scenario.troubles if each.kind == "reply_lost"]
         self._pending = list(scenario.troubles)
         self._tear: list[Trouble] = [each for each in scenario.troubles if each.kind == "end_is_torn"]
@@ -112,7 +113,7 @@ class Simulation:
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         world = self.world
-        clock = SimpleNamespace(time=world.wall, monotonic=world.monotonic)
+        clock = SimpleNamespace(time=world.wall, monotonic=world.monotonic, sleep=lambda seconds: None)
         replaced: Mapping[str, Any] = {
             "chaosrun.records.markers.time": clock,
             "chaosrun.cluster.agent.time": clock,
@@ -215,6 +216,13 @@ class Simulation:
                 return True
         return False
 
+    def sends_twice(self, node: SimulatedNode, what: str) -> bool:
+        now = self.world.now
+        twice = any(begins <= now < begins + lasts and name == node.name for begins, lasts, name in self._twice)
+        if twice:
+            self._came("messages_twice")
+        return twice
+
     def _node(self, trouble: Trouble) -> SimulatedNode:
         return self.nodes[trouble.number % len(self.nodes)]
 
@@ -284,6 +292,7 @@ class Simulation:
             "agent_hangs": self._agent_hangs,
             "node_dies": self._node_dies,
             "messages_late": self._messages_late,
+            "messages_twice": self._messages_twice,
             "clock_jumps": self._clock_jumps,
             "disk_full": self._disk_full,
             "disk_slow": self._disk_slow,
@@ -321,6 +330,9 @@ class Simulation:
 
     def _messages_late(self, trouble: Trouble) -> None:
         self._late.append((self.world.now, self.world.now + 2.0, trouble.amount, self._node(trouble).name))
+
+    def _messages_twice(self, trouble: Trouble) -> None:
+        self._twice.append((self.world.now, trouble.amount, self._node(trouble).name))
 
     def _clock_jumps(self, trouble: Trouble) -> None:
         self.world.jumped_s += trouble.amount

@@ -17,6 +17,7 @@ TroubleKind = Literal[
     "agent_hangs",
     "node_dies",
     "messages_late",
+    "messages_twice",
     "reply_lost",
     "clock_jumps",
     "disk_full",

@@ -1,0 +1,23 @@
+"""Everything that an agent has told its supervisor: an answer that was lost on the way is asked for again."""
+
+import asyncio
+
+from chaosrun.cluster.messages import AgentEvent
+
+
+class EventLog:
+    def __init__(self) -> None:
+        self._events: list[AgentEvent] = []
+        self._news = asyncio.Event()
+
+    def tell(self, event: AgentEvent) -> None:
+        """Add it to the others."""
+        self._events.append(event)
+        self._news.set()
+
+    async def after(self, heard: int) -> list[AgentEvent]:
+        """All but the first `heard`, as soon as there is one."""
+        while len(self._events) <= heard:
+            self._news.clear()
+            await self._news.wait()
+        return self._events[heard:]
