@@ -160,13 +160,19 @@ class Observations:
         who = {"attempt": marker.attempt, "rank": marker.rank, "pid": marker.pid}
         self._record(FaultObserved(fault=fault, how=how, found=to_plain(found), **who, **ended))
 
-    def withdraw(self, fault: str, reason: str) -> None:
-        """Let a fault strike again that was claimed and cannot be shown to have struck."""
+    def withdraw(self, fault: str, reason: str) -> bool:
+        """Let a fault strike again that was claimed and cannot be shown to have struck. False when it cannot: others of its
+        group have been seen to strike, and it would wait for them. That it was missed is told when the next attempt is due."""
+        group = self._faults[fault].group if fault in self._faults else None
+        met = {each.id for each in self._faults.values() if group is not None and each.group == group and each.phase}
+        if fault in met and met & self.observed:
+            return False
         withdraw_marker(self._leg, fault)
         self._complete.clear()
         if fault in self.requested:
             self.requested.discard(fault)
             self._record(FaultWithdrawn(fault=fault, reason=reason))
+        return True
 
     def request(self, fault: str, marker: Marker, *, durable: bool = False) -> None:
         """Journal that a fault is about to strike, or has struck: what its marker says."""

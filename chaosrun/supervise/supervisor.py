@@ -253,19 +253,19 @@ class Supervisor:
                 self._pass_by(record.resume)
         self._observations.of_notes()
         self.outside_faults.take_over(past, self._clock())
-        for fault, marker in read_markers(self._leg).items():
-            if fault in self._observations.observed:
+        markers = read_markers(self._leg)
+        deaths = {fault: marker and exits.get((marker.attempt, marker.rank, marker.pid)) for fault, marker in markers.items()}
+        for exited in filter(None, deaths.values()):
+            # The journal ends between the death and what it meant.
+            self._observations.of_death(Exited.of(exited))
+        for fault, marker in markers.items():
+            if fault in self._observations.observed or deaths[fault]:
                 continue
-            exited = exits.get((marker.attempt, marker.rank, marker.pid)) if marker else None
-            if exited is None:
-                self._observations.withdraw(fault, "nobody saw it strike")
-                # The checkpoint of that very step, from which the fault could not be reached again.
-                step = marker.step if marker and marker.phase in COMMITTED else None
-                if step and (aside := self._store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
-                    self._record_quarantined(aside)
-            else:
-                # The journal ends between the death and what it meant.
-                self._observations.of_death(Exited.of(exited))
+            withdrawn = self._observations.withdraw(fault, "nobody saw it strike")
+            # The checkpoint of that very step, from which the fault could not be reached again.
+            step = marker.step if withdrawn and marker and marker.phase in COMMITTED else None
+            if step and (aside := self._store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
+                self._record_quarantined(aside)
         attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
         return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observations.observed))
 
