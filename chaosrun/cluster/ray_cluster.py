@@ -85,6 +85,10 @@ class AgentClient:
                 f"the agent on node {self.node_id[:8]} is gone: {_first_line(error)}", hint="did the node or its raylet die?"
             ) from error
 
+    def has_answered(self, reference: Any) -> bool:
+        """`collect` would not have to wait."""
+        return bool(ray.wait([reference], timeout=0)[0])
+
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
 

@@ -1,8 +1,10 @@
 """A leg's worker processes, as the supervisor sees them: places, starts, stops and events, on the agents of a RayCluster."""
 
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +23,19 @@ from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.model import JobSpec
 
+ANSWER_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Agents that have been asked what their ranks do."""
+
+    about: tuple[Path, int]
+    """Leg and attempt."""
+    calls: Sequence[tuple[AgentClient, Any]]
+    limit_s: float
+    """When all should have answered, monotonic."""
+
 
 class ClusterWorkers:
     """What a supervisor needs from a cluster. The same agents and fork servers serve one leg after the other."""
@@ -34,6 +49,7 @@ class ClusterWorkers:
         if spec.command:
             # It imports for itself what it needs.
             self._runs = {"preload": (), "target": command.TARGET}
+        self._asked: _Asked | None = None
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
         """Nodes that a fault is ending."""
@@ -189,21 +205,43 @@ class ClusterWorkers:
     # What hangs
 
     def activities(self, leg: LegLayout, attempt: int) -> Mapping[int, Activity] | None:
-        """What there is to see of every rank; None when that cannot be said now, because an agent has just died."""
-        return self._gather(lambda place: ("activities", str(leg.path), attempt, place.ranks))
+        """What there was to see of every rank when it was last asked for; and ask again. None when that cannot be said now: for
+        the first time, while a node has not answered, because an agent has just died.
+
+        Waits for nobody: deaths elsewhere are not to wait for one node that is slow. Raises ResourcesError for one that does
+        not answer within ANSWER_LIMIT_S.
+        """
+        asked, now_s = self._asked, time.monotonic()
+        if asked is not None and asked.about == (leg.path, attempt):
+            if now_s < asked.limit_s and not all(agent.has_answered(reference) for agent, reference in asked.calls):
+                return None
+            self._asked = None
+            found = self._collect(asked.calls, timeout_s=1.0)
+        else:
+            found = None
+        if (calls := self._ask(lambda place: ("activities", str(leg.path), attempt, place.ranks))) is not None:
+            self._asked = _Asked(about=(leg.path, attempt), calls=calls, limit_s=now_s + ANSWER_LIMIT_S)
+        return found
 
     def stacks(self, leg: LegLayout, attempt: int, *, wait_s: float) -> Mapping[int, RankStack] | None:
         """Have all live ranks write their stacks to their logs, and say where each is; None likewise."""
-        return self._gather(lambda place: ("stacks", str(leg.path), attempt, wait_s))
+        calls = self._ask(lambda place: ("stacks", str(leg.path), attempt, wait_s))
+        return None if calls is None else self._collect(calls, timeout_s=ANSWER_LIMIT_S)
 
-    def _gather(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> dict[int, Any] | None:
-        """What all agents say, by rank; None when one has died: an event tells that."""
-        placement = self._cluster.placement
+    def _ask(self, call: Callable[[NodePlace], tuple[Any, ...]]) -> list[tuple[AgentClient, Any]] | None:
+        """Every agent of the placement, all at once; None when one has died: an event tells that."""
+        placement, agents = self._cluster.placement, self._cluster.agents
         assert placement is not None, "acquire comes first"
         try:
-            agents = self._cluster.agents
-            asked = [(agents[node], agents[node].submit(*call(place))) for node, place in placement.nodes.items()]
-            answers = [agent.collect(reference, timeout_s=60.0) for agent, reference in asked]
+            return [(agents[node], agents[node].submit(*call(place))) for node, place in placement.nodes.items()]
+        except RecoveryError:
+            return None
+
+    @staticmethod
+    def _collect(calls: Sequence[tuple[AgentClient, Any]], *, timeout_s: float) -> dict[int, Any] | None:
+        """What all agents say, by rank; None likewise."""
+        try:
+            answers = [agent.collect(reference, timeout_s=timeout_s) for agent, reference in calls]
         except RecoveryError:
             return None
         return {rank: answer for answers_of_node in answers for rank, answer in answers_of_node.items()}

@@ -20,7 +20,7 @@ NODE = {"kind": "node", "rank": 9, "at_step": 6}
 
 def drill(folder: Path, *faults: dict[str, Any], **how: Any) -> tuple[Verdict, LegHistory, LegHistory]:
     """The verdict, the reference and the leg under faults."""
-    pace = Pace(steps=12, step_s=0.02, **how)
+    pace = Pace(steps=12, **{"step_s": 0.02, **how})
     job = write_job(folder, workers=NODES * RANKS_PER_NODE, pace=pace, faults=faults, every_steps=4)
     with SimulatedCluster(nodes=NODES, ranks_per_node=RANKS_PER_NODE, pace=pace) as cluster:
         run, verdict = carry_out_drill(folder, cluster, job)
@@ -43,6 +43,13 @@ def test_ranks_lost_are_started_again_and_the_legs_are_equal(tmp_path: Path, fau
     assert len(placed) == (2 if fault is NODE else 1)
     if fault is NODE:
         assert "node-002" in placed[0].nodes and "node-002" not in placed[1].nodes
+
+
+def test_no_death_waits_for_a_node_that_says_nothing(tmp_path: Path) -> None:
+    """Were it waited for, nobody would tell it to stop, and it would never answer."""
+    verdict, _, chaos = drill(tmp_path, KILL, slow="node-003", step_s=0.15)
+    assert verdict.status == "PASS", verdict.hint
+    assert len(chaos.attempts) == 2
 
 
 def test_a_rank_that_comes_back_wrong_is_a_difference(tmp_path: Path) -> None:

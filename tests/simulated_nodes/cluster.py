@@ -59,6 +59,9 @@ class SimulatedClient:
         except FutureTimeoutError as error:
             raise ResourcesError(f"the agent on node {self.node_id} did not answer within {timeout_s:.0f} s") from error
 
+    def has_answered(self, reference: Future[Any]) -> bool:
+        return reference.done()
+
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
 

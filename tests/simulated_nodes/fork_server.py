@@ -32,6 +32,7 @@ from chaosrun.cluster.messages import (
 from chaosrun.faults.node_evidence import EndNote, NamedProcess
 from chaosrun.faults.outside import StrikeOrder
 from chaosrun.processes import ProcessIdentity
+from chaosrun.records.heartbeat import Activity
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import write_note
 from tests.simulated_nodes.training import SimulatedRank, save, write_inputs
@@ -53,6 +54,8 @@ class Pace:
     """For a node to make a rank of a standby."""
     peers_raise: bool = False
     """A rank that loses a peer raises an error at once, as with gloo; else it waits, as with NCCL."""
+    slow: str | None = None
+    """A node whose agent says nothing of its ranks before their attempt is over."""
     wrong: int | None = None
     """A rank that trains on other batches after a restart."""
 
@@ -273,6 +276,12 @@ class SimulatedAgent(NodeAgent):
 
     async def info(self) -> AgentInfo:
         return AgentInfo(node_id=self._node_id, hostname=self._node_id, pid=self._pid, server_pid=None)
+
+    async def activities(self, leg_path: str, attempt: int, ranks: Sequence[int]) -> dict[int, Activity]:
+        world = self._worlds[leg_path, attempt]
+        while self._node_id == world.pace.slow and self._server is not None and self._server.attempt == attempt:
+            await asyncio.sleep(0.01)
+        return await super().activities(leg_path, attempt, ranks)
 
     async def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
         """Kinds "kill" and "node"."""

@@ -151,6 +151,10 @@ class Ray:
             raise GetTimeoutError("the call has timed out")
         return reference.get()
 
+    def wait(self, references: list[Reference], timeout: float) -> tuple[list[Reference], list[Reference]]:
+        assert timeout == 0
+        return [each for each in references if each.is_done], [each for each in references if not each.is_done]
+
     def kill(self, handle: Handle, *, no_restart: bool) -> None:
         assert no_restart
         if not self._simulation.is_supervisor_alive:
