@@ -8,6 +8,7 @@ import pytest
 from chaosrun.records.events import FaultObserved, PlacementAcquired, WorkerExited
 from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.verify.verdict import Verdict
+from tests.benchmarks.control_plane import measure_control_plane
 from tests.simulated_nodes.cluster import SimulatedCluster
 from tests.simulated_nodes.drill import carry_out_drill, write_job
 from tests.simulated_nodes.fork_server import Pace
@@ -56,3 +57,15 @@ def test_a_rank_that_comes_back_wrong_is_a_difference(tmp_path: Path) -> None:
     """The negative control: after the restart one rank trains on other batches."""
     verdict, _, _ = drill(tmp_path, KILL, wrong=7)
     assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.hint
+
+
+@pytest.mark.nightly
+def test_a_thousand_ranks_cost_the_supervisor_no_more_a_rank_than_sixty_four() -> None:
+    by_ranks = measure_control_plane(1, print)
+    assert not [failure for each in by_ranks for failure in each.failures]
+    _, some, many = by_ranks
+    assert (some.ranks, many.ranks) == (64, 1000)
+    for loss, cpu in many.recovery_cpu.items():
+        fewer = some.per_rank(some.recovery_cpu[loss]).median
+        more = many.per_rank(cpu).median
+        assert fewer and more and more < 1.5 * fewer, loss

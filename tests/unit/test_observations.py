@@ -1,0 +1,48 @@
+"""What a supervisor makes of deaths, by the markers of its faults."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from chaosrun.cluster.messages import Exited
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records import markers
+from chaosrun.records.layout import LegLayout
+from chaosrun.supervise.observations import Observations
+
+RANKS = 60
+
+
+@pytest.mark.parametrize("group", [None, f"faults.schedule[0] 3/{RANKS}"], ids=["one by one", "all at once"])
+def test_a_death_costs_the_same_among_many_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str | None) -> None:
+    leg = LegLayout(tmp_path)
+    faults = [Fault(id=f"F{n}", rank=n, phase="step", at_step=3, source="a", group=group) for n in range(RANKS)]
+    for fault in faults:
+        markers.write_marker(leg, fault.id, pid=5_000_000 + fault.rank, ticks=1, rank=fault.rank, attempt=1, group=group)
+    recorded: list[object] = []
+    seen = Observations(leg, FaultPlan(seed=0, faults=tuple(faults)), lambda event, durable=True: recorded.append(event))
+    read: list[Path] = []
+    real = markers._read
+
+    def counted(path: Path, decoder: object) -> object:
+        read.append(path)
+        return real(path, decoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(markers, "_read", counted)
+    for rank in range(RANKS):
+        exited = Exited(attempt=1, rank=rank, pid=5_000_000 + rank, signal=9, died_s=time.time())
+        assert seen.of_death(exited) == f"F{rank}"
+    assert len(seen.observed) == RANKS
+    # Its own marker, note and end record; of a group once those of all.
+    assert len(read) <= 3 * RANKS + (RANKS if group else 0)
+
+
+def test_a_death_is_of_no_fault_of_another_rank_or_process(tmp_path: Path) -> None:
+    leg = LegLayout(tmp_path)
+    fault = Fault(id="F1", rank=1, phase="step", at_step=3, source="a")
+    markers.write_marker(leg, "F1", pid=5_000_001, ticks=1, rank=1, attempt=1)
+    seen = Observations(leg, FaultPlan(seed=0, faults=(fault,)), lambda event, durable=True: None)
+    for rank, pid, attempt in ((0, 5_000_001, 1), (1, 5_000_002, 1), (1, 5_000_001, 2)):
+        exited = Exited(attempt=attempt, rank=rank, pid=pid, signal=9, died_s=time.time())
+        assert seen.of_death(exited) is None
