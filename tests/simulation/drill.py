@@ -118,6 +118,7 @@ class Simulation:
             "chaosrun.records.markers.time": clock,
             "chaosrun.cluster.agent.time": clock,
             "chaosrun.cluster.attempts.time": clock,
+            "chaosrun.cluster.workers.time": clock,
             "chaosrun.cluster.ray_cluster.time": clock,
             "chaosrun.supervise.supervisor.time": clock,
             "chaosrun.supervise.striking.OutsideFaults.__init__.__kwdefaults__": {"clock": world.monotonic},
