@@ -4,6 +4,7 @@ Pure values. A check is a function `(Drill) -> Check`; the list of them is in `c
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.codes import Cause
-from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, compare, compared_fields, exact_weights
+from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights
 from chaosrun.verify.lineage import Lineage, lineage
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
@@ -72,6 +73,8 @@ class Drill:
     chaos_lineage: Lineage
     spec: JobSpec
     plan: FaultPlan
+    apart: Mapping[int, AbstractSet[int]]
+    """By rank, steps of which some attempt of the chaos leg has a record that is not the reference's in everything."""
     opened_to_confirm: tuple[OpenedFile, ...] = ()
     """Files of other legs that the confirming leg read, where there is one."""
     ended_early: int | None = None
@@ -90,14 +93,16 @@ class Drill:
         plan: FaultPlan,
         opened_to_confirm: tuple[OpenedFile, ...] = (),
     ) -> "Drill":
+        expected = lineage(reference)
         drill = cls(
             reference=reference,
             chaos=chaos,
-            reference_lineage=lineage(reference),
+            reference_lineage=expected,
             chaos_lineage=lineage(chaos),
             spec=spec,
             plan=plan,
             opened_to_confirm=opened_to_confirm,
+            apart=_apart(expected, chaos),
         )
         return replace(drill, streams_count=not (drill.by_script and (drill._streams_rest() or drill._numbers_agree())))
 
@@ -154,6 +159,16 @@ class Drill:
     def opened(self) -> tuple[tuple[str, tuple[OpenedFile, ...]], ...]:
         """Files of other legs that each leg read."""
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
+
+
+def _apart(expected: Lineage, chaos: LegHistory) -> dict[int, set[int]]:
+    """What is not alike is compared field by field, and nothing else has to be."""
+    found: dict[int, set[int]] = {}
+    for trace in chaos.traces:
+        held = expected.steps.get(trace.rank, {})
+        steps = (seen.step for seen in trace.steps if seen.step in held and not alike(held[seen.step], seen))
+        found.setdefault(trace.rank, set()).update(steps)
+    return found
 
 
 def streams_apart(check: Check, drill: Drill) -> Check:

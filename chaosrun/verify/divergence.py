@@ -206,7 +206,8 @@ def _in_step(moment: Moment, fields: Sequence[Field] = ()) -> Divergence | None:
         mismatches = [
             mismatch
             for rank, record in moment.records.items()
-            if (expected := drill.reference_lineage.at(rank, moment.step))
+            if moment.step in drill.apart[rank]
+            and (expected := drill.reference_lineage.at(rank, moment.step))
             and (mismatch := compare(field, expected, record, drill.chaos, drill.losses_of(record)))
         ]
         if mismatches:

@@ -21,7 +21,7 @@ class Lineage:
 
     @property
     def final_step(self) -> int:
-        return max((step for by_step in self.steps.values() for step in by_step), default=0)
+        return max((max(by_step, default=0) for by_step in self.steps.values()), default=0)
 
     def at(self, rank: int, step: int) -> StepRecord | None:
         return self.steps.get(rank, {}).get(step)

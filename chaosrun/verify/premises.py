@@ -179,7 +179,7 @@ def reproducible(drill: Drill) -> Check:
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
     for expected_step, step in _pairs(drill, first):
         compared += damage is None or step.step <= damage.clean_step
-        for field in drill.fields:
+        for field in drill.fields if step.step in drill.apart[step.rank] else ():
             if damage and damage.may_show(first.number, step.step, field):
                 continue
             found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))

@@ -79,19 +79,17 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     first: Mismatch | None = None
     compared = 0
     differing = 0
-    for step in range(1, drill.reference_lineage.final_step + 1):
-        for rank in drill.ranks:
-            expected, seen = drill.reference_lineage.at(rank, step), drill.chaos_lineage.at(rank, step)
-            if expected is None or seen is None:
-                continue
-            compared += 1
-            found = [
-                mismatch
-                for field in fields
-                if (mismatch := compare(field, expected, seen, drill.chaos, drill.losses_of(seen))) is not None
-            ]
-            differing += bool(found)
-            first = first or (found[0] if found else None)
+    for rank in drill.ranks:
+        expected, seen = (each.steps.get(rank, {}) for each in (drill.reference_lineage, drill.chaos_lineage))
+        common = expected.keys() & seen.keys()
+        compared += len(common)
+        # Of the others it is known that nothing differs.
+        for step in common & drill.apart[rank] if common else ():
+            record = seen[step]
+            found = (compare(field, expected[step], record, drill.chaos, drill.losses_of(record)) for field in fields)
+            if mismatch := next(filter(None, found), None):
+                differing += 1
+                first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
     total = drill.reference_lineage.final_step * len(drill.ranks)
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:
