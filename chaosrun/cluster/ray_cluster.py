@@ -61,11 +61,15 @@ class AgentClient:
         self._closing = False
         self._heard = 0
         """Events of this agent so far."""
+        self._stop: tuple[Any, ...] | None = None
+        """What the last stop said, until the next start."""
         self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
         self._pump.start()
 
     def submit(self, method: str, *arguments: Any) -> Any:
         """Begin a call; `collect` waits for it. Lets several agents work at once."""
+        if method in ("start", "stop"):
+            self._stop = arguments if method == "stop" else None
         return getattr(self._handle, method).remote(*arguments)
 
     def collect(self, reference: Any, *, timeout_s: float) -> Any:
@@ -126,8 +130,11 @@ class AgentClient:
         try:
             events: list[AgentEvent] = ray.get(reference)
         except ActorUnavailableError:
-            # Cut off, perhaps for a moment, and what it was telling is lost: it tells that again. Ray says when it is dead.
+            # Cut off, perhaps for a moment: what it was telling it tells again; a stop, for which nobody waits, is repeated.
+            # When it is dead, Ray says so.
             time.sleep(AGAIN_S)
+            if self._stop is not None and not self._closing:
+                self.submit("stop", *self._stop)
             return not self._closing
         except RayActorError as error:
             if not self._closing:

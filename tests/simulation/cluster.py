@@ -30,6 +30,8 @@ class Reference:
 
     def __init__(self) -> None:
         self.is_done = False
+        self.is_lost = False
+        """On its way when a connection broke."""
         self.value: Any = None
         self.error: Exception | None = None
         self.on_done: Callable[[], None] = lambda: None
@@ -54,6 +56,15 @@ class Handle:
         self.calls: list[Reference] = []
         """Those without an answer."""
         node.on_agent_end.append(self._lose)
+        node.on_break.append(self._break)
+
+    def _break(self) -> None:
+        calls, self.calls = [call for call in self.calls if not call.is_done], []
+        for call in calls:
+            call.is_lost = True
+            unavailable = ActorUnavailableError("the connection was lost", None)
+            after_s = self.simulation.network.notices_after_s()
+            self.simulation.world.after(after_s, lambda call=call, error=unavailable: call.settle(error=error))
 
     def _lose(self) -> None:
         """Ray notices, and tells whoever waits for an answer."""
@@ -86,6 +97,8 @@ class Method:
 
     def _arrive(self, reference: Reference, arguments: tuple[Any, ...]) -> None:
         handle, world = self._handle, self._handle.simulation.world
+        if reference.is_lost:
+            return
         if not handle.is_alive:
             world.after(handle.simulation.network.notices_after_s(), lambda: reference.settle(error=actor_died(handle)))
             return
@@ -98,7 +111,7 @@ class Method:
 
     def _answer(self, reference: Reference, task: "asyncio.Task[Any]") -> None:
         handle, network = self._handle, self._handle.simulation.network
-        if not handle.is_alive or task.cancelled():
+        if not handle.is_alive or task.cancelled() or reference.is_lost:
             return
         handle.node.tasks.remove(task)
         if (raised := task.exception()) is not None:
@@ -215,6 +228,7 @@ class SimulatedClient(AgentClient):
         self._sink = sink
         self._closing = False
         self._heard = 0
+        self._stop = None
         self._pump: Any = Pump(self)
 
     def ask(self, on_done: Callable[[Reference], None]) -> None:

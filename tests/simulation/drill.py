@@ -195,7 +195,6 @@ class Simulation:
             if trouble.number == rank.rank:
                 self._tear.remove(trouble)
                 self._came("end_is_torn")
-                self.invariants.disturbed_rank(rank)
                 return True
         return False
 
@@ -274,7 +273,6 @@ class Simulation:
                 raise RankKilled
             raise Killed
         if self._acting is not None:
-            self.invariants.disturbed_rank(self._acting)
             raise RankKilled
         raise Killed
 
@@ -294,6 +292,7 @@ class Simulation:
             "node_dies": self._node_dies,
             "messages_late": self._messages_late,
             "messages_twice": self._messages_twice,
+            "connection_breaks": lambda trouble: self._node(trouble).break_connection(),
             "clock_jumps": self._clock_jumps,
             "disk_full": self._disk_full,
             "disk_slow": self._disk_slow,
@@ -314,7 +313,6 @@ class Simulation:
             each for each in self.processes.values() if each.is_alive and each.rank == trouble.number % self.scenario.workers
         ]
         if alive:
-            self.invariants.disturbed_rank(alive[-1])
             act(alive[-1])
 
     def _server_dies(self, trouble: Trouble) -> None:

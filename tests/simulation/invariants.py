@@ -1,6 +1,7 @@
 """What the real code never may do, checked at every step of the world against what really happened there."""
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from chaosrun.records.filesystem import Moment, Operation
 from chaosrun.records.history import history_of, journal_events
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import Manifest
+from chaosrun.records.markers import read_marker
 from chaosrun.supervise.workers import LegResult
 from tests.simulation.ranks import SimulatedRank, rank_state
 from tests.simulation.world import Violation
@@ -46,10 +48,8 @@ class Invariants:
         """Steps whose commit has returned, and that nothing has spoilt since."""
         self._damaged: set[str] = set()
         self._aside: set[int] = set()
-        self._disturbed: set[int] = set()
-        """Pids."""
-        self._open = 0
-        """The attempt that has been started, and not been stopped."""
+        self._attempt = 0
+        """The last that was started."""
 
     # What happens
 
@@ -65,9 +65,6 @@ class Invariants:
         for fault in timed:
             self.struck(fault, rank)
 
-    def disturbed_rank(self, rank: SimulatedRank) -> None:
-        self._disturbed.add(rank.pid)
-
     def committed(self, step: int) -> None:
         self._committed.add(step)
         self._damaged.discard(checkpoint_name(step))
@@ -80,6 +77,15 @@ class Invariants:
         renamed = operation.target if operation.kind == "rename" and moment == "after" else None
         if renamed is not None and renamed.parent == self._leg.checkpoints:
             self._complete(renamed.name)
+        if renamed is not None and renamed.parent == self._leg.staging:
+            self._deleted(checkpoint_step(operation.path.name) or 0)
+
+    def _deleted(self, step: int) -> None:
+        """By retention."""
+        newer = [each for each in self._committed if each > step]
+        if step in self._committed and len(newer) < FEWEST_KEPT:
+            raise Violation("lost", f"the checkpoint of step {step} is deleted, of newer ones there are {sorted(newer)}")
+        self._committed.discard(step)
 
     def _complete(self, name: str) -> None:
         """Whatever is given a checkpoint's name was complete at that moment."""
@@ -115,7 +121,9 @@ class Invariants:
     def _starting(self, record: EventRecord) -> None:
         attempt = record["attempt"]
         self._nobody_lives(f"attempt {attempt} starts")
-        self._open = attempt
+        if attempt != self._attempt + 1:
+            raise Violation("journal", f"attempt {attempt} follows attempt {self._attempt}")
+        self._attempt = attempt
         begun = checkpoint_step(record["resume"]) if record["resume"] else 0
         newest = max((step for step in self._committed if step not in self._aside), default=0)
         if (begun or 0) < newest:
@@ -133,7 +141,6 @@ class Invariants:
 
     def _stopped(self, attempt: int) -> None:
         self._nobody_lives(f"attempt {attempt} is recorded as stopped")
-        self._open = 0
 
     def _nobody_lives(self, when: str) -> None:
         for process in self._simulation.processes.values():
@@ -154,7 +161,9 @@ class Invariants:
     def _is_killed_at_its_point(self, record: EventRecord) -> bool:
         """Its rank had claimed it, and was killed, as planned, a moment earlier: by its attempt's end."""
         kind = next(fault.kind for fault in self._simulation.scenario.faults if fault.id == record["fault"])
-        return kind == "kill" and record["signal"] == 9
+        process, marker = self._simulation.processes.get(record["pid"]), read_marker(self._leg, record["fault"])
+        dead = process is not None and not process.is_alive and process.signal == signal.SIGKILL
+        return kind == "kill" and dead and marker is not None and marker.pid == record["pid"]
 
     # What holds always
 
@@ -175,6 +184,7 @@ class Invariants:
         if lost := self._simulation.teams.keys() - known:
             raise Violation("journal", f"attempts {sorted(lost)} ran, and it does not know of them")
         self._journal = kept
+        self._attempt = max(known, default=0)
         self._observed = {record["fault"] for record in kept if record["event"] == "fault.observed"}
         self._aside |= {record["step"] for record in kept if record["event"] == "checkpoint.quarantined"}
         for step in sorted(self._committed):
@@ -193,13 +203,15 @@ class Invariants:
             raise Violation("journal", f"it holds other events than listeners were told: {differing}")
 
     def _is_there(self, step: int) -> None:
-        kept = sorted(s for s in self._committed)[-FEWEST_KEPT:]
-        if step not in kept:
-            return
         try:
             audit_directory(self._leg.checkpoints / checkpoint_name(step), step)
         except InvalidCheckpointError as error:
-            if (self._leg.quarantine).is_dir() and any(self._leg.quarantine.glob(f"{checkpoint_name(step)}.superseded-*")):
+            names = os.listdir(self._leg.quarantine) if self._leg.quarantine.is_dir() else []
+            if any(name.startswith(f"{checkpoint_name(step)}.superseded-") for name in names):
+                return
+            if any(name.startswith(f"{checkpoint_name(step)}.unwanted-") for name in names):
+                # Set aside on purpose, by a supervisor that was killed before it could say so.
+                self._aside.add(step)
                 return
             raise Violation("lost", f"the checkpoint of step {step} had been committed: {error.message}") from error
 
@@ -211,6 +223,9 @@ class Invariants:
         self._journal_agrees()
         supervisor = self._simulation.supervisor
         assert supervisor is not None
+        # 0: of one that took over, and started none.
+        if supervisor._attempt not in (0, self._attempt) or supervisor._observations.observed != self._observed:
+            raise Violation("journal", f"it says {self._attempt}, {self._observed}; the supervisor knows otherwise")
         if result.outcome == "completed":
             attempt = max(self._simulation.teams)
             team = self._simulation.teams[attempt].members

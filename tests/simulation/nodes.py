@@ -214,7 +214,13 @@ class SimulatedNode:
         self.agent_hangs_until_s = 0.0
         self.tasks: list[asyncio.Task[Any]] = []
         """Of the agent's process."""
+        self.on_break: list[Callable[[], None]] = []
         self.on_agent_end: list[Callable[[], None]] = []
+
+    def break_connection(self) -> None:
+        """To its agent: whoever waits for an answer hears of it, and what is on the way is lost."""
+        for lose in list(self.on_break):
+            lose()
 
     def start_agent(self) -> None:
         self.agent, self.agent_pid = SimulatedAgent(self), self.simulation.world.new_pid()
@@ -248,6 +254,7 @@ class SimulatedNode:
         tasks, self.tasks = self.tasks, []
         for task in tasks:
             task.cancel()
+        self.on_break = []
         told, self.on_agent_end = self.on_agent_end, []
         for tell in told:
             tell()

@@ -91,6 +91,7 @@ class SimulatedRank:
         self.step = 0
         self.began_at = 0
         self.completed = False
+        self.waits_for_peers = False
         self._on_end = on_end
         self._leg = LegLayout(simulation.leg.path)
         self._layout = self._leg.attempt(order.attempt)
@@ -127,10 +128,6 @@ class SimulatedRank:
     def vanish(self) -> None:
         """Its machine is gone."""
         self._end(signal_number=signal.SIGKILL)
-
-    @property
-    def waits_for_peers(self) -> bool:
-        return self in self._team.waiting
 
     def _end(self, *, code: int | None = None, signal_number: int | None = None) -> None:
         if not self.is_alive:
@@ -313,7 +310,9 @@ class SimulatedRank:
 
     def _meet(self, place: str) -> Life:
         there = self._team.meets(place, self.rank, self.order.world_size)
+        self.waits_for_peers = True
         yield lambda: there() or self._has_lost_a_peer()
+        self.waits_for_peers = False
         if not there():
             if self._random.random() < 0.3:
                 yield lambda: False  # a collective that never returns

@@ -18,6 +18,7 @@ TroubleKind = Literal[
     "node_dies",
     "messages_late",
     "messages_twice",
+    "connection_breaks",
     "reply_lost",
     "clock_jumps",
     "disk_full",

@@ -53,6 +53,16 @@ FOUND = {
         ),
         "completed",
     ),
+    "a stop that is lost with its connection is said again": (
+        scenario(
+            0,
+            Trouble(kind="connection_breaks", record=5),
+            faults=(fault("F1", 1, kind="exit", phase="checkpoint.precommit", at_step=2),),
+            steps=4,
+            every=2,
+        ),
+        "completed",
+    ),
     "no rank waits for others that have been seen to strike before": (
         scenario(155, Trouble(kind="supervisor_killed", number=13), faults=at_once(5, 0, 1, 2), workers=3, hang_timeout_s=None),
         "fault_missed",
