@@ -200,7 +200,12 @@ def _records(rank: int, ranks: int, number: int, first: int, last: int, tensors:
             epoch=place.epoch,
             batches=place.batches,
             time_s=_time(step) + rank / 1e5 + number,
-            ids=(tuple((share + index) * 7919 % (STEPS_AN_EPOCH * ranks * BATCH) for index in range(BATCH)),),
+            ids=(
+                tuple(
+                    ((share + index) * 7919 + place.epoch * 104_729) % (STEPS_AN_EPOCH * ranks * BATCH)
+                    for index in range(BATCH)
+                ),
+            ),
             batch=(_digest("batch", rank, step),),
             rng=_digest("rng", rank, step - 1),
             loss=((xxhash.xxh3_64_intdigest(f"loss {rank} {step}".encode()) / 2**64).hex(),),
