@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from chaosrun.api import RunResult
     from chaosrun.cluster.ray_cluster import RayCluster
     from chaosrun.records.layout import RunLayout
+    from chaosrun.records.run_file import Early
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.verify.diagnosis import Diagnosis
 
@@ -75,6 +76,7 @@ class WarmDrills:
         root: Path,
         overrides: Sequence[str] = (),
         reference: str = "auto",
+        early: "Early" = "never",
         on_event: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> "RunResult":
         from chaosrun import api
@@ -82,7 +84,7 @@ class WarmDrills:
         from chaosrun.supervise.drill import Drill, LegRunner, create_run
 
         loaded, plan = api.plan(job, overrides)
-        run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference)
+        run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference, early=early)
         workers = ClusterWorkers(self._cluster(loaded.spec.workers), loaded.spec)
         verdict = Drill(run=run, root=root, legs=LegRunner(workers=workers, on_record=on_event)).execute()
         # Whatever it is, the files alone say the same.

@@ -40,7 +40,7 @@ from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.naming import default_root
 from chaosrun.records.operations import read_operations
-from chaosrun.records.run_file import read_run
+from chaosrun.records.run_file import Early, read_run
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled
@@ -70,6 +70,7 @@ def sweep(
     keep: bool = False,
     saves: bool = False,
     resume: str | None = None,
+    early: Early = "always",
     root: Path | None = None,
     address: str | None = None,
     on_event: Listener | None = None,
@@ -92,6 +93,7 @@ def sweep(
             root=base,
             keep=keep,
             saves=saves,
+            early=early,
             interrupts=interrupts,
             on_event=on_event or (lambda record: None),
         )
@@ -164,6 +166,7 @@ class _SweepRun:
     keep: bool
     """The runs that pass, too."""
     saves: bool
+    early: Early
     interrupts: Interrupts
     on_event: Listener
     known: Sweep = field(init=False)
@@ -253,7 +256,9 @@ class _SweepRun:
         began_s = time.monotonic()
         reference = str(self.folder.path / "runs" / self.known.survey)
         try:
-            run = new_run(self.folder.path, self.job.path, self.known.overrides_of(point), reference=reference)
+            run = new_run(
+                self.folder.path, self.job.path, self.known.overrides_of(point), reference=reference, early=self.early
+            )
         except UsageError as error:
             code, cause = error.exit_code, error.message
             return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0), True

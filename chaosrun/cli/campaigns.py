@@ -19,8 +19,10 @@ from chaosrun.cli.options import (
     Quiet,
     Root,
     Run,
+    ToTheEnd,
     WayIn,
     as_text,
+    early_of,
     job_asked,
     numbers,
     one_or_more,
@@ -51,6 +53,7 @@ def suite(
     fail_fast: Annotated[bool, Parameter(help="Begin no more drills after the first surprise.")] = False,
     keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
     at_once: AtOnce = None,
+    to_the_end: ToTheEnd = False,
     resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
     history: Annotated[
         Path | None, Parameter(help="File that the nights are kept in (default: ROOT/suites/history/SUITE.jsonl).")
@@ -87,10 +90,9 @@ def suite(
         asked_s=now_s,
     )
     if list_:
-        plan = api.suite_plan(request, root=root)
-        show(output, plan.to_json, lambda: render_plan(plan))
+        show(output, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
         return 0
-    run = partial(api.suite, request, resume=resume, at_once=at_once, root=root, address=address)
+    run = partial(api.suite, request, resume=resume, at_once=at_once, early=early_of(to_the_end), root=root, address=address)
     result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
     show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
     hand_out(result, junit, markdown)
@@ -140,6 +142,7 @@ def sweep(
     ] = None,
     at_once: AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
+    to_the_end: ToTheEnd = False,
     saves: Annotated[
         bool, Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it.")
     ] = False,
@@ -170,6 +173,7 @@ def sweep(
             keep=keep,
             saves=saves,
             resume=resume,
+            early=early_of(to_the_end),
             root=root,
             address=address,
             on_event=on_event,

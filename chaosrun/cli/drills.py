@@ -23,6 +23,7 @@ from chaosrun.cli.options import (
     WayIn,
     about,
     duration_s,
+    early_of,
     job_asked,
     moment,
     show,
@@ -36,7 +37,6 @@ from chaosrun.supervise.interrupts import at_a_terminal, follow
 
 if TYPE_CHECKING:
     from chaosrun.campaign.drill import RunResult
-    from chaosrun.records.run_file import Early
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.supervise.process import SupervisorProcess
 
@@ -66,8 +66,8 @@ def submit(
     from chaosrun.report.live import progress
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
-    early: Early = "never" if to_the_end else "long"
-    wanted = {"overrides": changes, "root": root, "address": address, "reference": reference, "early": early}
+    wanted = {"overrides": changes, "root": root, "address": address, "reference": reference}
+    wanted |= {"early": early_of(to_the_end, "long")}
     if detach or at_a_terminal():
         return _tied(api.begin(drilled, **wanted), detach, quiet, verbose, output)
     with progress(quiet=quiet) as on_event:

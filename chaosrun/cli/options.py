@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from chaosrun.records.layout import RunLayout
+    from chaosrun.records.run_file import Early
     from chaosrun.spec.command_line import TypedJob
     from chaosrun.verify.verdict import Verdict
 
@@ -39,6 +40,13 @@ Overrides = Annotated[str, Parameter(help="Changes to the job file: workers=4 fa
 ToTheEnd = Annotated[
     bool, Parameter(help="Run every chaos leg to its end, also where all of its state is the undisturbed run's again.")
 ]
+
+
+def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
+    """When chaos legs may end before their training does."""
+    return "never" if to_the_end else otherwise
+
+
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
 
 

@@ -7,7 +7,6 @@ are wrapped; files that are open for writing, or mapped so, are looked up. Not s
 """
 
 import functools
-import mmap
 import os
 import stat
 import sys
@@ -24,18 +23,18 @@ FILES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlin
 TALKING = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "socket.sendto")
 """Events that count once the training has begun: what answers may answer otherwise each time."""
 WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
-WORDS_BYTES = 512
 
 
 class Effects:
     """Of one rank and all that it forks."""
 
-    def __init__(self, leg: LegLayout, storage: str | None) -> None:
+    def __init__(self, leg: LegLayout, storage: str | None, *, attempt: int, rank: int) -> None:
+        self._leg, self._rank = leg, rank
+        self._told = leg.attempt(attempt).effects(rank)
         self._ours = tuple(f"{place}/" for place in (leg.path, os.path.realpath(leg.path), storage) if place)
         self._output = tuple(f"{place}/" for place in (leg.output, os.path.realpath(leg.output)))
         self._caches = tuple(caches())
-        self._words = mmap.mmap(-1, WORDS_BYTES)
-        """Shared with what is forked: the first effect; empty while there is none."""
+        self._has_told = False
         self.has_begun = False
         """The first batch is there."""
 
@@ -47,9 +46,9 @@ class Effects:
                 setattr(sys.modules[module], name, self._watched(writer))
 
     def seen(self) -> Iterator[str]:
-        """The first effect that was heard of, and a file that is open for writing now."""
-        if words := self._words[:].rstrip(b"\0").decode(errors="replace"):
-            yield words
+        """The first effect of each attempt so far, and files that are open for writing now."""
+        told = (self._leg.attempt(attempt).effects(self._rank) for attempt in self._leg.attempts())
+        yield from (path.read_text(errors="replace") for path in told if path.exists())
         yield from (f"it holds {path} open for writing" for path in (*_open_for_writing(), *_mapped()) if self._counts(path))
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -82,9 +81,11 @@ class Effects:
         return not name.startswith((*self._caches, "/dev/", "/memfd:")) and "__pycache__" not in name
 
     def _note(self, words: str) -> None:
-        if not self._words[0]:
-            told = words.encode(errors="replace")[:WORDS_BYTES]
-            self._words[: len(told)] = told
+        """Where it outlives this process, whatever kills it; what is forked writes there, too."""
+        if not self._has_told:
+            self._has_told = True
+            with self._told.open("a") as file:
+                file.write(words)
 
 
 def _open_for_writing() -> Iterator[str]:

@@ -9,6 +9,7 @@ and iterators, wherever they are kept. Changes nothing.
 import enum
 import functools
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset, Sampler
 
 from chaosrun.observe.fingerprint import tensor_digest
 from chaosrun.observe.script_state import children, text_of
@@ -50,11 +51,16 @@ STATELESS = (
     *(logging.Logger, type(threading.Lock()), type(threading.RLock()), weakref.ref, object),
 )
 """What keeps nothing, or what its text tells; `object` itself and no subclass of it."""
+SAMPLERS = inspect.getfile(Sampler)
+"""Its generators hold the order of the rest of the epoch."""
+PLAIN = (torch.Tensor, numpy.ndarray, list, tuple, set, frozenset, deque, str, bytes, int, float)
+"""What is compared as a whole: not where it has attributes, too."""
 COUNTING = (enumerate, zip, map, itertools.count, itertools.cycle, itertools.islice, itertools.chain)
 """Iterators that a loop may go by, kept on the stack of the function that runs."""
-OF_LOADERS = ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "base_dataloader")
 HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+NAMESPACES = ("builtins", "torch", "numpy", "random", "math", "os", "sys", "accelerate")
+"""Modules of others into which a script may put names of its own."""
 OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
 """Beginnings of environment variables that differ from attempt to attempt."""
 
@@ -65,22 +71,38 @@ class OwnState(NamedTuple):
     """What has no digest, in words."""
 
 
-def own_state(state: ObservedState, environment: Mapping[str, str]) -> OwnState:
-    """Of this process, between two steps. `environment`: as it was before the script's first line."""
+class Surroundings(NamedTuple):
+    """What a script finds when it begins."""
+
+    environment: Mapping[str, str]
+    names: frozenset[tuple[str, str]]
+
+    @classmethod
+    def now(cls) -> "Surroundings":
+        modules = [(name, sys.modules[name]) for name in NAMESPACES if name in sys.modules]
+        return cls(dict(os.environ), frozenset((name, key) for name, module in modules for key in vars(module)))
+
+
+def own_state(state: ObservedState, before: Surroundings) -> OwnState:
+    """Of this process, between two steps. `before`: as it was before the script's first line."""
     try:
-        return _own_state(state, environment)
+        return _own_state(state, before)
     except Exception as error:  # the training must not hear of what cannot be looked at
         return OwnState("", (f"{type(error).__name__}: {error}",))
 
 
-def _own_state(state: ObservedState, environment: Mapping[str, str]) -> OwnState:
+def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     accelerator = state.accelerator
     look = _Look(known={id(state), id(accelerator), *_saved(state)})
     for name, value in _roots(state).items():
         look.at(name, value)
+    for name, key in Surroundings.now().names - before.names:
+        value = vars(sys.modules[name]).get(key)
+        if not isinstance(value, types.ModuleType):
+            look.at(f"{name}.{key}", value)
     look.at_hidden()
     look.text("torch", _settings())
-    changed = {key: value for key, value in os.environ.items() if environment.get(key) != value}
+    changed = {key: value for key, value in os.environ.items() if before.environment.get(key) != value}
     look.text("environment", str(sorted((k, v) for k, v in changed.items() if not k.startswith(OF_AN_ATTEMPT))))
     for name, parameter in state.parameters():
         look.text(f"gradient of {name}", "None" if parameter.grad is None else f"{tensor_digest(parameter.grad):016x}")
@@ -143,6 +165,10 @@ class _Look:
         self._texts = [*before, f"hidden={sorted(told)}"]
 
     def _text(self, value: Any) -> str | None:
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, PLAIN) and getattr(value, "__dict__", None):
+            raise ValueError("attributes of its own")
         if isinstance(value, torch.Tensor) and value.numel() > 1:
             self._weigh(value.numel() * value.element_size())
             return f"{tensor_digest(value):016x}"
@@ -151,8 +177,6 @@ class _Look:
             return f"{value.dtype}{value.shape} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).tobytes())}"
         if isinstance(value, PurePath | range | slice | re.Pattern | numpy.dtype):
             return repr(value)
-        if isinstance(value, enum.Enum):
-            return f"{type(value).__qualname__}.{value.name}"
         text = text_of(value)
         if text in LOSSY:
             raise ValueError(text)
@@ -179,27 +203,12 @@ def _roots(state: ObservedState) -> Mapping[str, Any]:
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
         if module is not None and is_of_the_job(getattr(module, "__file__", None)):
-            roots |= {f"{name}:{key}": value for key, value in vars(module).items() if not _is_of_import(key)}
-    for number, loader in enumerate(accelerator._dataloaders):
-        roots |= {f"loader {number}/{key}": value for key, value in _parts(loader)}
+            roots |= {f"{name}:{key}": value for key, value in vars(module).items() if not key.startswith("__")}
     for number, optimizer in enumerate(state.optimizers()):
         roots |= {f"optimizer {number}/{key}": getattr(optimizer, key, None) for key in HOOKS_OF_OPTIMIZERS}
     for name, tensor in state.parameters():
-        roots |= {f"{name}/{key}": getattr(tensor, key, None) for key in HOOKS_OF_TENSORS}
+        roots |= {f"{name}/{key}": getattr(tensor, key, None) for key in (*HOOKS_OF_TENSORS, *vars(tensor))}
     return roots
-
-
-def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Of a loader or sampler, whoever wrapped it."""
-    waiting, met = deque([("", loader)]), set[int]()
-    while waiting:
-        path, value = waiting.popleft()
-        for name in OF_LOADERS:
-            part = getattr(value, name, None)
-            if part is not None and id(part) not in met:
-                met.add(id(part))
-                yield f"{path}{name}", part
-                waiting.append((f"{path}{name}.", part))
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
@@ -209,8 +218,10 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(value, type) and not is_of_the_job(_file_of(value)):
         return
-    if _of_ours(type(value)):
+    if _of_ours(type(value)) or _is_our_generator(value):
         return
+    if isinstance(value, dict) and type(value).__module__ not in ("builtins", "collections"):
+        yield from ((f"item {number}", item) for number, item in enumerate(value.items()))
     if isinstance(value, Mapping):
         yield from ((f"key {number}", key) for number, key in enumerate(value) if not isinstance(key, str | int))
     yield from children(value)
@@ -226,6 +237,11 @@ def _keeps_nothing(value: Any) -> bool:
         return True
     # An instance of a class in Python that has no attributes, and none in slots.
     return hasattr(value, "__dict__") and type(value).__flags__ & (1 << 9) != 0 and type(value).__base__ is object
+
+
+def _is_our_generator(value: Any) -> bool:
+    """The protocol's way through the loader: where it stands is the position."""
+    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(PACKAGE)
 
 
 def _of_ours(kind: type) -> bool:
@@ -247,7 +263,9 @@ def _of_the_script() -> Iterator[Any]:
             cells = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
             own = bool(cells) and is_of_the_job(value.__code__.co_filename)
         elif kind is types.GeneratorType:
-            own = is_of_the_job(value.gi_code.co_filename)
+            own = is_of_the_job(value.gi_code.co_filename) or value.gi_code.co_filename == SAMPLERS
+        elif kind is enumerate:
+            own = not _is_our_generator(value.__reduce__()[1][0])  # of what it counts, the loop's variable tells
         if own:
             yield value
 
@@ -272,10 +290,6 @@ def _name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
-def _is_of_import(name: str) -> bool:
-    return name in ("__builtins__", "__loader__", "__spec__", "__cached__", "__file__", "__package__", "__name__", "__doc__")
-
-
 def _saved(state: ObservedState) -> set[int]:
     """Tensors whose digests are in every checkpoint."""
     modules = [item for item in state.prepared() if isinstance(item, torch.nn.Module)]
@@ -296,11 +310,10 @@ def _elsewhere(accelerator: Any) -> Iterator[str]:
     """State in other threads and processes, and in iterators of streams."""
     for loader in accelerator._dataloaders:
         inner = getattr(loader, "base_dataloader", loader)
-        if isinstance(inner, DataLoader):
-            if inner.num_workers:
-                yield "copies of the dataset in the loader's worker processes"
-            if isinstance(inner.dataset, IterableDataset):
-                yield "the iterator of a streamed dataset"
+        if getattr(inner, "num_workers", None) != 0:
+            yield "copies of the dataset in the loader's worker processes"
+        if isinstance(getattr(inner, "dataset", None), IterableDataset | None):
+            yield "the iterator of a streamed dataset"
     own = threading.get_ident()
     for ident, frame in sys._current_frames().items():
         while frame is not None and ident != own:

@@ -2,14 +2,13 @@
 or is not for the second time. The verdict looks again (`verify.settled`); this only says when there is nothing to wait for.
 """
 
-import os
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from chaosrun.observe.effects import Effects
-from chaosrun.observe.own import OwnState, own_state
+from chaosrun.observe.own import OwnState, Surroundings, own_state
 from chaosrun.observe.state import ObservedState
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
@@ -29,11 +28,11 @@ class Settling:
 
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         self._order = order
-        undisturbed = order.leg != "chaos" and not order.inspect
-        looks = order.by == "chaosrun" and (undisturbed or bool(order.settle))
-        self._effects = Effects(leg, order.storage_path) if looks else None
+        watched = order.by == "chaosrun" and not order.inspect
+        self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
+        self._looks = watched and (order.leg != "chaos" or bool(order.settle))
         self._reference: dict[int, CheckpointRecord] | None = None
-        self._environment: dict[str, str] = {}
+        self._before = Surroundings({}, frozenset())
         self._differing = 0
         self.left: str | None = None
         """How the leg is decided that this rank has left."""
@@ -41,7 +40,7 @@ class Settling:
     def listen(self) -> None:
         """To what the script does outside its process, from its first line on."""
         if self._effects:
-            self._environment = dict(os.environ)
+            self._before = Surroundings.now()
             self._effects.begin()
 
     def begin(self) -> None:
@@ -51,17 +50,17 @@ class Settling:
 
     def own(self, state: ObservedState) -> OwnState:
         """What the script keeps of its own, at a checkpoint."""
-        if self._effects is None:
+        if self._effects is None or not self._looks:
             return OwnState("", ())
-        effects = tuple(self._effects.seen())
+        effects = tuple(dict.fromkeys(self._effects.seen()))
         # Of what is refused for this already nothing more need be known.
-        return OwnState("", effects) if effects else own_state(state, self._environment)
+        return OwnState("", effects) if effects else own_state(state, self._before)
 
     def look(self, saved: CheckpointRecord) -> None:
         """Leave where that is decided. A collective: every rank calls it at the same checkpoint, and all leave or none."""
         if not self._order.settle or saved.step <= self._order.settle_after:
             return
-        states = self._gather(state_of(self._expected(saved.step), saved))
+        states = self._gather(state_of(self._expected(saved.step), saved)[0])
         self._differing += "differs" in states
         if self._order.settle == "watch":
             return

@@ -53,6 +53,8 @@ class AttemptLayout:
     path: Path
 
     trace = OfRank("rank-{}.trace.jsonl")
+    effects = OfRank("rank-{}.effects")
+    """The first thing that the script did to the world outside; none where nothing was seen."""
     log = OfRank("rank-{}.log")
     launcher_log = OfRank("launcher-{}.log")
     """What the command of a node printed, and its ranks until they began to train."""

@@ -6,6 +6,7 @@ The worker asks this to know when to leave, the verdict to know whether that was
 from typing import Literal
 
 from chaosrun.records.traces import CheckpointRecord
+from chaosrun.wording import listed
 
 SETTLED, DIFFERED = "settled", "differed"
 """How such a leg, and each of its ranks, ends: all of its state is the reference's; it is not, for good."""
@@ -13,13 +14,16 @@ SETTLED, DIFFERED = "settled", "differed"
 State = Literal["equal", "differs", "unknown"]
 
 
-def state_of(expected: CheckpointRecord | None, seen: CheckpointRecord | None) -> State:
-    """Of one rank at one step, as two legs saved it. What a save itself changes (a hook of the script's) is never equal: what
-    was digested before is not what the training goes on with. State of the script's own that differs is no difference yet (it
-    may be a clock), and never equal."""
+def state_of(expected: CheckpointRecord | None, seen: CheckpointRecord | None) -> tuple[State, str]:
+    """Of one rank at one step, as two legs saved it, and why it is not equal. What a save itself changes (a hook of a script)
+    is never equal: what was digested before is not what the training goes on with. State of the script's own that differs is no
+    difference yet (it may be a clock), and never equal."""
     if expected is None or seen is None or expected.digests is None or seen.digests is None:
-        return "unknown"
+        return "unknown", "no digests of its state"
     if expected.digests != seen.digests:
-        return "differs"
-    looked = expected.own and expected.own == seen.own and not (expected.unseen or seen.unseen)
-    return "equal" if looked and not (expected.changed or seen.changed) else "unknown"
+        return "differs", "its saved state is not the reference's"
+    if unseen := (*expected.unseen, *seen.unseen):
+        return "unknown", f"it keeps what has no digest: {listed(list(dict.fromkeys(unseen)), 2)}"
+    if not expected.own or expected.own != seen.own:
+        return "unknown", "what the script keeps beside its checkpoints is not what it was"
+    return ("unknown", "a save changes the training") if expected.changed or seen.changed else ("equal", "")

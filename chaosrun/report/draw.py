@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
+from chaosrun.records.events import TRAINED
 from chaosrun.report.escapes import on_one_line
 from chaosrun.report.picture import Lane, LegPicture, RunPicture
 from chaosrun.wording import count, span
@@ -120,10 +121,10 @@ def _legs(run: RunPicture) -> Text:
     for name, leg in run.legs.items():
         ended = leg.outcome
         words = name if ended in (None, "completed") else f"{name} {ended.replace('_', ' ')}"
-        if ended == "completed" and leg.final_step:
+        if ended in TRAINED and leg.final_step:
             words += f" {count(leg.final_step, 'step')}"
         cached = ", from the cache" if name == "reference" and run.facts.reference_source else ""
-        parts.append(f"{'▶' if ended is None else '✓' if ended == 'completed' else '◇'} {words}{cached}")
+        parts.append(f"{'▶' if ended is None else '✓' if ended in TRAINED else '◇'} {words}{cached}")
     if "chaos" not in run.legs and "reference" in run.legs:
         parts.append(f"then chaos, {count(len(run.faults), 'fault')}")
     return _row("legs", "   ".join(parts))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.codec import changed
 from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
@@ -82,7 +81,7 @@ def settled_step(drill: Drill) -> int | None:
     attempt = drill.chaos.attempts[-1] if drill.chaos.attempts else None
     steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints}) if attempt else []
     for step in (step for step in steps if step > _came_to(drill) and step < drill.reference_lineage.final_step):
-        if "differs" in _states(drill, step):
+        if any(state == "differs" for state, _ in _states(drill, step)):
             return None
         if next(_problems(drill, step, control=True), None) is None:
             return step
@@ -106,9 +105,7 @@ def _problems(drill: Drill, step: int, *, control: bool = False) -> Iterator[str
         yield "there was no step left"
     if outside := [name for _, end in sorted(drill.reference.ends.items()) for name in end.outside]:
         yield f"the training changes what nobody saves: {listed(outside, 2)}"
-    for rank, state in zip(drill.ranks, _states(drill, step), strict=True):
-        if state != "equal":
-            yield f"rank {rank}: {_why(drill, rank, step)}"
+    yield from (f"rank {rank}: {why}" for rank, (state, why) in enumerate(_states(drill, step)) if state != "equal")
 
 
 def _late(plan: FaultPlan, chaos: LegHistory, last: int) -> list[str]:
@@ -123,7 +120,7 @@ def _came_to(drill: Drill) -> int:
     return max(steps, default=0)
 
 
-def _states(drill: Drill, step: int) -> list[State]:
+def _states(drill: Drill, step: int) -> list[tuple[State, str]]:
     return [state_of(_saved(drill.reference, rank, step), _saved(drill.chaos, rank, step)) for rank in drill.ranks]
 
 
@@ -131,16 +128,3 @@ def _saved(leg: LegHistory, rank: int, step: int) -> CheckpointRecord | None:
     """What the last attempt saved at this step."""
     trace = leg.attempts[-1].traces.get(rank) if leg.attempts else None
     return next((saved for saved in trace.checkpoints if saved.step == step), None) if trace else None
-
-
-def _why(drill: Drill, rank: int, step: int) -> str:
-    expected, seen = (_saved(leg, rank, step) for leg in (drill.reference, drill.chaos))
-    if expected is None or seen is None or expected.digests is None or seen.digests is None:
-        return "no digests of its state"
-    if expected.digests != seen.digests:
-        return "its saved state is not the reference's"
-    if unseen := (*expected.unseen, *seen.unseen):
-        return f"it keeps what has no digest: {listed(list(dict.fromkeys(unseen)), 2)}"
-    if changed(expected, own="", time_s=0.0, duration_s=0.0) != changed(seen, own="", time_s=0.0, duration_s=0.0):
-        return "a save changes the training"
-    return "what the script keeps beside its checkpoints is not what it was"

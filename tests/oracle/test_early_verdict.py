@@ -1,0 +1,78 @@
+"""State that no digest holds must not yield an early PASS over a run that fails as a whole.
+
+Real drills of `hidden.py`, which counts its steps in some place that no checkpoint holds, and reads the count once, after
+the early verdict would have been given. The job is said to repeat itself, as it does undisturbed. Early or to the end: no PASS.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from chaosrun.records.history import read_leg
+from chaosrun.records.layout import RunLayout
+from chaosrun.supervise.early import has_repeated
+from chaosrun.verify.verdict import Verdict
+from tests.conftest import WarmDrills
+from tests.oracle.hidden import LATE, WHERE
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = Path(__file__).parent / "hidden.py"
+SETTLES, STEPS = 6, 24
+"""By workers of two ranks with 8 batches an epoch each."""
+JOB = """\
+name: hidden
+script: {script}
+args: [--hides, {where}]
+workers: 2
+seed: 1
+checkpoint: {{every_steps: 3}}
+faults: {{schedule: [{{rank: 1, at_step: 4}}]}}
+verify: {{confirm: false}}
+timeout: 300s
+"""
+BY_DAY = frozenset({"closure", "file", "workers"})
+
+
+class Drills:
+    """`drills(where)`: the verdict to the end, and the early one, on the same reference."""
+
+    def __init__(self, folder: Path, warm: WarmDrills) -> None:
+        self._folder, self._warm = folder, warm
+
+    def __call__(self, where: str) -> tuple[Verdict, Verdict, RunLayout]:
+        job = self._folder / f"{where}.yaml"
+        job.write_text(JOB.format(script=SCRIPT, where=where))
+        whole = self._warm(job, root=self._folder)
+        reference = whole.run.leg("reference")
+        if not reference.repeats.exists():
+            has_repeated(reference, whole.run.run_id)
+        early = self._warm(job, root=self._folder, reference=str(whole.run.path), early="always")
+        return whole.verdict, early.verdict, early.run
+
+
+@pytest.fixture(scope="module")
+def drills(warm_drills: WarmDrills, tmp_path_factory: pytest.TempPathFactory) -> Drills:
+    return Drills(tmp_path_factory.mktemp("hidden"), warm_drills)
+
+
+def test_a_training_that_hides_nothing_settles(drills: Drills) -> None:
+    whole, early, run = drills("nothing")
+    assert (whole.status, whole.code, whole.steps) == ("PASS", "exact", STEPS), whole.cause
+    assert (early.status, early.code, early.steps, early.outcome) == ("PASS", "settled", SETTLES, "settled"), early.cause
+    assert early.settled == f"settled at step {SETTLES} of {STEPS}: complete state equal"
+    chaos = read_leg(run.leg("chaos"))
+    assert {trace.steps[-1].step for trace in chaos.traces if trace.attempt == 2} == {SETTLES}
+
+
+@pytest.mark.parametrize(
+    "where", [where if where in BY_DAY else pytest.param(where, marks=pytest.mark.nightly) for where in WHERE]
+)
+def test_what_no_digest_holds_yields_no_early_pass(drills: Drills, where: str) -> None:
+    whole, early, _ = drills(where)
+    if where == "workers":  # nothing was hidden there, and nobody could have told
+        assert (whole.status, early.status, early.outcome) == ("PASS", "PASS", "completed"), early.cause
+        return
+    assert (whole.status, whole.divergence and whole.divergence.step) == ("FAIL", LATE), whole.cause
+    assert whole.code != "settled_too_early", whole.cause
+    assert early.status == "FAIL" and early.outcome in ("completed", "differed"), early.cause
