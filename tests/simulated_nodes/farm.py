@@ -46,22 +46,20 @@ class Farm:
         self._events.write(json.dumps({"what": what, "time_s": time.time(), **about}) + "\n")
 
     async def add(self, node: str) -> None:
-        agent = SimulatedAgent(node, self._worlds, self.note, partial(self.end, node))
-        self._agents[node] = agent
-        self._servers[node] = await asyncio.start_unix_server(partial(self._serve, node, agent), self._folder / f"{node}.sock")
+        self._servers[node] = await asyncio.start_unix_server(partial(self._serve, node), self._folder / f"{node}.sock")
 
     def end(self, node: str) -> None:
         """The whole node is gone at once."""
-        agent = self._agents[node]
-        if agent.fork_server is not None:
+        agent = self._agents.get(node)
+        if agent is not None and agent.fork_server is not None:
             agent.fork_server.end()
         self._servers[node].close()
         for writer in self._writers.pop(node, ()):
             writer.transport.abort()
 
-    async def _serve(
-        self, node: str, agent: SimulatedAgent, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, node: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A new agent for who connects, as Ray starts a new actor for a new placement."""
+        agent = self._agents[node] = SimulatedAgent(node, self._worlds, self.note, partial(self.end, node))
         self._writers[node].add(writer)
         try:
             while True:
