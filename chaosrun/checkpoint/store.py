@@ -160,6 +160,9 @@ class CheckpointStore:
             except InvalidCheckpointError as error:
                 quarantined.append(self._quarantine(step, "invalid", error.message))
             else:
+                # Whoever committed it may have been killed before its name was durable, and now a training rests on it.
+                with storage_errors(self._layout.checkpoints):
+                    self._disk.sync_directory(self._layout.checkpoints)
                 return Selection(name=name, manifest=manifest, quarantined=tuple(quarantined))
 
     def set_aside(self, step: int, reason: str) -> Quarantined | None:

@@ -23,8 +23,11 @@ from tests.simulation.world import Violation
 if TYPE_CHECKING:
     from tests.simulation.drill import Simulation
 
-RESTARTS = ("rank_dies", "rank_leaves", "rank_hangs", "end_is_torn", "server_dies", "agent_dies", "node_dies", "reply_lost")
-"""Troubles that cost a restart each; as many as it may make, a leg survives."""
+RESTARTS = (
+    *("rank_dies", "rank_leaves", "rank_hangs", "end_is_torn", "server_dies", "agent_dies", "node_dies", "reply_lost"),
+    "checkpoint_damaged",
+)
+"""Troubles that may cost a restart each; as many as it may make, a leg survives."""
 EXCUSES = ("disk_full", "agent_hangs")
 """Troubles that may end a leg: nothing more can be written, or nobody answers any more. All others cost nothing."""
 SMALLEST_MANIFEST = 100
@@ -113,7 +116,7 @@ class Invariants:
                 self._fault_observed(record)
             case "checkpoint.quarantined":
                 self._quarantined(record)
-            case "leg.finished":
+            case "leg.finished" if record["code"] != "unkillable":
                 self._nobody_lives("the leg is finished")
             case _:
                 pass

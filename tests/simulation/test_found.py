@@ -63,6 +63,21 @@ FOUND = {
         ),
         "completed",
     ),
+    "a checkpoint that a training goes on from survives a power cut, whoever committed it was killed": (
+        scenario(
+            11445,
+            Trouble(kind="reply_lost", at_s=1.818196565342562, number=2),
+            Trouble(kind="killed_at_disk", number=61),
+            Trouble(kind="supervisor_killed", record=22, number=6),
+            Trouble(kind="power_cut", number=102),
+            faults=(fault("F1", 2, phase="forward", at_step=4),),
+            workers=4,
+            nodes=1,
+            steps=7,
+            max_restarts=3,
+        ),
+        "completed",
+    ),
     "no rank waits for others that have been seen to strike before": (
         scenario(155, Trouble(kind="supervisor_killed", number=13), faults=at_once(5, 0, 1, 2), workers=3, hang_timeout_s=None),
         "fault_missed",
