@@ -20,7 +20,8 @@ from chaosrun.records.layout import LegLayout
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FILES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "sqlite3.connect")
 """Events whose first argument is a path that is changed."""
-TALKING = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "socket.connect", "socket.sendto")
+PROGRAMS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
+TALKING = ("socket.connect", "socket.sendto")
 """Events that count once the training has begun: what answers may answer otherwise each time."""
 WRITERS = (("torch.serialization", "_open_zipfile_writer_file"), ("safetensors.torch", "save_file"))
 
@@ -59,7 +60,7 @@ class Effects:
         elif event in FILES:
             if self._counts(arguments[0]):
                 self._note(f"it changed {os.fsdecode(arguments[0])} ({event})")
-        elif event in TALKING and self.has_begun:
+        elif event in PROGRAMS or (event in TALKING and self.has_begun):
             self._note(f"it talked to another process ({event})")
 
     def _watched(self, writer: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,10 +10,12 @@ import enum
 import functools
 import gc
 import inspect
+import io
 import itertools
 import logging
 import os
 import re
+import socket
 import sys
 import sysconfig
 import threading
@@ -167,6 +169,8 @@ class _Look:
     def _text(self, value: Any) -> str | None:
         if isinstance(value, enum.Enum):
             return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, io.IOBase | socket.socket) and value not in (sys.stdin, sys.stdout, sys.stderr):
+            raise ValueError("an open file, pipe or connection")
         if isinstance(value, PLAIN) and getattr(value, "__dict__", None):
             raise ValueError("attributes of its own")
         if isinstance(value, torch.Tensor) and value.numel() > 1:

@@ -20,6 +20,7 @@ from chaosrun.verify.compare import first_difference
 from chaosrun.verify.corruption import explained
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.evidence import never_saves
+from chaosrun.verify.finals import final_checkpoint
 from chaosrun.verify.premises import file_that_differs
 from chaosrun.verify.replicas import drift
 from chaosrun.verify.settled import early_end, settled_step, up_to
@@ -220,7 +221,8 @@ def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: D
     step = settled_step(drill) if failed and drill.ended_early is None and drill.chaos.outcome == "completed" else None
     if step is None or (divergence and divergence.step <= step):
         return None
-    before = run_checks(up_to(drill, step), tuple(check for check in CHECKS if check is not early_end))
+    # Which checkpoints retention has left says nothing of it.
+    before = run_checks(up_to(drill, step), tuple(check for check in CHECKS if check not in (early_end, final_checkpoint)))
     if any(check.status == "fail" for check in before):
         return None
     ruling = _of_failures(checks, divergence, drill)

@@ -1,6 +1,7 @@
 """A leg that was ended early: PASS only where its complete state is shown to be the reference's after the last fault."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RunLayout, checkpoint_name
 from chaosrun.verify.verdict import Verdict, judge
 
 STEPS, SETTLED = 12, 8
@@ -142,6 +143,7 @@ def test_a_leg_that_is_said_to_differ_and_does_not_proves_nothing(tmp_path: Path
 def test_a_whole_leg_that_fails_after_it_had_settled_is_a_mistake_of_the_tool(tmp_path: Path) -> None:
     run = whole_run(tmp_path)
     assert judge(run).code == "exact"
+    shutil.rmtree(run.leg("chaos").checkpoints / checkpoint_name(SETTLED))  # retention removes them
     edit_trace(run, "chaos", LAST, 1, only("step", put(loss=["0x1.8p+1", "0x1.8p+1"]), step=10))
     verdict: Verdict = judge(run)
     assert (verdict.status, verdict.code, verdict.blame.whose) == ("FAIL", "settled_too_early", "chaosrun"), verdict.cause
