@@ -101,4 +101,5 @@ class Recorder(Steps):
         name = self._checkpointer.save(position, self._job)
         took_s = time.monotonic() - started
         about = {"digests": self._checkpointer.digests, "changed": self._checkpointer.changed}
-        return self.observer.checkpoint(position.step, name, duration_s=took_s, own=self._settling.own(self._state), **about)
+        own = self._settling.own(self._state, position.step)
+        return self.observer.checkpoint(position.step, name, duration_s=took_s, own=own, **about)

@@ -28,7 +28,7 @@ class Settling:
 
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         self._order = order
-        watched = order.by == "chaosrun" and not order.inspect
+        watched = order.looks_after is not None and not order.inspect
         self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
         self._looks = watched and (order.leg != "chaos" or bool(order.settle))
         self._reference: dict[int, CheckpointRecord] | None = None
@@ -48,9 +48,9 @@ class Settling:
         if self._effects:
             self._effects.has_begun = True
 
-    def own(self, state: ObservedState) -> OwnState:
-        """What the script keeps of its own, at a checkpoint."""
-        if self._effects is None or not self._looks:
+    def own(self, state: ObservedState, step: int) -> OwnState:
+        """What the script keeps of its own, at the checkpoint of this step."""
+        if self._effects is None or not self._looks or step <= (self._order.looks_after or 0):
             return OwnState("", ())
         effects = tuple(dict.fromkeys(self._effects.seen()))
         # Of what is refused for this already nothing more need be known.

@@ -82,6 +82,8 @@ class WorkerOrder:
     """Write down every point that is reached (`rank-R.points.jsonl`): only to find out what a sweep has to try."""
     settle: Settle = ""
     """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.settling`."""
+    looks_after: int | None = None
+    """The step from which on checkpoints say what an early end rests on, which takes time; None: never."""
     settle_after: int = 0
     """The last step that an attempt before this one came to."""
     inspect: tuple[int, ...] = ()

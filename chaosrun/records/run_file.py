@@ -22,8 +22,9 @@ _R = TypeVar("_R", bound=Struct)
 Place = Annotated[str, Meta(min_length=1, pattern="^[^\\x00]*$")]
 
 
-Early = Literal["never", "long", "always"]
-"""When a chaos leg may end before its training does: of a job with many steps, of any, of none."""
+Early = Literal["never", "long", "always", "watch"]
+"""When a chaos leg may end before its training does: of no job, of one with many steps, of any; watch: never, and write down
+where it could have."""
 
 
 class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):

@@ -206,7 +206,8 @@ class Drill:
         self._remove(leg)
         mode = info.reference.mode
         cache = ReferenceCache(self.root)
-        key = reference_key(spec, Path(info.script), self.legs.workers.devices())
+        keys = early.reference_keys(reference_key(spec, Path(info.script), self.legs.workers.devices()), info.early)
+        key = next(filter(cache.find, keys), keys[0]) if mode == "auto" else keys[0]
         info = _referring(info, key=key, source=None)
         with cache.locked():
             source = cache.find(key) if mode == "auto" else None
@@ -309,7 +310,8 @@ class Drill:
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
         settle = early.asked(spec, info.early, plan, self._leg("reference")) if name == "chaos" else ""
-        template = replace(template, survey=self.survey, earlier=earlier, settle=settle)
+        looks_after = early.looks_after(spec, info.early)
+        template = replace(template, survey=self.survey, earlier=earlier, settle=settle, looks_after=looks_after)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"

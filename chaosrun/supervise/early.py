@@ -57,10 +57,23 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
     """
     if spec.by == "script" or not (exact_weights(spec.verify) and spec.verify.losses.exact) or corrupts(plan):
         return ""
-    wanted = early == "always" or (early == "long" and final_step(reference) > LONG)
-    if not wanted or not reference.repeats.is_file():
+    if early == "never" or (early == "long" and final_step(reference) <= LONG):
+        return ""
+    if early == "watch" or not reference.repeats.is_file():
         return "watch"
     return "stop" if spec.verify.on_difference == "stop" else "go_on"
+
+
+def looks_after(spec: JobSpec, early: Early) -> int | None:
+    """From which step on the checkpoints of any leg say what an early end rests on: of a job that is only taken for a long one
+    when it has come so far, from there."""
+    return None if spec.by == "script" or early == "never" else LONG if early == "long" else 0
+
+
+def reference_keys(key: str, early: Early) -> tuple[str, ...]:
+    """Of a run's reference in the cache: under the first it is kept, under any it is found. One whose checkpoints say all that
+    an early end rests on does for other runs, too."""
+    return (key, f"{key}-early") if early in ("never", "long") else (f"{key}-early",)
 
 
 def has_repeated(reference: LegLayout, run_id: str) -> None:

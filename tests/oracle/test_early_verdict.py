@@ -43,7 +43,7 @@ class Drills:
     def __call__(self, where: str) -> tuple[Verdict, Verdict, RunLayout]:
         job = self._folder / f"{where}.yaml"
         job.write_text(JOB.format(script=SCRIPT, where=where))
-        whole = self._warm(job, root=self._folder)
+        whole = self._warm(job, root=self._folder, early="watch")
         reference = whole.run.leg("reference")
         if not reference.repeats.exists():
             has_repeated(reference, whole.run.run_id)
