@@ -194,9 +194,8 @@ class Drill:
 
     def _note_repeated(self) -> None:
         """Two whole runs were equal: later drills with this reference may end early."""
-        leg, cache = self._leg("reference"), ReferenceCache(self.root)
-        early.has_repeated(leg, self.run.run_id)
-        cache.note_repeated(read_run(self.run).reference.key or "", leg)
+        early.has_repeated(leg := self._leg("reference"), self.run.run_id)
+        ReferenceCache(self.root).note_repeated(read_run(self.run).reference.key or "", leg)
 
     def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
@@ -207,7 +206,7 @@ class Drill:
         mode = info.reference.mode
         cache = ReferenceCache(self.root)
         keys = early.reference_keys(reference_key(spec, Path(info.script), self.legs.workers.devices()), info.early)
-        key = next(filter(cache.find, keys), keys[0]) if mode == "auto" else keys[0]
+        key = (mode == "auto" and next(filter(cache.find, keys), None)) or keys[0]
         info = _referring(info, key=key, source=None)
         with cache.locked():
             source = cache.find(key) if mode == "auto" else None
@@ -309,9 +308,8 @@ class Drill:
         earlier = (*earlier_legs(self.root, self.run.path, info.script, leg.path), *self._removed)
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
-        settle = early.asked(spec, info.early, plan, self._leg("reference")) if name == "chaos" else ""
-        looks_after = early.looks_after(spec, info.early)
-        template = replace(template, survey=self.survey, earlier=earlier, settle=settle, looks_after=looks_after)
+        template = early.told(template, spec, info.early, plan, self._leg("reference"))
+        template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "interrupted":
             hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"

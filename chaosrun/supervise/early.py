@@ -5,6 +5,7 @@ What "settled" rests on says docs/exactness.md; whether a leg that says so was r
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -64,10 +65,12 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
     return "stop" if spec.verify.on_difference == "stop" else "go_on"
 
 
-def looks_after(spec: JobSpec, early: Early) -> int | None:
-    """From which step on the checkpoints of any leg say what an early end rests on: of a job that is only taken for a long one
-    when it has come so far, from there."""
-    return None if spec.by == "script" or early == "never" else LONG if early == "long" else 0
+def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
+    """The orders of a leg. From which step on its checkpoints say what an early end rests on: of a job that is only taken for a
+    long one when it has come so far, from there."""
+    looks_after = None if spec.by == "script" or early == "never" else LONG if early == "long" else 0
+    settle = asked(spec, early, plan, reference) if template.leg == "chaos" else ""
+    return replace(template, looks_after=looks_after, settle=settle)
 
 
 def reference_keys(key: str, early: Early) -> tuple[str, ...]:

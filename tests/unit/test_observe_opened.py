@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaosrun.observe import opened as module
-from chaosrun.observe.opened import FileWatch, _caches
+from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
 from tests.unit.legs import edit_journal, edit_trace, write_run
@@ -156,7 +156,7 @@ def later(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_installed_packages_are_nobodys_output() -> None:
-    skipped = tuple(_caches())
+    skipped = tuple(caches())
     for file in (pytest.__file__, os.__file__, "/usr/lib/x86_64-linux-gnu/libm.so.6"):
         assert file.startswith(skipped)
     assert not "/library/data".startswith(skipped) and not __file__.startswith(skipped)

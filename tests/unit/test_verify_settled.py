@@ -11,6 +11,10 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout, checkpoint_name
+from chaosrun.records.run_file import Early, read_run
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise import early
+from chaosrun.supervise.workers import order_template
 from chaosrun.verify.verdict import Verdict, judge
 
 STEPS, SETTLED = 12, 8
@@ -156,3 +160,34 @@ def test_an_unfinished_checkpoint_does_not_settle(settled: RunLayout, tmp_path: 
     run = copy_run(settled, tmp_path)
     edit_trace(run, "chaos", LAST, 2, only("checkpoint", drop, step=SETTLED))
     assert judge(run).status == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("asked", "leg", "looks_after", "settle"),
+    [
+        ("never", "chaos", None, ""),
+        ("never", "reference", None, ""),
+        ("long", "chaos", 1000, ""),  # of 12 steps
+        ("long", "reference", 1000, ""),
+        ("always", "chaos", 0, "stop"),
+        ("always", "reference", 0, ""),
+        ("watch", "chaos", 0, "watch"),
+    ],
+)
+def test_only_drills_that_may_end_early_look(
+    tmp_path: Path, asked: Early, leg: str, looks_after: int | None, settle: str
+) -> None:
+    run = whole_run(tmp_path)
+    info = read_run(run)
+    spec = JobSpec.model_validate(info.spec)
+    template = order_template(leg, run.leg(leg), spec, info, reference=None)
+    orders = early.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    assert (orders.looks_after, orders.settle) == (looks_after, settle)
+    run.leg("reference").repeats.unlink()
+    again = early.told(template, spec, asked, FaultPlan.read(run.plan_json), run.leg("reference"))
+    assert again.settle == ("watch" if settle else ""), "of a job that was not shown to repeat itself"
+
+
+def test_references_that_say_enough_are_found_by_all() -> None:
+    assert early.reference_keys("k", "always") == early.reference_keys("k", "watch") == ("k-early",)
+    assert early.reference_keys("k", "long") == early.reference_keys("k", "never") == ("k", "k-early")

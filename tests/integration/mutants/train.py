@@ -17,6 +17,7 @@ import chaosrun
 from chaosrun.protocol import context
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.recorder import Recorder
+from chaosrun.records.traces import CheckpointRecord
 
 EPOCHS = 3
 SEED = 5
@@ -74,10 +75,11 @@ def flip_final_bit() -> None:
     finish, checkpoint = Recorder.finish, Recorder._checkpoint
 
     def broken(self: Recorder, at: Any) -> None:
-        def last(position: Any) -> None:
-            checkpoint(self, position)
+        def last(position: Any) -> CheckpointRecord:
+            saved = checkpoint(self, position)
             if self.order.rank == 1:
                 self.observer.parameters[0].detach().view(torch.int32).view(-1)[7] ^= 1
+            return saved
 
         self._checkpoint = last
         finish(self, at)
