@@ -129,7 +129,9 @@ def test_every_follower_tells_the_same(watched: dict[str, Any]) -> None:
     stopped = "chaos: attempt 1: rank 0 was stopped with its attempt"
     assert any(line.endswith("; stopped rank 0") for line in own) and "chaos: attempt 1: rank 0 died of SIGKILL" not in own
     out, err, code = watched["events"]
-    assert ([line for line in said(out) if line != stopped], err, code) == (own, "", 0) and stopped in said(out)
+    assert ([line for line in said(out) if line != stopped], err, code) == (own, "", 0)
+    # On a busy machine it may hear of the other's death, and raise, before it is stopped.
+    assert (stopped in said(out)) != ("chaos: attempt 1: rank 0 exited with code 4" in own)
 
 
 def test_a_fault_fires_before_its_rank_dies(watched: dict[str, Any]) -> None:

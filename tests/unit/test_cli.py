@@ -161,6 +161,7 @@ class TestCommands:
         ((name, asked),) = api.made
         asked.pop("on_event")
         told = {"overrides": ("workers=2", "faults.seed=7"), "root": Path("runs"), "address": "auto", "reference": "fresh"}
+        told |= {"early": "long"}
         assert (name, asked) == ("submit", {"args": (Path("job.yaml"),), **told})
         out, err = capsys.readouterr()
         assert out.startswith(f"run {RUN_ID}\n")
@@ -195,7 +196,7 @@ class TestCommands:
                 "sweep job.yaml workers=2 --steps 1,27 --only reduce --only x* --at-once 2 --keep --saves --resume x --root r",
                 {
                     **{"overrides": ("workers=2",), "steps": (1, 27), "only": ["reduce", "x*"], "at_once": 2},
-                    **{"keep": True, "saves": True, "resume": "x", "root": Path("r"), "address": None},
+                    **{"keep": True, "saves": True, "resume": "x", "early": "always", "root": Path("r"), "address": None},
                 },
             ),
         ],
