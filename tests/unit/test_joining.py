@@ -1,11 +1,13 @@
 """Before a Ray is joined: whether anybody listens there, and whether it takes the token that is here."""
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -84,3 +86,20 @@ def test_an_address_where_nobody_listens() -> None:
 def test_ray_is_not_imported_for_it() -> None:
     asked = "import sys; from chaosrun.supervise import run; run.expect_joinable('auto'); print('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asks for a token", "asks for none"])
+def test_ray_is_told_to_use_a_token_where_one_is_asked_for(
+    head: str, home: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    from chaosrun.cluster import connection
+
+    read: list[str] = []
+    joined: list[str | None] = []
+    monkeypatch.setattr(connection, "_raylet", SimpleNamespace(Config=SimpleNamespace(initialize=read.append)))
+    monkeypatch.setattr(connection.ray, "init", lambda **about: joined.append(os.environ.get("RAY_AUTH_MODE")))
+    monkeypatch.setenv("RAY_AUTH_MODE", "")
+    (home / ".ray" / "auth_token").write_text(TOKEN)
+    with socket.create_server(("0.0.0.0", 0)) as listening:
+        connection._join(head if asks else f"0.0.0.0:{listening.getsockname()[1]}")
+    assert (joined, read) == ((["token"], [""]) if asks else ([""], []))
