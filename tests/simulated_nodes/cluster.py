@@ -184,10 +184,6 @@ class SimulatedCluster(RayCluster):
     def own_node(self) -> str:
         return "head"
 
-    @property
-    def head_address(self) -> str:
-        return "127.0.0.1:6379"
-
     def head(self) -> ProcessIdentity | None:
         return None
 
