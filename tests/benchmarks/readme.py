@@ -15,8 +15,18 @@ BEGIN, END = "<!-- numbers: begin -->\n", "<!-- numbers: end -->\n"
 def keep(report: Mapping[str, Any]) -> None:
     """Raises KeyError when a part was not measured: numbers of two benches do not stand in one table."""
     text = with_numbers(README.read_text(), report)
-    KEPT.write_text(json.dumps(report, indent=1) + "\n")
+    KEPT.write_text(json.dumps(_without_outputs(report), indent=1) + "\n")
     README.write_text(text)
+
+
+def _without_outputs(found: Any) -> Any:
+    """What was measured; of a failure the sentence, without the output below it, which is full of this machine's paths."""
+    if isinstance(found, Mapping):
+        return {
+            key: [failure.splitlines()[0] for failure in value] if key == "failures" else _without_outputs(value)
+            for key, value in found.items()
+        }
+    return [_without_outputs(value) for value in found] if isinstance(found, list) else found
 
 
 def with_numbers(readme: str, report: Mapping[str, Any]) -> str:
@@ -37,8 +47,8 @@ def table(report: Mapping[str, Any]) -> str:
         ("SIGKILL of a rank to the first new step (`jobs/probe`)", *(seconds(recovery.get(name)) for name in PEERS)),
         ("a step of `jobs/bytelm`", times(steps["ratio"]), "1", "–"),
         ("a step of a script as it is", times(scripts["step_ratio_script"]), "1", "–"),
-        ("a step with what watches it, by turns with one without", times(scripts["observer_ratio"]), "1", "–"),
-        ("before and after a script", f"{scripts['added_s']:+.2f} s", "0", "–"),
+        ("a step that chaosrun watches, beside unwatched ones of the same process", times(scripts["observer_ratio"]), "1", "–"),
+        ("added before and after a script", f"{scripts['added_s']:+.2f} s", "0", "–"),
         ("`chaosrun --help`", seconds(report["startup"], 2), "–", "–"),
     ]
     return (

@@ -11,7 +11,7 @@ from tests.benchmarks.samples import Samples
 
 
 def samples(*values: float, failures: int = 0) -> dict[str, Any]:
-    return Samples(values=list(values), failures=["did not come back"] * failures).to_json()
+    return Samples(values=list(values), failures=["did not come back:\nthe output of /tmp/x"] * failures).to_json()
 
 
 @pytest.fixture
@@ -46,6 +46,7 @@ def test_a_bench_is_kept_and_told(report: dict[str, Any], tmp_path: Path, monkey
     assert "with 2 CPUs (load average 0.4 before and 1.1 after), Python 3.11.9, torch 2.13.0" in text
     assert text.startswith("before\n") and text.endswith(f"{readme.END}after\n") and "1.02 times" not in text
     assert readme.with_numbers(text, json.loads(readme.KEPT.read_text())) == text
+    assert "did not come back" in readme.KEPT.read_text() and "/tmp/x" not in readme.KEPT.read_text()
     other = {**report, "repeats": 7}
     assert readme.with_numbers(text, other) != text, "the control was not seen"
 
