@@ -10,6 +10,7 @@ rank does is the target's business; this module imports neither ray nor, by itse
 """
 
 import gc
+import importlib.util
 import math
 import os
 import select
@@ -20,10 +21,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
+
+import msgspec
 
 from chaosrun.cluster.attempts import CommandAttempt, RunningAttempt, kill_group
 from chaosrun.cluster.command import Command
@@ -39,6 +43,7 @@ from chaosrun.cluster.messages import (
     Stop,
     Stopped,
     decode_command,
+    encode,
     line,
 )
 from chaosrun.cluster.preloads import import_all
@@ -64,6 +69,8 @@ PRELOAD = (
     "chaosrun.protocol.script",
     "chaosrun.protocol.session",
 )
+WHERE_INSTALLED = ("datasets",)
+"""Imported by accelerate when it prepares a loader, in every worker at every start: 0.5 s to 1.5 s."""
 
 # Forking standbys at once would take the CPU from the ranks just when they start.
 REPLENISH_AFTER_S = 0.5
@@ -278,8 +285,11 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # `-m` put the working directory first; a training script must not find modules there that it would not find alone.
     sys.path.pop(0)
-    with channel.makefile("rb", buffering=0) as lines:
-        first = lines.readline()
+    if len(arguments) > 1:
+        first = arguments[1].encode()
+    else:
+        with channel.makefile("rb", buffering=0) as lines:
+            first = lines.readline()
     if not first:
         return 0
     configure = decode_command(first)
@@ -288,22 +298,26 @@ def main(arguments: list[str]) -> int:
     if target is None:
         return 1
     server = ForkServer(channel, target, configure.standbys, Path(configure.temporary))
-    server.send(Ready(pid=os.getpid()))
+    server.send(Ready(pid=os.getpid(), left_out=configure.left_out))
     server.serve()
     return 0
 
 
 def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     """Import everything and get ready to fork. None, which the agent is told, when that cannot be."""
+    environment = dict(os.environ)
     try:
-        usual, own = ([name for name in configure.preload if (name in PRELOAD) is ours] for ours in (True, False))
-        target, unsafe = import_all(usual, own, configure.target)
-        trace = None
+        there = [name for name in configure.preload if name not in WHERE_INSTALLED or importlib.util.find_spec(name)]
+        usual, own = ([name for name in there if (name in (*PRELOAD, *WHERE_INSTALLED)) is ours] for ours in (True, False))
+        found = import_all(usual, own, configure.target, without={each.module for each in configure.left_out})
     except Exception as error:
         # Whatever a user's module raises while it is imported is an answer, not an accident.
-        target, unsafe, trace = None, f"{type(error).__name__}: {error}", traceback.format_exc()
-    if unsafe is not None:
-        channel.sendall(line(Failed(message=unsafe, traceback=trace)))
+        channel.sendall(line(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())))
+        return None
+    if found.unsafe:
+        _begin_again(msgspec.structs.replace(configure, left_out=(*configure.left_out, *found.unsafe)), channel, environment)
+    if found.unfit is not None:
+        channel.sendall(line(Failed(message=found.unfit, traceback=None)))
         return None
     for name, value in configure.env.items():
         if value is None:
@@ -318,7 +332,16 @@ def _warm_up(configure: Configure, channel: socket.socket) -> Target | None:
     # Nothing imported so far is ever looked at by a collection again: its pages stay shared with every rank.
     gc.freeze()
     gc.disable()
-    return target
+    return found.target
+
+
+def _begin_again(configure: Configure, channel: socket.socket, environment: Mapping[str, str]) -> NoReturn:
+    """A thread that a module has started cannot be ended from outside; it ends with the program that this process runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel.set_inheritable(True)
+    program = [sys.executable, "-m", "chaosrun.cluster.forkserver", str(channel.fileno())]
+    os.execve(sys.executable, [*program, encode(configure).decode()], environment)
 
 
 if __name__ == "__main__":

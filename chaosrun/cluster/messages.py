@@ -6,7 +6,7 @@ Between agent and fork server each is one line of JSON on a socket; from the age
 import msgspec
 
 from chaosrun.records.claims import LauncherCode
-from chaosrun.records.events import WorkerExited
+from chaosrun.records.events import NotPreloaded, WorkerExited
 from chaosrun.records.order import WorkerOrder
 
 
@@ -23,6 +23,8 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", 
     """Ranks to expect here."""
     temporary: str
     """Their TMPDIR."""
+    left_out: tuple[NotPreloaded, ...] = ()
+    """What an earlier try has shown."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="start"):
@@ -38,10 +40,11 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag="
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ready"):
     pid: int
+    left_out: tuple[NotPreloaded, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="failed"):
-    """The preloads failed, or are not safe to fork; the server exits."""
+    """The preloads failed, or must not be shared; the server exits."""
 
     message: str
     traceback: str | None

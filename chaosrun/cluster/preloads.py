@@ -5,6 +5,8 @@ imported would come back alike only here: no drill could see what a restart make
 again in child processes, and what they then hold is compared. Installed packages (torch, transformers) are taken as they are.
 
 The global random streams are seeded before: what is drawn from them is the same in every drill.
+
+A module that starts a thread, or CUDA, cannot be shared at all: a fork would lose it. It is left to the ranks.
 """
 
 import datetime
@@ -18,15 +20,18 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import types
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaosrun.cluster.standby import Target
+from chaosrun.records.events import NotPreloaded
+from chaosrun.records.order import WorkerOrder
 
 IMPORTS = 4
 """Children: a value of one bit is the same in all of them once in eight times."""
@@ -41,25 +46,58 @@ BYTES = 1 << 20
 FRESH = "import sys; from chaosrun.cluster.preloads import tell_of_fresh; tell_of_fresh(sys.argv[1:])"
 
 
-def import_all(usual: Sequence[str], own: Sequence[str], target: str) -> tuple[Target, str | None]:
-    """Import what every drill preloads, the job's own preloads, and the target; and say what keeps them from being forked."""
+class Imported(NamedTuple):
+    target: Target
+    unsafe: tuple[NotPreloaded, ...]
+    """A fork of this process would lose what they have started."""
+    unfit: str | None
+    """Why the job's own preloads must not be shared."""
+
+
+def import_all(usual: Sequence[str], own: Sequence[str], target: str, *, without: Container[str]) -> Imported:
+    """Import what every drill preloads, the target, and the job's own preloads; all but the modules `without`, which ranks
+    import for themselves."""
     module, _, function = target.partition(":")
-    for name in (*usual, module):
-        importlib.import_module(name)
-    differing = _import_and_compare(own)
-    return getattr(sys.modules[module], function), _why_unsafe_to_fork() or _why_unfit_to_share(differing)
+    imports = _Imports()
+    imports.one_by_one(name for name in (*usual, module) if name not in without)
+    differing = _import_and_compare([name for name in own if name not in without], imports)
+
+    def run(order: WorkerOrder, listen_fd: int | None) -> int:
+        return getattr(importlib.import_module(module), function)(order, listen_fd)
+
+    return Imported(run, tuple(imports.unsafe), _why_unfit_to_share(differing))
 
 
-def _why_unsafe_to_fork() -> str | None:
-    """After the imports; None when a fork loses nothing."""
-    threads = os.listdir("/proc/self/task")
-    if len(threads) != 1:
-        names = sorted({Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads})
-        return f"the preloaded modules started {len(threads) - 1} thread(s) ({', '.join(names)}); a fork would lose them"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "the preloaded modules initialised CUDA; a forked process could not use it"
-    return None
+class _Imports:
+    """Imports one module after the other, and sees which of them a fork would not bear."""
+
+    def __init__(self) -> None:
+        self.unsafe: list[NotPreloaded] = []
+        self._threads = set(os.listdir("/proc/self/task"))
+        self._has_cuda = False
+
+    def one_by_one(self, names: Iterable[str]) -> None:
+        for name in names:
+            began_s = time.monotonic()
+            importlib.import_module(name)
+            threads = set(os.listdir("/proc/self/task")) - self._threads
+            torch = sys.modules.get("torch")
+            has_cuda = torch is not None and torch.cuda.is_initialized()
+            if threads or has_cuda > self._has_cuda:
+                took_s = time.monotonic() - began_s
+                self.unsafe.append(NotPreloaded(module=name, threads=_names(threads), cuda=has_cuda, import_s=took_s))
+            self._threads |= threads
+            self._has_cuda = has_cuda
+
+
+def _names(threads: Iterable[str]) -> tuple[str, ...]:
+    """What they are called: Python's own by their threading.Thread, others by the kernel."""
+    pythons = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    names: list[str] = []
+    for thread in threads:
+        with suppress(OSError):  # it has ended
+            names.append(pythons.get(thread) or Path(f"/proc/self/task/{thread}/comm").read_text().strip())
+    return tuple(sorted(names))
 
 
 def _why_unfit_to_share(differing: Sequence[str]) -> str | None:
@@ -73,16 +111,15 @@ def _why_unfit_to_share(differing: Sequence[str]) -> str | None:
     )
 
 
-def _import_and_compare(preload: Sequence[str]) -> list[str]:
+def _import_and_compare(preload: Sequence[str], imports: _Imports) -> list[str]:
     """Names of what the job's own modules hold that another import has otherwise."""
     before = frozenset(sys.modules)
     _seed()
     began = time.monotonic()
-    for name in preload:
-        importlib.import_module(name)
+    imports.one_by_one(preload)
     took_s = time.monotonic() - began
     own = _own_since(before)
-    if not own or _why_unsafe_to_fork():
+    if not own or imports.unsafe:
         return []
     children = [_fork(own, before, number) for number in range(IMPORTS_IF_SLOW if took_s > SLOW_S else IMPORTS)]
     held = [json.loads(told) if (told := _read_all(child)) else None for child in children]

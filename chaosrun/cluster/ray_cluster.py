@@ -22,10 +22,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from chaosrun.cluster.agent import NodeAgent
 from chaosrun.cluster.connection import connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Started
+from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Ready, Started
 from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
-from chaosrun.records.events import NodePlace
+from chaosrun.records.events import NodePlace, NotPreloaded
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
 
@@ -324,15 +324,16 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     def start_servers(
         self, env: Mapping[str, str], *, preload: Sequence[str] = PRELOAD, target: str = TARGET, timeout_s: float = 300.0
-    ) -> None:
-        """Have a fork server with this environment ready on every node; returns at once where one is."""
+    ) -> tuple[NotPreloaded, ...]:
+        """Have a fork server with this environment ready on every node; returns at once where one is. What some node has to
+        leave out of `preload` is returned."""
         assert self.placement is not None, "acquire comes first"
         calls = [
             (agent := self.agents[node], agent.submit("start_server", dict(env), preload, target, len(place.ranks)))
             for node, place in self.placement.nodes.items()
         ]
-        for agent, reference in calls:
-            agent.collect(reference, timeout_s=timeout_s)
+        ready: list[Ready] = [agent.collect(reference, timeout_s=timeout_s) for agent, reference in calls]
+        return tuple({left.module: left for server in ready for left in server.left_out}.values())
 
     def start_attempt(self, attempt: int, orders: Sequence[WorkerOrder], *, timeout_s: float = 300.0) -> Started:
         """Fork all ranks; rank 0's node chooses the port, the others are told. Raises ResourcesError when a node cannot."""

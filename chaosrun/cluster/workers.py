@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from chaosrun.cluster import command
-from chaosrun.cluster.forkserver import PRELOAD
+from chaosrun.cluster.forkserver import PRELOAD, WHERE_INSTALLED
 from chaosrun.cluster.messages import AgentLost, RankStack
 from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
@@ -45,7 +45,8 @@ class ClusterWorkers:
         self._acquire_timeout_s = spec.recovery.acquire_timeout
         # Read by the interpreter when it starts, so it has to be in the fork server's environment.
         self._env = {**spec.env, "PYTHONHASHSEED": str(spec.seed)}
-        self._runs: dict[str, Any] = {"preload": (*PRELOAD, *spec.recovery.preload)}
+        prepares = WHERE_INSTALLED if spec.by == "chaosrun" else ()
+        self._runs: dict[str, Any] = {"preload": (*PRELOAD, *prepares, *spec.recovery.preload)}
         if spec.command:
             # It imports for itself what it needs.
             self._runs = {"preload": (), "target": command.TARGET}
@@ -85,8 +86,12 @@ class ClusterWorkers:
             lost = "; ".join(self._avoid.values())
             hint = "bring a node back, or raise recovery.acquire_timeout, and `chaosrun resume`"
             raise ResourcesError(f"{error.message}; lost: {lost}", hint=hint) from error
-        self._cluster.start_servers(self._env, **self._runs)
-        return PlacementAcquired(nodes=placement.nodes, ray=self._cluster.kind, oversubscribed=self._cluster.oversubscribed)
+        return PlacementAcquired(
+            nodes=placement.nodes,
+            ray=self._cluster.kind,
+            oversubscribed=self._cluster.oversubscribed,
+            not_preloaded=self._cluster.start_servers(self._env, **self._runs),
+        )
 
     @property
     def nodes(self) -> Sequence[str]:

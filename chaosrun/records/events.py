@@ -89,11 +89,22 @@ class NodePlace(Record, frozen=True, kw_only=True, omit_defaults=False):
     gpus: tuple[int, ...] = ()
 
 
+class NotPreloaded(Record, frozen=True, kw_only=True):
+    """A module that each rank imports for itself: a fork would lose what it starts."""
+
+    module: str
+    threads: tuple[str, ...] = ()
+    cuda: bool = False
+    import_s: float
+    """What it took when it was tried."""
+
+
 class PlacementAcquired(Event, frozen=True, kw_only=True, tag="placement.acquired"):
     nodes: dict[str, NodePlace]
     """By node id."""
     ray: str = ""
     oversubscribed: bool = False
+    not_preloaded: tuple[NotPreloaded, ...] = ()
 
 
 class StagingCleared(Event, frozen=True, kw_only=True, tag="staging.cleared"):

@@ -26,6 +26,7 @@ from chaosrun.records.events import (
     JournalEvent,
     LegFinished,
     LegStarted,
+    NotPreloaded,
     OutputsReplaced,
     OutputsReplacing,
     PlacementAcquired,
@@ -36,7 +37,7 @@ from chaosrun.records.events import (
     WorkerStarted,
 )
 from chaosrun.report.escapes import on_one_line
-from chaosrun.wording import count, rank_list
+from chaosrun.wording import count, duration, listed, rank_list
 
 _NOTICES = {
     "run.created": "created in {path}",
@@ -130,7 +131,15 @@ def raised(error: RaisedError | None) -> str | None:
 def _placed(event: PlacementAcquired) -> str:
     ranks = sum(len(node.ranks) for node in event.nodes.values())
     more = "; oversubscribed: more workers than cores" if event.oversubscribed else ""
-    return f"{count(ranks, 'rank')} placed on {count(len(event.nodes), 'node')}{more}"
+    alone = "".join(f"; {not_preloaded(each)}" for each in event.not_preloaded)
+    return f"{count(ranks, 'rank')} placed on {count(len(event.nodes), 'node')}{more}{alone}"
+
+
+def not_preloaded(module: NotPreloaded) -> str:
+    """What is not shared by the ranks, why, and what that costs."""
+    starts = "uses CUDA" if module.cuda else f"starts {count(len(module.threads), 'thread')} ({listed(module.threads)})"
+    costs = f"each restart imports it again, {duration(module.import_s)}"
+    return f"{module.module} is not preloaded, for its import {starts}, which a fork would lose: {costs}"
 
 
 def _starting(event: AttemptStarting) -> str:

@@ -311,11 +311,10 @@ def test_standbys_are_used_replaced_and_their_deaths_survived(server: Server, tm
     ("module", "said"),
     [
         ("import no_such_module_anywhere", "no_such_module_anywhere"),
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n", "1 thread"),
         ("import os\nSALT = os.urandom(8)\n", "recovery.preload: preloaded.SALT is another one after every import"),
     ],
 )
-def test_a_preload_that_fails_starts_a_thread_or_draws_is_refused(tmp_path: Path, module: str, said: str) -> None:
+def test_a_preload_that_fails_or_draws_is_refused(tmp_path: Path, module: str, said: str) -> None:
     (tmp_path / "preloaded.py").write_text(module)
     server = Server(preload=("preloaded",), PYTHONPATH=os.pathsep.join([os.getcwd(), str(tmp_path)]))
     event = server.next()
@@ -323,6 +322,68 @@ def test_a_preload_that_fails_starts_a_thread_or_draws_is_refused(tmp_path: Path
     assert ("Traceback" in (event["traceback"] or "")) == (said == "no_such_module_anywhere")
     assert server.process.wait(timeout=60) == 1
     server.channel.close()
+
+
+A_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True, name='beats').start()\n"
+A_THREAD_OF_C = """
+import ctypes
+identity, sleep = ctypes.c_ulong(), ctypes.cast(ctypes.CDLL(None).sleep, ctypes.c_void_p)
+assert ctypes.CDLL(None).pthread_create(ctypes.byref(identity), None, sleep, ctypes.c_void_p(600)) == 0
+"""
+
+
+@pytest.mark.parametrize("module", [A_THREAD, A_THREAD_OF_C], ids=["python", "native"])
+@pytest.mark.parametrize("of_target", [False, True], ids=["preload", "target"])
+def test_a_module_that_starts_a_thread_is_left_to_the_ranks(tmp_path: Path, module: str, of_target: bool) -> None:
+    """Once in this process and its threads are there to stay; ranks have what they import themselves."""
+    (tmp_path / "threaded.py").write_text(module)
+    (tmp_path / "below.py").write_text("import threaded")  # known only once threaded is left out
+    (tmp_path / "harmless.py").write_text("")
+    (tmp_path / "target.py").write_text(
+        "import os, sys, threaded\nfrom tests.integration.fork_targets import *\nfrom tests.integration import fork_targets\n"
+        "def main(order, listen):\n    print(len(os.listdir('/proc/self/task')))\n    return fork_targets.main(order, listen)"
+    )
+    preload = ("harmless",) if of_target else ("harmless", "threaded", "below")
+    path = os.pathsep.join([os.getcwd(), str(tmp_path)])
+    server = Server(preload, "target:main" if of_target else TARGET, PYTHONPATH=path)
+    try:
+        ready = server.next()
+        assert ready["event"] == "ready" and ready["pid"] == server.process.pid
+        left_out = {each["module"]: each["threads"] for each in ready["left_out"]}
+        assert list(left_out) == (["target"] if of_target else ["threaded", "below"])
+        assert set(map(tuple, left_out.values())) == {("beats",) if module is A_THREAD else ("python",)}
+        assert all(each["import_s"] > 0 for each in ready["left_out"])
+        assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1, "a fork would lose the other one"
+        server.start(make_orders(tmp_path, "complete", workers=1))
+        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
+        if of_target:
+            assert LegLayout(tmp_path).attempt(1).log(0).read_text() == "2\n", "the rank has the thread"
+        server.end()
+    finally:
+        server.clean()
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_accelerate_imports_to_prepare_a_loader_is_preloaded_where_it_is_installed(
+    tmp_path: Path, installed: bool
+) -> None:
+    (tmp_path / "datasets.py").write_text("")
+    hidden = "import sys\nsys.modules['datasets'] = None" if not installed else ""
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    (tmp_path / "target.py").write_text(
+        "import sys\nfrom tests.integration import fork_targets\n"
+        "def main(order, listen):\n    print(sys.modules.get('datasets') is not None)\n"
+        "    return fork_targets.main(order, listen)"
+    )
+    server = Server(("datasets",), "target:main", PYTHONPATH=os.pathsep.join([str(tmp_path), os.getcwd()]))
+    try:
+        assert server.next()["event"] == "ready"
+        server.start(make_orders(tmp_path, "complete", workers=1))
+        assert [exit["completed"] for exit in server.until("stopped")[:-1]] == [True]
+        assert LegLayout(tmp_path).attempt(1).log(0).read_text() == f"{installed}\n"
+        server.end()
+    finally:
+        server.clean()
 
 
 def test_an_identity_is_not_fooled_by_another_process_of_the_same_pid() -> None:

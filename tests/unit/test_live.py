@@ -12,7 +12,7 @@ import pytest
 
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
-from chaosrun.records.events import JournalEvent, NodePlace, RaisedError
+from chaosrun.records.events import JournalEvent, NodePlace, NotPreloaded, RaisedError
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
@@ -78,6 +78,11 @@ def run(tmp_path: Path) -> RunLayout:
     ("record", "text"),
     [
         (CHAOS[1], "3 ranks placed on 1 node; oversubscribed: more workers than cores"),
+        (
+            {**CHAOS[1], "not_preloaded": (NotPreloaded(module="own.data", threads=("beats",), import_s=1.5),)},
+            "3 ranks placed on 1 node; oversubscribed: more workers than cores; own.data is not preloaded, for its import "
+            "starts 1 thread (beats), which a fork would lose: each restart imports it again, 1.5 s",
+        ),
         (CHAOS[2], "attempt 1 starts from the beginning"),
         ({**CHAOS[2], "by": "script"}, "attempt 1 starts from the beginning"),
         ({**CHAOS[2], "by": "script", "attempt": 2}, "attempt 2 starts: the script looks for a checkpoint of its own"),

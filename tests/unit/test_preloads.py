@@ -16,7 +16,7 @@ import importlib, json, sys
 from chaosrun.cluster import preloads
 for name in ("torch", "numpy", "datetime", "uuid", "secrets"):
     importlib.import_module(name)
-print(json.dumps({name: preloads._import_and_compare([name]) for name in sys.argv[1:]}))
+print(json.dumps({name: preloads._import_and_compare([name], preloads._Imports()) for name in sys.argv[1:]}))
 """
 DRAWN = {
     "salt": "import os; held = os.urandom(1)[0] / 1000; held2 = os.urandom(8)",
@@ -107,16 +107,21 @@ def test_it_is_said_which(differing: list[str], words: str) -> None:
     assert words in (_why_unfit_to_share(differing) or "")
 
 
-@pytest.mark.parametrize("module", ["sklearn.datasets", "pyarrow"])
+@pytest.mark.parametrize("module", ["sklearn.datasets", "pyarrow", "datasets"])
 def test_libraries_are_imported_without_threads_of_theirs(module: str) -> None:
     """A fork would lose them. Left to themselves they start some: BLAS has a pool, pyarrow's allocator one that tidies up."""
     pytest.importorskip(module, reason=f"{module} is not installed")
-    script = f"import {module}\nfrom chaosrun.cluster.preloads import _why_unsafe_to_fork\nprint(_why_unsafe_to_fork())"
+    script = f"""
+from chaosrun.cluster.preloads import _Imports
+imports = _Imports()
+imports.one_by_one(["{module}"])
+print([each.module for each in imports.unsafe])
+"""
 
     def told(**environment: str) -> str:
         bare = {name: value for name, value in os.environ.items() if name not in IMPORT_ENVIRONMENT}
         environment = {**bare, **environment}
         return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment).stdout.strip()
 
-    assert told(**IMPORT_ENVIRONMENT) == "None"
-    assert "thread(s)" in told(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")
+    assert told(**IMPORT_ENVIRONMENT) == "[]"
+    assert told(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2") == f"['{module}']"

@@ -9,6 +9,7 @@ from chaosrun.report.diagnosis import finding_rows, hazard_sentence, quantity_ro
 from chaosrun.report.html.page import Shown
 from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
+from chaosrun.report.sentences import not_preloaded
 from chaosrun.verify.compare import differing_keys
 from chaosrun.wording import listed, rank_list
 
@@ -80,7 +81,8 @@ def _nodes(leg: Leg) -> str:
     for record in reversed(leg.history.events(PlacementAcquired)):
         told = [f"{node.address} ({rank_list(node.ranks)})" for node in record.nodes.values()]
         more = "; more workers than cores" if record.oversubscribed else ""
-        return f"{listed(told, 16)}{more}"
+        alone = "".join(f"; {not_preloaded(each)}" for each in record.not_preloaded)
+        return f"{listed(told, 16)}{more}{alone}"
     return ""
 
 
