@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -69,7 +70,7 @@ class Filesystem:
 
     def make_directories(self, path: Path) -> int:
         """`mkdir -p`; returns how many there were to make."""
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
         for folder in reversed(missing or [path]):
             self.mkdir(folder)
         return len(missing)

@@ -15,6 +15,7 @@ import mmap
 import os
 import sys
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ _COUNT, _STEP, _STAGE, _BEAT, _COUNT_AGAIN = range(5)
 _FIRST = 12
 _LONGEST = _FIRST + len(STAGES)
 _WORDS = _LONGEST + len(STAGES)
+_NEVER = array("d", [-1.0] * (_WORDS - _FIRST))
 _TRIES = 10_000
 
 
@@ -139,8 +141,7 @@ class Heart:
     def _use(self, memory: memoryview) -> None:
         self._integers, self._durations = memory.cast("q"), memory.cast("d")
         self._integers[0], self._integers[1] = _MAGIC, _VERSION
-        for place in range(_FIRST, _WORDS):
-            self._durations[place] = -1.0
+        self._durations[_FIRST:_WORDS] = _NEVER
 
     def beat(self, stage: str, step: int) -> None:
         """This rank has come to this stage of this step."""

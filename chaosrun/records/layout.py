@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ LEGS = ("reference", "chaos", "confirm")
 """In the order in which a run has them."""
 
 
+@lru_cache(maxsize=4096)
+def _joined(folder: Path, name: str) -> Path:
+    return folder / name
+
+
 class Below:
     """A file or directory of a layout, by its path below that one's `path`, or its `storage` where it has one."""
 
@@ -33,7 +39,7 @@ class Below:
         self._name, self._stored = name, stored
 
     def __get__(self, layout: Any, kind: object = None) -> Path:
-        return ((self._stored and layout.storage) or layout.path) / self._name
+        return _joined((self._stored and layout.storage) or layout.path, self._name)
 
 
 class OfRank:
@@ -43,7 +49,7 @@ class OfRank:
         self._name = name
 
     def __get__(self, layout: Any, kind: object = None) -> Callable[[int], Path]:
-        return lambda rank: layout.path / self._name.format(rank)
+        return lambda rank: _joined(layout.path, self._name.format(rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class LegLayout:
     """Raw bytes of inspected tensors by their digest."""
 
     def attempt(self, number: int) -> AttemptLayout:
-        return AttemptLayout(self.path / "attempts" / f"{number:03d}")
+        return AttemptLayout(_joined(self.path, f"attempts/{number:03d}"))
 
     def attempts(self) -> list[int]:
         """Numbers of the attempts that have a directory, ascending."""

@@ -8,6 +8,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from chaosrun.records.layout import MANIFEST_NAME
@@ -89,4 +90,5 @@ class Manifest(_Frozen):
 
 
 def _canonical(fields: dict[str, object]) -> bytes:
-    return json.dumps(fields, sort_keys=True, indent=1, allow_nan=False).encode()
+    # As json.dumps with indent=1 has it, which would not write it in C: a manifest of a thousand ranks is long.
+    return msgspec.json.format(json.dumps(fields, sort_keys=True, allow_nan=False).encode(), indent=1)

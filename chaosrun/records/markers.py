@@ -98,9 +98,11 @@ def read_marker(leg: LegLayout, fault: str) -> Marker | None:
 
 def read_markers(leg: LegLayout) -> dict[str, Marker | None]:
     """The faults that have fired, by id. None for a marker that a crash cut off: the id is spent, what it did is not known."""
-    if not leg.faults.is_dir():
+    try:
+        names = os.listdir(leg.faults)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return {path.stem: read_marker(leg, path.stem) for path in sorted(leg.faults.glob("*.json"))}
+    return {name: read_marker(leg, name) for name in sorted(each[:-5] for each in names if each.endswith(".json"))}
 
 
 def withdraw_marker(leg: LegLayout, fault: str) -> None:

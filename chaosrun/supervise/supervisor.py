@@ -349,7 +349,7 @@ class Supervisor:
             )
         )
         settle = early.orders(self._template, self._leg, action.attempt, self._plan, self._observations.observed)
-        orders = [replace(self._order(action, rank, armed), **settle) for rank in range(self._template.world_size)]
+        orders = [self._order(action, rank, armed, settle) for rank in range(self._template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
         try:
@@ -370,7 +370,7 @@ class Supervisor:
         """Count what an attempt comes by once, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
-    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault]) -> WorkerOrder:
+    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault], settle: dict[str, Any]) -> WorkerOrder:
         order = replace(
             self._template,
             attempt=action.attempt,
@@ -379,7 +379,7 @@ class Supervisor:
             faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
             passed=dict(self._passed),
             distributed_debug=action.distributed_debug,
-            **resume_values(self._template, action.attempt),
+            **{**resume_values(self._template, action.attempt), **settle},
         )
         return self._workers.place(order)
 

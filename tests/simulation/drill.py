@@ -1,14 +1,17 @@
 """One simulated leg from its first supervisor to its end, on virtual time, with its troubles."""
 
+import gc
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from chaosrun.cluster.workers import ClusterWorkers
 from chaosrun.errors import ChaosrunError
@@ -26,7 +29,7 @@ from tests.simulation.cluster import Network, Ray, SimulatedCluster
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.invariants import Invariants
 from tests.simulation.nodes import SimulatedNode
-from tests.simulation.ranks import RankKilled, SimulatedRank, Team
+from tests.simulation.ranks import Life, RankKilled, SimulatedRank, Team
 from tests.simulation.scenario import Scenario, Trouble
 from tests.simulation.world import Killed, Violation, World
 
@@ -65,6 +68,8 @@ class Simulation:
         self.network = Network(self)
         self.nodes = [SimulatedNode(self, f"node{number}") for number in range(scenario.nodes + scenario.spares)]
         self.processes: dict[int, SimulatedRank] = {}
+        self.living: Counter[int] = Counter()
+        """How many of them live, by attempt."""
         self.teams: dict[int, Team] = {}
         self.is_supervisor_alive = False
         self.supervisors = 0
@@ -78,7 +83,9 @@ class Simulation:
         self._late: list[tuple[float, float, float, str]] = []
         self._twice: list[tuple[float, float, str]] = []
         self._lose: list[Trouble] = [each for each in scenario.troubles if each.kind == "reply_lost"]
-        self._pending = list(scenario.troubles)
+        self._pending = [each for each in scenario.troubles if each.kind in self._acts]
+        self._at_waits = [each for each in scenario.troubles if each.kind == "supervisor_killed"]
+        self._at_disk = [each for each in scenario.troubles if each.kind in ("killed_at_disk", "power_cut")]
         self._tear: list[Trouble] = [each for each in scenario.troubles if each.kind == "end_is_torn"]
         self._cutting = False
         self._records = 0
@@ -101,12 +108,11 @@ class Simulation:
         """From a signal to the end of a process."""
         return self.world.random("dying").uniform(0.0001, 0.02)
 
-    @contextmanager
-    def acting(self, rank: SimulatedRank) -> Iterator[None]:
-        """What is done to the disk now, this rank does."""
+    def let_act(self, rank: SimulatedRank, life: Life) -> Callable[[], bool] | float:
+        """What is done to the disk meanwhile, this rank does."""
         self._acting = rank
         try:
-            yield
+            return next(life)
         finally:
             self._acting = None
 
@@ -135,10 +141,14 @@ class Simulation:
             "chaosrun.checkpoint.store.Filesystem": lambda: self.disk,
             "chaosrun.supervise.deaths.last_step": self._last_step,
         }
-        with ExitStack() as stack:
+        before = {name: getattr(*_place(name)) for name in replaced}
+        try:
             for name, value in replaced.items():
-                stack.enter_context(patch(name, value))
+                setattr(*_place(name), value)
             yield
+        finally:
+            for name, value in before.items():
+                setattr(*_place(name), value)
 
     def _identify(self, pid: int) -> ProcessIdentity | None:
         process = self.processes.get(pid)
@@ -172,7 +182,14 @@ class Simulation:
 
     # What ranks tell
 
+    def rank_began(self, rank: SimulatedRank) -> None:
+        self.processes[rank.pid] = rank
+        self.living[rank.attempt] += 1
+
     def rank_ended(self, rank: SimulatedRank) -> None:
+        self.living[rank.attempt] -= 1
+        if not self.living[rank.attempt]:
+            del self.living[rank.attempt]
         how = f"signal {rank.signal}" if rank.signal else f"exit code {rank.exit_code}"
         self.world.tell(f"rank {rank.rank} of attempt {rank.attempt} (pid {rank.pid}) ends: {how}, after step {rank.step}")
 
@@ -239,8 +256,8 @@ class Simulation:
         if not self.is_supervisor_alive:
             return
         self._end_if_endless()
-        for trouble in [t for t in self._pending if t.kind == "supervisor_killed" and t.number <= number]:
-            self._pending.remove(trouble)
+        for trouble in [t for t in self._at_waits if t.number <= number]:
+            self._at_waits.remove(trouble)
             self._came(trouble.kind)
             raise Killed
 
@@ -256,9 +273,9 @@ class Simulation:
             self.world.wait(lambda: False, min(0.3, slow_until_s - self.world.now))
         if not self.is_supervisor_alive:
             return
-        for trouble in [t for t in self._pending if t.kind in ("killed_at_disk", "power_cut")]:
+        for trouble in [*self._at_disk]:
             if trouble.number <= self.disk.operations:
-                self._pending.remove(trouble)
+                self._at_disk.remove(trouble)
                 of_rank = trouble.kind == "killed_at_disk" and self._acting is not None
                 self._came("rank_dies" if of_rank else trouble.kind)
                 if trouble.kind == "power_cut":
@@ -282,7 +299,13 @@ class Simulation:
 
     def _schedule(self, record: int) -> None:
         """What comes after this record of the journal."""
-        acts: Mapping[str, Callable[[Trouble], None]] = {
+        for trouble in [each for each in self._pending if each.record == record]:
+            self._pending.remove(trouble)
+            self.world.after(trouble.at_s, lambda trouble=trouble: self._do(trouble))
+
+    @cached_property
+    def _acts(self) -> Mapping[str, Callable[[Trouble], None]]:
+        return {
             "rank_dies": lambda trouble: self._to_rank(trouble, lambda rank: rank.send(9)),
             "rank_leaves": lambda trouble: self._to_rank(trouble, lambda rank: rank.leave(0)),
             "rank_hangs": lambda trouble: self._to_rank(trouble, lambda rank: self._hung.add(rank.pid)),
@@ -298,15 +321,11 @@ class Simulation:
             "disk_slow": self._disk_slow,
             "checkpoint_damaged": self._damage,
         }
-        for trouble in list(self._pending):
-            if trouble.kind in acts and trouble.record == record:
-                self._pending.remove(trouble)
-                self.world.after(trouble.at_s, lambda trouble=trouble: self._do(trouble, acts[trouble.kind]))
 
-    def _do(self, trouble: Trouble, act: Callable[[Trouble], None]) -> None:
+    def _do(self, trouble: Trouble) -> None:
         self._came(trouble.kind)
         self.world.tell(f"trouble: {trouble.kind} (number {trouble.number}, amount {trouble.amount:.3f})")
-        act(trouble)
+        self._acts[trouble.kind](trouble)
 
     def _to_rank(self, trouble: Trouble, act: Callable[[SimulatedRank], Any]) -> None:
         alive = [
@@ -370,13 +389,7 @@ class Simulation:
     def _supervise(self) -> tuple[str, str]:
         self.is_supervisor_alive = True
         self.world.tell(f"supervisor {self.supervisors} begins")
-        recovery = RecoverySpec(
-            max_restarts=self.scenario.max_restarts,
-            hang_timeout=self.scenario.hang_timeout_s,
-            start_timeout=30.0,
-            acquire_timeout=20.0,
-        )
-        spec = JobSpec.model_construct(env={}, seed=0, command=None, recovery=recovery)
+        spec = _spec(self.scenario.max_restarts, self.scenario.hang_timeout_s)
         cluster = SimulatedCluster(self)
         workers = ClusterWorkers(cluster, spec)
         self.supervisor = Supervisor(
@@ -385,7 +398,7 @@ class Simulation:
             template=self._template(),
             plan=FaultPlan(seed=0, faults=self.scenario.faults),
             workers=workers,
-            recovery=recovery,
+            recovery=spec.recovery,
             deadline_s=None,
             on_record=self._on_record,
             clock=self.world.wall,
@@ -450,6 +463,20 @@ class Simulation:
         )
 
 
+@cache
+def _spec(max_restarts: int, hang_timeout_s: float | None) -> JobSpec:
+    times = {"hang_timeout": hang_timeout_s, "start_timeout": 30.0, "acquire_timeout": 20.0}
+    recovery = RecoverySpec.model_validate({"max_restarts": max_restarts, **times})
+    return JobSpec.model_construct(env={}, seed=0, command=None, recovery=recovery)
+
+
+@cache
+def _place(name: str) -> tuple[Any, str]:
+    """An object, and which of its attributes."""
+    owner, _, attribute = name.rpartition(".")
+    return resolve_name(owner), attribute
+
+
 async def _at_once(act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     result = act(*arguments, **named)
     return await result if hasattr(result, "__await__") else result
@@ -461,6 +488,7 @@ def run(scenario: Scenario) -> Ended:
     simulation = Simulation(scenario, folder)
     violation: Violation | None = None
     outcome, message = "violation", ""
+    gc.disable()  # one collection for each leg takes less than hundreds while it goes on
     try:
         with simulation.surroundings():
             outcome, message = simulation.carry_out()
@@ -475,6 +503,7 @@ def run(scenario: Scenario) -> Ended:
         with simulation.surroundings():
             simulation.is_supervisor_alive = False
             simulation.world.close()
+        gc.enable()
         shutil.rmtree(folder)
     about = {"outcome": outcome, "message": message, "violation": violation, "fired": simulation.fired}
     return Ended(story=tuple(simulation.world.story), simulated_s=simulation.world.now, **about)

@@ -171,9 +171,8 @@ class Invariants:
     # What holds always
 
     def check(self) -> None:
-        living = {process.attempt for process in self._simulation.processes.values() if process.is_alive}
-        if len(living) > 1:
-            raise Violation("two_attempts", f"processes of attempts {sorted(living)} run")
+        if len(self._simulation.living) > 1:
+            raise Violation("two_attempts", f"processes of attempts {sorted(self._simulation.living)} run")
 
     def supervisor_is_gone(self, *, power_cut: bool) -> None:
         """The journal may have one event more than listeners heard of; after a power cut it may end earlier, but not before

@@ -131,7 +131,7 @@ class SimulatedForkServer:
             attempt.ranks[rank.pid] = rank.rank
             attempt.live.add(rank.pid)
             attempt.processes[rank.pid] = rank
-            self.simulation.processes[rank.pid] = rank
+            self.simulation.rank_began(rank)
         port = 20_000 + command.attempt if command.listen else None
         self.send(Started(attempt=command.attempt, pids={rank: pid for pid, rank in attempt.ranks.items()}, port=port))
 

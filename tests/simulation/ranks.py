@@ -3,6 +3,7 @@
 Each is a generator that yields where it spends time or waits for its peers; between two yields nothing else happens.
 """
 
+import functools
 import json
 import signal
 from collections.abc import Callable, Generator, Iterable
@@ -144,8 +145,7 @@ class SimulatedRank:
         if not self.is_alive or self._dying or self.is_stopped or self.simulation.hangs(self):
             return
         try:
-            with self.simulation.acting(self):
-                asked = next(self._life)
+            asked = self.simulation.let_act(self, self._life)
         except StopIteration:
             self._end(code=0)
         except Exit as left:
@@ -370,6 +370,7 @@ class RankKilled(Exception):
     """By nobody that it knows, in the middle of what it does."""
 
 
+@functools.cache
 def rank_state(step: int, rank: int) -> bytes:
     """The same training comes to the same state."""
     return json.dumps({"step": step, "rank": rank, "state": "x" * 40}).encode()

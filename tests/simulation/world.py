@@ -27,15 +27,17 @@ class Violation(AssertionError):
         self.rule = rule
 
 
-class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop that runs what is ready when it is told to, and never waits."""
+class SteppedLoop(asyncio.BaseEventLoop):
+    """An event loop that runs what is ready when it is told to, and never waits: it has no files to look at."""
 
     def drain(self) -> None:
-        previous = asyncio._get_running_loop()
+        previous, ready = asyncio._get_running_loop(), self._ready  # type: ignore[attr-defined]
         asyncio._set_running_loop(self)
         try:
-            while self._ready:  # type: ignore[attr-defined]
-                self._run_once()  # type: ignore[attr-defined]
+            while ready:
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
         finally:
             asyncio._set_running_loop(previous)
 
