@@ -21,7 +21,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import read_run
+from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, scheduled
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
@@ -189,9 +189,15 @@ class _UsedUpError(Exception):
 
 
 def shrink(
-    run: RunLayout, *, max_drills: int | None = None, address: str | None = None, on_event: Listener | None = None
+    run: RunLayout,
+    *,
+    max_drills: int | None = None,
+    early: Early = "always",
+    address: str | None = None,
+    on_event: Listener | None = None,
 ) -> Shrunk:
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way; it is also in its shrunk.yaml.
+    `early`: as of `submit`.
 
     Raises UsageError, before anything starts, for a run that did not fail and for one that is being supervised; otherwise as
     `api.submit`.
@@ -200,7 +206,7 @@ def shrink(
     with Interrupts(AGAIN) as interrupts, lock_run(run):
         interrupts.check(run)
         case = open_case(run)
-        drills, listener = _Drills(case, address, interrupts), on_event or (lambda record: None)
+        drills, listener = _Drills(case, early, address, interrupts), on_event or (lambda record: None)
         try:
             return reduce_faults(case, drills.symptom, drills.verify, limit=max_drills or MAX_DRILLS, on_record=listener)
         finally:
@@ -274,6 +280,7 @@ class _Drills:
     """Carries drills of a case out. Agents are there from the first drill on that wants them, until they are closed."""
 
     case: Case
+    early: Early
     address: str | None
     interrupts: Interrupts
     _cluster: RayCluster | None = None
@@ -284,7 +291,7 @@ class _Drills:
 
     def symptom(self, overrides: Sequence[str]) -> str | None:
         """Of a drill that leaves nothing behind."""
-        run = new_run(self.case.folder.absolute(), self.case.job.path, overrides, reference="auto")
+        run = new_run(self.case.folder.absolute(), self.case.job.path, overrides, reference="auto", early=self.early)
         try:
             return self._carried_out(run)
         finally:
@@ -292,7 +299,7 @@ class _Drills:
 
     def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
         """A drill like any other, that stays beside the run it is about."""
-        run = new_run(self.root, self.case.job.path, overrides, reference="auto")
+        run = new_run(self.root, self.case.job.path, overrides, reference="auto", early=self.early)
         return run, self._carried_out(run)
 
     def _carried_out(self, run: RunLayout) -> str | None:

@@ -187,6 +187,7 @@ def shrink(
     /,
     *,
     max_drills: Annotated[int | None, Parameter(help="Stop with the smallest plan found by then (default: 100).")] = None,
+    to_the_end: ToTheEnd = False,
     address: Address = None,
     root: Root = None,
     quiet: Quiet = False,
@@ -200,6 +201,6 @@ def shrink(
     one_or_more("--max-drills", max_drills)
     layout = api.find_run(run, root)
     with ticking(quiet=quiet) as on_event:
-        shrunk = api.shrink(layout, max_drills=max_drills, address=address, on_event=on_event)
+        shrunk = api.shrink(layout, max_drills=max_drills, early=early_of(to_the_end), address=address, on_event=on_event)
     show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
     return shrunk.exit_code

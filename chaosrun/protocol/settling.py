@@ -2,8 +2,9 @@
 or is not for the second time. The verdict looks again (`verify.settled`); this only says when there is nothing to wait for.
 """
 
+import functools
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 
@@ -13,10 +14,13 @@ from chaosrun.observe.state import ObservedState
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.settled import DIFFERED, SETTLED, State, state_of
-from chaosrun.records.traces import CheckpointRecord, read_trace
+from chaosrun.records.traces import CheckpointRecord, read_ends, read_trace
 
 ENOUGH = 2
 """Checkpoints at which the state differs: the second one shows where that leads."""
+
+Standing = State | Literal["lost"]
+"""Of a rank at a checkpoint. Lost: it came to this step in an attempt before, and only does it again."""
 
 
 class Decided(SystemExit):
@@ -29,6 +33,7 @@ class Settling:
     def __init__(self, order: WorkerOrder, leg: LegLayout) -> None:
         self._order = order
         watched = order.looks_after is not None and not order.inspect
+        self._leg = leg
         self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
         self._looks = watched and (order.leg != "chaos" or bool(order.settle))
         self._reference: dict[int, CheckpointRecord] | None = None
@@ -58,9 +63,12 @@ class Settling:
 
     def look(self, saved: CheckpointRecord) -> None:
         """Leave where that is decided. A collective: every rank calls it at the same checkpoint, and all leave or none."""
-        if not self._order.settle or saved.step <= self._order.settle_after:
+        if not self._order.settle:
             return
-        states = self._gather(state_of(self._expected(saved.step), saved)[0])
+        lost = saved.step <= self._came_to
+        states = self._gather("lost" if lost else state_of(self._expected(saved.step), saved)[0])
+        if "lost" in states:
+            return
         self._differing += "differs" in states
         if self._order.settle == "watch":
             return
@@ -68,6 +76,14 @@ class Settling:
             self._leave(SETTLED)
         if self._differing >= ENOUGH and self._order.settle == "stop":
             self._leave(DIFFERED)
+
+    @functools.cached_property
+    def _came_to(self) -> int:
+        """The last step of this rank in an attempt before this one."""
+        folders = {number: self._leg.attempt(number) for number in self._leg.attempts() if number < self._order.attempt}
+        paths = {number: path for number, folder in folders.items() if (path := folder.trace(self._order.rank)).exists()}
+        traces = (read_ends(path, number, self._order.rank, []) for number, path in paths.items())
+        return max((record.step for trace in traces for record in trace.steps[-1:]), default=0)
 
     def _expected(self, step: int) -> CheckpointRecord | None:
         if self._reference is None:
@@ -78,10 +94,10 @@ class Settling:
             self._reference = {saved.step: saved for saved in trace.checkpoints}
         return self._reference.get(step)
 
-    def _gather(self, state: State) -> list[State]:
+    def _gather(self, state: Standing) -> list[Standing]:
         if self._order.world_size == 1:
             return [state]
-        states: list[State] = ["unknown"] * self._order.world_size
+        states: list[Standing] = ["unknown"] * self._order.world_size
         torch.distributed.all_gather_object(states, state)
         return states
 

@@ -84,8 +84,6 @@ class WorkerOrder:
     """What is done where its complete state is, or is not, the reference's, after the last fault: see `protocol.settling`."""
     looks_after: int | None = None
     """The step from which on checkpoints say what an early end rests on, which takes time; None: never."""
-    settle_after: int = 0
-    """The last step that an attempt before this one came to."""
     inspect: tuple[int, ...] = ()
     """Steps whose every quantity is written down (`records.inspection`): only in a replay for `chaosrun diagnose`."""
     earlier: tuple[TrainingTime, ...] = ()

@@ -6,7 +6,6 @@ What "settled" rests on says docs/exactness.md; whether a leg that says so was r
 import json
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
@@ -18,21 +17,17 @@ from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import Early
 from chaosrun.records.settled import DIFFERED, SETTLED
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise.deaths import last_step
 from chaosrun.supervise.lifecycle import Finish
 from chaosrun.supervise.reference import final_step
 from chaosrun.verify.compare import exact_weights
 from chaosrun.verify.corruption import corrupts
 
 
-def orders(template: WorkerOrder, leg: LegLayout, attempt: int, plan: FaultPlan, observed: Collection[str]) -> dict[str, Any]:
+def settle_in(template: WorkerOrder, attempt: int, plan: FaultPlan, observed: Collection[str]) -> Settle:
     """What the ranks of an attempt are told. Nothing while a fault may still strike: all of the plan, and all that was
     injected, has to have been seen before."""
     faults = {fault.id for fault in plan.faults}
-    if attempt == 1 or not template.settle or not faults or not faults <= {*observed}:
-        return {"settle": ""}
-    came_to = [last_step(leg, earlier, rank) for earlier in leg.attempts() for rank in range(template.world_size)]
-    return {"settle_after": max(came_to, default=0)}
+    return template.settle if attempt > 1 and faults and faults <= {*observed} else ""
 
 
 def ending(finish: Finish, leg: LegLayout, attempt: int, world_size: int) -> Finish:
@@ -67,10 +62,13 @@ def asked(spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) ->
 
 def told(template: WorkerOrder, spec: JobSpec, early: Early, plan: FaultPlan, reference: LegLayout) -> WorkerOrder:
     """The orders of a leg. From which step on its checkpoints say what an early end rests on: of a job that is only taken for a
-    long one when it has come so far, from there."""
-    looks_after = None if spec.by == "script" or early == "never" else LONG if early == "long" else 0
+    long one when it has come so far, from there. A leg of which that is never asked does not look, nor listen."""
     settle = asked(spec, early, plan, reference) if template.leg == "chaos" else ""
-    return replace(template, looks_after=looks_after, settle=settle)
+    if template.leg == "chaos":
+        is_asked = settle != ""
+    else:
+        is_asked = spec.by == "chaosrun" and early != "never" and not (early == "long" and (spec.max_steps or LONG + 1) <= LONG)
+    return replace(template, looks_after=(LONG if early == "long" else 0) if is_asked else None, settle=settle)
 
 
 def reference_keys(key: str, early: Early) -> tuple[str, ...]:

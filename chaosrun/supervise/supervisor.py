@@ -19,7 +19,7 @@ from chaosrun.records.history import journal_events
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, checkpoint_step
 from chaosrun.records.markers import read_end, read_markers
-from chaosrun.records.order import WorkerOrder
+from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early, lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
@@ -348,7 +348,7 @@ class Supervisor:
                 distributed_debug=action.distributed_debug,
             )
         )
-        settle = early.orders(self._template, self._leg, action.attempt, self._plan, self._observations.observed)
+        settle = early.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
         orders = [self._order(action, rank, armed, settle) for rank in range(self._template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
@@ -370,7 +370,7 @@ class Supervisor:
         """Count what an attempt comes by once, for the attempts after it."""
         self._passed.update(("rendezvous", "restore.begin", "restore.end") if resume else ("rendezvous",))
 
-    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault], settle: dict[str, Any]) -> WorkerOrder:
+    def _order(self, action: lifecycle.Start, rank: int, armed: Sequence[Fault], settle: Settle) -> WorkerOrder:
         order = replace(
             self._template,
             attempt=action.attempt,
@@ -379,7 +379,7 @@ class Supervisor:
             faults=tuple(fault.to_json() for fault in armed if fault.rank == rank or fault.facts.witnessed),
             passed=dict(self._passed),
             distributed_debug=action.distributed_debug,
-            **{**resume_values(self._template, action.attempt), **settle},
+            **{**resume_values(self._template, action.attempt), "settle": settle},
         )
         return self._workers.place(order)
 

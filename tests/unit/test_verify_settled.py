@@ -167,7 +167,7 @@ def test_an_unfinished_checkpoint_does_not_settle(settled: RunLayout, tmp_path: 
     [
         ("never", "chaos", None, ""),
         ("never", "reference", None, ""),
-        ("long", "chaos", 1000, ""),  # of 12 steps
+        ("long", "chaos", None, ""),  # of 12 steps
         ("long", "reference", 1000, ""),
         ("always", "chaos", 0, "stop"),
         ("always", "reference", 0, ""),
