@@ -1,0 +1,133 @@
+"""When the ranks of a chaos leg leave because it is decided: each at its checkpoints, against records of a reference."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from legs import KILLS, edit_trace, only, put, write_run
+from msgspec import structs
+
+from chaosrun.observe.own import OwnState
+from chaosrun.protocol.settling import Decided, Settling, Standing
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.order import Settle, WorkerOrder
+from chaosrun.records.run_file import read_run
+from chaosrun.records.traces import CheckpointRecord, read_trace
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.workers import order_template
+
+RANK, LAST, STEPS = 1, 2, 16
+SAVED = (8, 12, 16)
+"""After the kill at step 6."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunLayout:
+    written = write_run(tmp_path, kills=KILLS[:1], steps=STEPS)
+    for leg, attempt in (("reference", 1), ("chaos", LAST)):
+        edit_trace(written, leg, attempt, RANK, only("checkpoint", lambda line: {**line, "own": f"of step {line['step']}"}))
+    return written
+
+
+class Team(Settling):
+    """This rank, and what the others say."""
+
+    others: tuple[Standing, ...] = ("equal", "equal")
+
+    def _gather(self, state: Standing) -> list[Standing]:
+        return [state, *self.others]
+
+
+def order_of(run: RunLayout, settle: Settle) -> WorkerOrder:
+    info = read_run(run)
+    template = order_template(
+        "chaos", run.leg("chaos"), JobSpec.model_validate(info.spec), info, reference=run.leg("reference").path
+    )
+    return replace(template, rank=RANK, attempt=LAST, settle=settle, looks_after=0)
+
+
+def left_at(
+    run: RunLayout, settle: Settle, *, differs: Sequence[int] = (), others: tuple[Standing, ...] = Team.others
+) -> tuple[int | None, str | None]:
+    """The step at which this rank leaves, and how; `differs`: steps at which its weights are others."""
+    settling = Team(order_of(run, settle), run.leg("chaos"))
+    settling.others = others
+    problems: list[str] = []
+    saved = {each.step: each for each in _checkpoints(run, problems)}
+    assert not problems and set(SAVED) <= saved.keys()
+    for step in SAVED:
+        record = saved[step]
+        assert record.digests
+        if step in differs:
+            record = replace_digests(record)
+        try:
+            settling.look(record)
+        except Decided:
+            return step, settling.left
+    return None, settling.left
+
+
+def _checkpoints(run: RunLayout, problems: list[str]) -> Sequence[CheckpointRecord]:
+    return read_trace(run.leg("chaos").attempt(LAST).trace(RANK), LAST, RANK, problems).checkpoints
+
+
+def replace_digests(record: CheckpointRecord) -> CheckpointRecord:
+    return structs.replace(record, digests={**(record.digests or {}), "buffers": {"mean": "other"}})
+
+
+@pytest.mark.parametrize(
+    ("settle", "differs", "left"),
+    [
+        ("stop", (), (8, "settled")),
+        ("go_on", (), (8, "settled")),
+        ("watch", (), (None, None)),
+        ("", (), (None, None)),
+        ("stop", SAVED, (12, "differed")),
+        ("go_on", SAVED, (None, None)),
+        ("watch", SAVED, (None, None)),
+        # What differed once may have been read meanwhile: equal again, it is not settled, and not yet different for good.
+        ("stop", (8,), (None, None)),
+        ("stop", (8, 16), (16, "differed")),
+        ("go_on", (8,), (None, None)),
+    ],
+)
+def test_it_leaves_where_that_is_decided(
+    run: RunLayout, settle: Settle, differs: tuple[int, ...], left: tuple[int | None, str | None]
+) -> None:
+    assert left_at(run, settle, differs=differs) == left
+
+
+@pytest.mark.parametrize(
+    ("others", "left"),
+    [
+        (("equal", "unknown"), (None, None)),
+        (("equal", "differs"), (12, "differed")),
+        # Another rank has done this step before, in an attempt that came further: nothing is decided by it.
+        (("equal", "lost"), (None, None)),
+        (("differs", "lost"), (None, None)),
+    ],
+)
+def test_all_ranks_leave_or_none(run: RunLayout, others: tuple[Standing, ...], left: tuple[int | None, str | None]) -> None:
+    assert left_at(run, "stop", others=others) == left
+
+
+def test_a_step_that_an_attempt_before_had_come_to_decides_nothing(run: RunLayout) -> None:
+    edit_trace(run, "chaos", 1, RANK, only("step", put(step=9), step=6))
+    assert left_at(run, "stop") == (12, "settled")
+    run.leg("chaos").attempt(1).trace(RANK).unlink()  # it died before it began
+    assert left_at(run, "stop") == (8, "settled")
+
+
+def test_what_this_attempt_did_is_not_lost(run: RunLayout) -> None:
+    settling = Team(order_of(run, "stop"), run.leg("chaos"))
+    assert settling._came_to == 6
+
+
+def test_nobody_looks_where_nothing_is_asked(run: RunLayout) -> None:
+    quiet = Team(replace(order_of(run, ""), looks_after=None), run.leg("chaos"))
+    assert quiet._effects is None
+    assert quiet.own(None, 8) == OwnState("", ())  # pyright: ignore[reportArgumentType]
+    earlier = Team(order_of(run, ""), run.leg("chaos"))
+    assert earlier._effects is not None, "an attempt before the last fault listens, and does not look"
+    assert earlier.own(None, 8) == OwnState("", ())  # pyright: ignore[reportArgumentType]
