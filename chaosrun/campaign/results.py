@@ -199,6 +199,8 @@ def surprises(expected: Expectation, verdict: Verdict) -> Iterator[str]:
     if verdict.status != expected.verdict:
         yield f"{verdict.status} where {expected.verdict} was expected: {verdict.cause}"
         return
+    if verdict.code == "settled_too_early" and expected.cause is None:
+        yield f"the control of the early verdict disagrees with it: {verdict.cause}"
     kind = verdict.divergence.kind if verdict.divergence else None
     if expected.kind is not None and kind != expected.kind:
         yield f"{kind or 'nothing'} differed first, expected was {expected.kind}"

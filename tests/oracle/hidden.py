@@ -5,6 +5,7 @@ from it. An early verdict before that would be wrong.
 """
 
 import argparse
+import ctypes
 import functools
 import itertools
 import os
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 import chaosrun
 
 LATE = 13
+SPOILT_TO = 7
 count = 0
 
 
@@ -37,6 +39,18 @@ class Samples(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         self.seen += self.counts
         return torch.randn(4, generator=torch.Generator().manual_seed(index))
+
+
+class Passing:
+    """State of rank 0 that is another one for some steps after a restart, and that nothing reads."""
+
+    value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
 
 
 class Holder:
@@ -146,6 +160,11 @@ def in_a_cache(step: Callable[[], int]) -> int:
     return remembered.cache_info().currsize
 
 
+def in_native_code() -> int:
+    """One of its numbers a step: which one comes tells how many came before."""
+    return ctypes.CDLL(None).rand() % 97
+
+
 def in_a_tensor(tensor: torch.Tensor) -> int:
     tensor += 1
     return int(tensor.sum()) // tensor.numel()
@@ -182,6 +201,7 @@ def counters(
         "tensor": lambda: functools.partial(in_a_tensor, torch.zeros(3)),
         "array": lambda: functools.partial(in_an_array, numpy.zeros(3)),
         "hook": lambda: (optimizer.register_step_post_hook(hook), lambda: hooked_by_library[0])[1],
+        "native code": lambda: in_native_code,
         "nothing": lambda: step,
     }
 
@@ -199,8 +219,10 @@ WHERE = (
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--hides", choices=(*WHERE, "nothing"), default="nothing")
-    hides = parser.parse_args().hides
+    parser.add_argument("--hides", choices=(*WHERE, "native code", "nothing"), default="nothing")
+    parser.add_argument("--spoils", choices=("weights", "passing"), help="What is wrong after a restart, for all to see.")
+    args = parser.parse_args()
+    hides, spoilt = args.hides, args.spoils if os.environ["CHAOSRUN_ATTEMPT"] != "1" else None
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1))
     set_seed(1)
     data = Samples()
@@ -210,6 +232,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     run = chaosrun.attach(accelerator)
+    run.register("passing", passing := Passing())
     known = counters(accelerator.unwrap_model(model), optimizer.optimizer, data, lambda: run.position.step + 1)
     if hides == "stack":
         for batch, number in zip(run.batches(loader, epochs=3), itertools.count(1), strict=False):
@@ -217,6 +240,9 @@ def main() -> None:
         return
     more = known["nothing" if hides == "workers" else hides]()
     for batch in run.batches(loader, epochs=3):
+        passing.value = int(spoilt == "passing" and run.position.step < SPOILT_TO)
+        if spoilt == "weights":
+            accelerator.unwrap_model(model).bias.data += 1e-3
         train(accelerator, model, optimizer, run, batch, more)
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from chaosrun.api import RunResult
+from chaosrun.campaign.results import surprises
 from chaosrun.records.history import read_leg
 from chaosrun.records.layout import RunLayout
+from chaosrun.spec.suite import Expectation
 from chaosrun.supervise.early import has_repeated
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills
@@ -23,7 +26,7 @@ SETTLES, STEPS = 6, 24
 JOB = """\
 name: hidden
 script: {script}
-args: [--hides, {where}]
+args: [{args}]
 workers: 2
 seed: 1
 checkpoint: {{every_steps: 3}}
@@ -41,14 +44,25 @@ class Drills:
         self._folder, self._warm = folder, warm
 
     def __call__(self, where: str) -> tuple[Verdict, Verdict, RunLayout]:
-        job = self._folder / f"{where}.yaml"
-        job.write_text(JOB.format(script=SCRIPT, where=where))
-        whole = self._warm(job, root=self._folder, early="watch")
+        whole = self.whole(where)
+        early = self.early(whole.run, where)
+        return whole.verdict, early.verdict, early.run
+
+    def whole(self, where: str, *args: str) -> RunResult:
+        whole = self._warm(self._job(where, args), root=self._folder, early="watch")
         reference = whole.run.leg("reference")
         if not reference.repeats.exists():
             has_repeated(reference, whole.run.run_id)
-        early = self._warm(job, root=self._folder, reference=str(whole.run.path), early="always")
-        return whole.verdict, early.verdict, early.run
+        return whole
+
+    def early(self, whole: RunLayout, where: str, *args: str, on_difference: str = "stop") -> RunResult:
+        job, overrides = self._job(where, args), [f"verify.on_difference={on_difference}"]
+        return self._warm(job, root=self._folder, overrides=overrides, reference=str(whole.path), early="always")
+
+    def _job(self, where: str, args: tuple[str, ...]) -> Path:
+        job = self._folder / f"{where}.yaml"
+        job.write_text(JOB.format(script=SCRIPT, args=", ".join(["--hides", where, *args])))
+        return job
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +77,37 @@ def test_a_training_that_hides_nothing_settles(drills: Drills) -> None:
     assert early.settled == f"settled at step {SETTLES} of {STEPS}: complete state equal"
     chaos = read_leg(run.leg("chaos"))
     assert {trace.steps[-1].step for trace in chaos.traces if trace.attempt == 2} == {SETTLES}
+
+
+def test_a_difference_ends_the_leg_one_checkpoint_later(drills: Drills) -> None:
+    whole = drills.whole("nothing", "--spoils", "weights")
+    stopped, gone_on = (drills.early(whole.run, "nothing", "--spoils", "weights", on_difference=do) for do in ("stop", "go_on"))
+    assert [(each.verdict.outcome, each.verdict.steps) for each in (whole, stopped, gone_on)] == [
+        ("completed", STEPS),
+        ("differed", SETTLES + 3),
+        ("completed", STEPS),
+    ]
+    for verdict in (whole.verdict, stopped.verdict, gone_on.verdict):
+        assert (verdict.status, verdict.cause, verdict.divergence) == ("FAIL", whole.verdict.cause, whole.verdict.divergence)
+        assert verdict.divergence and verdict.divergence.step == 4
+
+
+def test_what_differs_and_comes_back_is_no_pass(drills: Drills) -> None:
+    """At the first checkpoint after the restart it is another one, at all later ones the reference's: a step between may have
+    read it, and where that shows later."""
+    whole = drills.whole("nothing", "--spoils", "passing")
+    early = drills.early(whole.run, "nothing", "--spoils", "passing").verdict
+    assert (early.status, early.outcome, early.steps) == ("FAIL", "completed", STEPS), early.cause
+    assert early.divergence == whole.verdict.divergence and early.divergence and early.divergence.step == SETTLES
+
+
+def test_the_control_names_what_no_early_verdict_sees(drills: Drills) -> None:
+    """The negative control of the control: a count in memory of native code, which docs/exactness.md says is not seen."""
+    whole, early, _ = drills("native code")
+    assert (early.status, early.code) == ("PASS", "settled"), "if it is seen by now, the control needs another secret"
+    assert (whole.status, whole.code, whole.blame.whose) == ("FAIL", "settled_too_early", "chaosrun"), whole.cause
+    for expected in (Expectation(verdict="PASS"), Expectation(verdict="FAIL")):
+        assert "at step 6 all that chaosrun digests was equal, and yet: " in " ".join(surprises(expected, whole))
 
 
 @pytest.mark.parametrize(
