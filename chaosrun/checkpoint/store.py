@@ -9,7 +9,7 @@ Ranks of one attempt share a staging directory: each seals its own files, one of
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from chaosrun.records.layout import CHECKPOINT_NAME, MANIFEST_NAME, LegLayout, c
 from chaosrun.records.manifest import FileEntry, Manifest, check_member_name
 
 STAGED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(attempt|deleted)-\d+")
+ASIDE_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.(invalid|unwanted)-\d+")
 SUPERSEDED_NAME = re.compile(CHECKPOINT_NAME.pattern + r"\.superseded-(\d+)")
 
 _OWN_LEVELS = 2
@@ -171,6 +172,15 @@ class CheckpointStore:
         To be called between attempts only.
         """
         return self._quarantine(step, "unwanted", reason) if step in self.steps() else None
+
+    def quarantined(self) -> Iterator[Quarantined]:
+        """What was found damaged, or set aside, before: one may have been killed that did so and told nobody."""
+        with storage_errors(self._layout.quarantine):
+            found = [match for name in sorted(_listed(self._layout.quarantine)) if (match := ASIDE_NAME.fullmatch(name))]
+        for match in found:
+            step, moved_to = int(match[1]), str(self._layout.quarantine / match[0])
+            reason = f"set aside as {match[2]} by a supervisor that ended before it could say why"
+            yield Quarantined(name=checkpoint_name(step), step=step, reason=reason, moved_to=moved_to)
 
     def clear_staging(self) -> list[str]:
         """Remove what killed attempts left in staging, and return its names; entries that are not ours stay. To be called

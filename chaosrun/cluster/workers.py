@@ -161,9 +161,10 @@ class ClusterWorkers:
         except RecoveryError:
             return None  # its agent is gone, an event tells that
 
-    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
-        """Carry these out at once; False for one whose rank was gone, and nothing was done."""
-        done: dict[str, bool] = {}
+    def strike(self, orders: Sequence[StrikeOrder]) -> Sequence[bool | None]:
+        """Carry these out at once; False for one whose rank was gone, and nothing was done; None where nobody knows, for the
+        answer of its agent was lost."""
+        done: dict[str, bool | None] = {}
         calls: list[tuple[AgentClient, list[str], Any]] = []
         by_node: dict[str, list[StrikeOrder]] = {}
         for order in orders:
@@ -178,12 +179,12 @@ class ClusterWorkers:
             calls.append((agent, [order.fault for order in own], agent.submit("strike", own)))
         for agent, faults, reference in calls:
             try:
-                struck: list[bool] = agent.collect(reference, timeout_s=60.0)
+                struck: list[bool | None] = agent.collect(reference, timeout_s=60.0)
             except RecoveryError:
-                # Gone before it could answer. Had it been gone before it was asked, there will be no witness's note.
-                struck = [agent.node_id in self._leaving] * len(faults)
+                # Gone, or cut off, before it could answer. What it did, a death, a note or a witness shows.
+                struck = [None] * len(faults)
             done.update(zip(faults, struck, strict=True))
-            if not any(struck):
+            if all(each is False for each in struck):
                 self._leaving.discard(agent.node_id)
         return [done.get(order.fault, False) for order in orders]
 

@@ -241,8 +241,8 @@ class OutsideFaults:
         if not orders:
             return
         for order, done in zip(orders, self._workers.strike(orders), strict=True):
-            if done:
-                continue
+            if done is not False:
+                continue  # or nobody knows: it stays claimed until its attempt is over
             self._terminating = {
                 node: termination for node, termination in self._terminating.items() if termination.fault.id != order.fault
             }

@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chaosrun.checkpoint.store import CheckpointStore, Quarantined
 from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
@@ -28,14 +28,13 @@ from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.power import cut_power
 from chaosrun.supervise.striking import OutsideFaults
+from chaosrun.supervise.taking_over import take_over
 from chaosrun.supervise.workers import AddFaults, InterruptLeg, LegResult, Woken, resume_values
 
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
 
 STOP_LIMIT_S = 60.0
-COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
-"""Phases at which the checkpoint of that step, if one was due, has been committed."""
 INTERRUPTED = lifecycle.EndLeg(lifecycle.Finish(outcome="interrupted", message="interrupted"))
 TICK_S = 0.5
 """How often deadlines and heartbeats are looked at while nothing happens; deaths do not wait for it."""
@@ -233,41 +232,21 @@ class Supervisor:
             self._pending.append(hang)
 
     def _take_over(self) -> lifecycle.Resume:
-        """What a journal that another supervisor began says of the leg so far.
-
-        A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again.
-        """
+        """What a journal that another supervisor began says of the leg so far."""
         past = journal_events(self._leg.journal)
         self._record(recorded.SupervisorResumed(supervisor_pid=os.getpid()))
-        exits: dict[tuple[Any, Any, Any], recorded.WorkerExited] = {
-            (record.attempt, record.rank, record.pid): record for record in past if isinstance(record, recorded.WorkerExited)
-        }
-        for record in past:
-            if isinstance(record, recorded.FaultRequested):
-                self._observations.requested.add(record.fault)
-            elif isinstance(record, recorded.FaultWithdrawn):
-                self._observations.requested.discard(record.fault)
-        self._observations.observed = {record.fault for record in past if isinstance(record, recorded.FaultObserved)}
         for record in past:
             if isinstance(record, recorded.AttemptStarting):
                 self._pass_by(record.resume)
-        self._observations.of_notes()
-        self.outside_faults.take_over(past, self._clock())
-        markers = read_markers(self._leg)
-        deaths = {fault: marker and exits.get((marker.attempt, marker.rank, marker.pid)) for fault, marker in markers.items()}
-        for exited in filter(None, deaths.values()):
-            # The journal ends between the death and what it meant.
-            self._observations.of_death(Exited.of(exited))
-        for fault, marker in markers.items():
-            if fault in self._observations.observed or deaths[fault]:
-                continue
-            withdrawn = self._observations.withdraw(fault, "nobody saw it strike")
-            # The checkpoint of that very step, from which the fault could not be reached again.
-            step = marker.step if withdrawn and marker and marker.phase in COMMITTED else None
-            if step and (aside := self._store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
-                self._record_quarantined(aside)
-        attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
-        return lifecycle.Resume(attempt=max(attempts, default=0), fired=frozenset(self._observations.observed))
+        return take_over(
+            past,
+            self._leg,
+            now_s=self._clock(),
+            observations=self._observations,
+            outside_faults=self.outside_faults,
+            store=self._store,
+            record_quarantined=self._record_quarantined,
+        )
 
     # Actions
 

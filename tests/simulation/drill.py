@@ -37,6 +37,8 @@ LONGEST_S = 3600.0
 """Of simulated time, in all: whatever happens, a leg has ended by then."""
 LONGEST_WAITS = 20_000
 MOST_SUPERVISORS = 8
+OF_DISK = ("killed_at_disk", "killed_at_quarantine", "power_cut")
+"""Troubles that come with an operation on the disk."""
 _FAST = Path("/dev/shm")
 
 __all__ = ["Ended", "Simulation", "run"]
@@ -82,10 +84,10 @@ class Simulation:
         self._slow_until_s = -1.0
         self._late: list[tuple[float, float, float, str]] = []
         self._twice: list[tuple[float, float, str]] = []
-        self._lose: list[Trouble] = [each for each in scenario.troubles if each.kind == "reply_lost"]
+        self._lose = [each for each in scenario.troubles if each.kind in ("reply_lost", "strike_reply_lost")]
         self._pending = [each for each in scenario.troubles if each.kind in self._acts]
         self._at_waits = [each for each in scenario.troubles if each.kind == "supervisor_killed"]
-        self._at_disk = [each for each in scenario.troubles if each.kind in ("killed_at_disk", "power_cut")]
+        self._at_disk = [each for each in scenario.troubles if each.kind in OF_DISK]
         self._tear: list[Trouble] = [each for each in scenario.troubles if each.kind == "end_is_torn"]
         self._cutting = False
         self._records = 0
@@ -226,9 +228,10 @@ class Simulation:
 
     def loses_reply(self, node: SimulatedNode, what: str) -> bool:
         for trouble in self._lose:
-            if trouble.at_s <= self.world.now and self._node(trouble) is node:
+            to_strike = trouble.kind == "strike_reply_lost" and what == "strike"
+            if to_strike or (trouble.kind == "reply_lost" and trouble.at_s <= self.world.now and self._node(trouble) is node):
                 self._lose.remove(trouble)
-                self._came("reply_lost")
+                self._came(trouble.kind)
                 self.world.tell(f"{node.name}: the reply to {what} is lost")
                 return True
         return False
@@ -274,13 +277,19 @@ class Simulation:
         if not self.is_supervisor_alive:
             return
         for trouble in [*self._at_disk]:
-            if trouble.number <= self.disk.operations:
+            if self._is_due(trouble, operation, moment):
                 self._at_disk.remove(trouble)
                 of_rank = trouble.kind == "killed_at_disk" and self._acting is not None
                 self._came("rank_dies" if of_rank else trouble.kind)
                 if trouble.kind == "power_cut":
                     self._cutting = True
                 self._kill_who_acts(trouble)
+
+    def _is_due(self, trouble: Trouble, operation: Operation, moment: Moment) -> bool:
+        if trouble.kind != "killed_at_quarantine":
+            return trouble.number <= self.disk.operations
+        aside = operation.kind == "rename" and operation.target is not None and operation.target.parent == self.leg.quarantine
+        return aside and moment == "after" and self._acting is None
 
     def _kill_who_acts(self, trouble: Trouble) -> None:
         if trouble.kind == "power_cut":

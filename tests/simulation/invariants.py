@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +54,8 @@ class Invariants:
         self._aside: set[int] = set()
         self._attempt = 0
         """The last that was started."""
+        self._over = 0
+        """The last that has ended, or that nobody supervises any more."""
 
     # What happens
 
@@ -114,6 +117,8 @@ class Invariants:
                 self._stopped(record["attempt"])
             case "fault.observed":
                 self._fault_observed(record)
+            case "fault.withdrawn":
+                self._withdrawn(record["fault"])
             case "checkpoint.quarantined":
                 self._quarantined(record)
             case "leg.finished" if record["code"] != "unkillable":
@@ -144,6 +149,13 @@ class Invariants:
 
     def _stopped(self, attempt: int) -> None:
         self._nobody_lives(f"attempt {attempt} is recorded as stopped")
+        self._over = attempt
+
+    def _withdrawn(self, fault: str) -> None:
+        """Of an attempt that goes on, by the supervisor that has begun it: that one hears of all that strikes there."""
+        struck = [rank for rank in self._strikes.get(fault, []) if rank.attempt == self._attempt]
+        if struck and self._over < self._attempt:
+            raise Violation("withdrawn", f"{fault} has struck rank {struck[0].rank}, and is withdrawn")
 
     def _nobody_lives(self, when: str) -> None:
         for process in self._simulation.processes.values():
@@ -186,7 +198,7 @@ class Invariants:
         if lost := self._simulation.teams.keys() - known:
             raise Violation("journal", f"attempts {sorted(lost)} ran, and it does not know of them")
         self._journal = kept
-        self._attempt = max(known, default=0)
+        self._attempt = self._over = max(known, default=0)
         self._observed = {record["fault"] for record in kept if record["event"] == "fault.observed"}
         self._aside |= {record["step"] for record in kept if record["event"] == "checkpoint.quarantined"}
         for step in sorted(self._committed):
@@ -212,7 +224,7 @@ class Invariants:
             if any(name.startswith(f"{checkpoint_name(step)}.superseded-") for name in names):
                 return
             if any(name.startswith(f"{checkpoint_name(step)}.unwanted-") for name in names):
-                # Set aside on purpose, by a supervisor that was killed before it could say so.
+                # Set aside on purpose, by a supervisor that was killed before it could say so: the next one has to.
                 self._aside.add(step)
                 return
             raise Violation("lost", f"the checkpoint of step {step} had been committed: {error.message}") from error
@@ -241,6 +253,10 @@ class Invariants:
         history = history_of(self._leg, journal_events(self._leg.journal), None, problems)
         if problems:
             raise Violation("journal", "; ".join(problems))
+        told = {Path(record["moved_to"]).name for record in self._journal if record["event"] == "checkpoint.quarantined"}
+        lying = os.listdir(self._leg.quarantine) if self._leg.quarantine.is_dir() else []
+        if unknown := sorted(name for name in lying if ".superseded-" not in name and name not in told):
+            raise Violation("journal", f"{unknown} lie in quarantine, and nobody says why")
         if [attempt.number for attempt in history.attempts] != list(range(1, len(history.attempts) + 1)):
             raise Violation("journal", "attempts are missing")
 

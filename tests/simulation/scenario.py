@@ -20,12 +20,14 @@ TroubleKind = Literal[
     "messages_twice",
     "connection_breaks",
     "reply_lost",
+    "strike_reply_lost",
     "clock_jumps",
     "disk_full",
     "disk_slow",
     "checkpoint_damaged",
     "supervisor_killed",
     "killed_at_disk",
+    "killed_at_quarantine",
     "power_cut",
 ]
 TROUBLES: tuple[str, ...] = get_args(TroubleKind)

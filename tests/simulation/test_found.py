@@ -78,6 +78,32 @@ FOUND = {
         ),
         "completed",
     ),
+    "a strike whose answer is lost has struck": (
+        scenario(
+            547,
+            Trouble(kind="strike_reply_lost"),
+            faults=(fault("F1", 2, phase=None, after_s=0.19156849233580858, required=False),),
+            workers=3,
+            steps=7,
+            every=2,
+        ),
+        "completed",
+    ),
+    "what a supervisor set aside that was killed before it could say so, the next one says": (
+        scenario(
+            937,
+            Trouble(kind="checkpoint_damaged", at_s=1.8320893537656917, number=1),
+            Trouble(kind="killed_at_quarantine"),
+            faults=(fault("F1", 0, kind="stop", phase="record", at_step=8),),
+            workers=3,
+            nodes=3,
+            spares=1,
+            steps=8,
+            keep=1,
+            hang_timeout_s=None,
+        ),
+        "completed",
+    ),
     "no rank waits for others that have been seen to strike before": (
         scenario(155, Trouble(kind="supervisor_killed", number=13), faults=at_once(5, 0, 1, 2), workers=3, hang_timeout_s=None),
         "fault_missed",

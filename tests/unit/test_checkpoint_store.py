@@ -464,6 +464,15 @@ def test_choosing_a_checkpoint_looks_at_the_newest_alone(store, layout, monkeypa
     assert not any(path.startswith(tuple(older)) for path in looked_at) and not slept
 
 
+def test_what_lies_in_quarantine_is_told_but_what_a_newer_one_took_the_place_of(store, layout):
+    assert list(store.quarantined()) == []
+    for _ in range(2):
+        save(store, 20)
+    assert list(store.quarantined()) == []
+    aside = store.set_aside(20, "nobody saw it")
+    assert [(each.name, each.step, each.moved_to) for each in store.quarantined()] == [("step-00000020", 20, aside.moved_to)]
+
+
 def test_a_checkpoint_that_is_not_wanted_is_set_aside_and_the_older_one_used(store, layout):
     save(store, 10)
     save(store, 20)

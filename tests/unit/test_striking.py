@@ -36,6 +36,7 @@ class Hands:
         self.running = {0: (100, 7), 1: (101, 7), 2: (102, 7)}
         self.gone: set[int] = set()
         self.deaf: set[int] = set()
+        self.unanswered: set[int] = set()
         self.struck: list[list[tuple[str, str, int]]] = []
         self.lost: list[str] = []
         self.avoided: dict[str, str] = {}
@@ -46,9 +47,9 @@ class Hands:
     def identify_rank(self, attempt: int, rank: int, *, listening: bool = False) -> tuple[int, int] | None:
         return None if listening and rank in self.deaf else self.running.get(rank)
 
-    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool]:
+    def strike(self, orders: Sequence[StrikeOrder]) -> list[bool | None]:
         self.struck.append([(order.fault, order.kind, order.pid) for order in orders])
-        return [order.rank not in self.gone for order in orders]
+        return [None if order.rank in self.unanswered else order.rank not in self.gone for order in orders]
 
     def lose(self, node: str) -> None:
         self.lost.append(node)
@@ -139,7 +140,7 @@ def test_a_fault_is_waited_for_exactly_and_claimed_and_told_before_it_strikes(fo
     claimed_before: list[Any] = []
     strike = bench.hands.strike
 
-    def look_first(orders: Sequence[StrikeOrder]) -> list[bool]:
+    def look_first(orders: Sequence[StrikeOrder]) -> list[bool | None]:
         claimed_before.append((read_marker(bench.leg, "F1"), bench.told()))
         return strike(orders)
 
@@ -204,6 +205,17 @@ def test_a_strike_that_found_nobody_is_withdrawn_and_comes_again(folder: Path) -
     bench.start(2)
     bench.look(1.5)
     assert bench.struck() == ["F1", "F1"]
+
+
+def test_a_strike_whose_answer_was_lost_is_not_withdrawn_before_its_attempt_is_over(folder: Path) -> None:
+    bench = Bench(folder, timed("F1", 1.0))
+    bench.start(1)
+    bench.hands.unanswered.add(1)
+    bench.look(1.0)
+    assert bench.told() == [("fault.requested", "F1")]
+    assert read_marker(bench.leg, "F1") is not None
+    bench.outside_faults.attempt_stopped()
+    assert bench.told()[1:] == [("fault.withdrawn", "F1")]
 
 
 def test_what_was_not_seen_when_its_attempt_had_ended_strikes_again(folder: Path) -> None:

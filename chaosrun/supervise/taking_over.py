@@ -1,0 +1,65 @@
+"""What a supervisor makes of a leg that another one began: of its journal, and of the files that say more than that.
+
+A fault that fired unseen, after that supervisor had died, cannot be shown to have happened: it is to happen again. Decides
+nothing about attempts.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaosrun.checkpoint.store import CheckpointStore, Quarantined
+from chaosrun.cluster.messages import Exited
+from chaosrun.records import events as recorded
+from chaosrun.records.events import JournalEvent
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.markers import read_markers
+from chaosrun.supervise.lifecycle import Resume
+from chaosrun.supervise.observations import Observations
+from chaosrun.supervise.striking import OutsideFaults
+
+COMMITTED = ("step", "checkpoint.rename.after", "checkpoint.postcommit", "checkpoint.retention")
+"""Phases at which the checkpoint of that step, if one was due, has been committed."""
+
+
+def take_over(
+    past: Sequence[JournalEvent],
+    leg: LegLayout,
+    *,
+    now_s: float,
+    observations: Observations,
+    outside_faults: OutsideFaults,
+    store: CheckpointStore,
+    record_quarantined: Callable[[Quarantined], None],
+) -> Resume:
+    """`past`: the journal as it was found; `now_s`: wall clock, like the times in it."""
+    for record in past:
+        if isinstance(record, recorded.FaultRequested):
+            observations.requested.add(record.fault)
+        elif isinstance(record, recorded.FaultWithdrawn):
+            observations.requested.discard(record.fault)
+    observations.observed = {record.fault for record in past if isinstance(record, recorded.FaultObserved)}
+    told = {Path(record.moved_to or "").name for record in past if isinstance(record, recorded.CheckpointQuarantined)}
+    for aside in store.quarantined():
+        if Path(aside.moved_to).name not in told:
+            record_quarantined(aside)
+    observations.of_notes()
+    outside_faults.take_over(past, now_s)
+    exits: dict[tuple[Any, Any, Any], recorded.WorkerExited] = {
+        (record.attempt, record.rank, record.pid): record for record in past if isinstance(record, recorded.WorkerExited)
+    }
+    markers = read_markers(leg)
+    deaths = {fault: marker and exits.get((marker.attempt, marker.rank, marker.pid)) for fault, marker in markers.items()}
+    for exited in filter(None, deaths.values()):
+        # The journal ends between the death and what it meant.
+        observations.of_death(Exited.of(exited))
+    for fault, marker in markers.items():
+        if fault in observations.observed or deaths[fault]:
+            continue
+        withdrawn = observations.withdraw(fault, "nobody saw it strike")
+        # The checkpoint of that very step, from which the fault could not be reached again.
+        step = marker.step if withdrawn and marker and marker.phase in COMMITTED else None
+        if step and (aside := store.set_aside(step, f"{fault} fired after it, and nobody saw it")):
+            record_quarantined(aside)
+    attempts = [record.attempt for record in past if isinstance(record, recorded.AttemptStarting)]
+    return Resume(attempt=max(attempts, default=0), fired=frozenset(observations.observed))
