@@ -48,8 +48,8 @@ def status(
     With --watch and -o json: a JSON object whenever something has changed, one a line. Ctrl-C leaves a watched run as it is.
     """
     from chaosrun import api
+    from chaosrun.records.supervision import is_supervised
     from chaosrun.report.status import read_status, status_lines
-    from chaosrun.supervise.drill import is_supervised
 
     layout = api.find_run(run, root)
     if watch:
@@ -153,7 +153,7 @@ def report(
 
 def _watch_status(run: RunLayout, *, quiet: bool, output: str) -> None:
     """Until the run ends: the live view on stderr, or JSON lines on stdout."""
-    from chaosrun.supervise.drill import is_supervised
+    from chaosrun.records.supervision import is_supervised
 
     if output != "json" and (quiet or not is_supervised(run)):
         _until_ended(run, lambda: True)
@@ -208,9 +208,9 @@ def _print_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
 
 def _follow_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: int | None, output: str) -> None:
     """From the last attempt on; of a run that has ended, all of them. Raises UsageError when there never was such a log."""
+    from chaosrun.records.supervision import is_supervised
     from chaosrun.report.escapes import harmless
     from chaosrun.report.logs import LogFollower, LogLine, select_logs
-    from chaosrun.supervise.drill import is_supervised
 
     follower = LogFollower(run, leg=leg, attempt=attempt, rank=rank, whole=not is_supervised(run))
     is_only_one = attempt is not None and rank is not None
@@ -256,7 +256,7 @@ def _print_events(run: RunLayout, *, leg: str | None, attempt: int | None, rank:
 
 def _until_ended(run: RunLayout, tell: Callable[[], bool], *, or_when: Callable[[], bool] = lambda: False) -> None:
     """Call `tell` again and again, once more after the end; until it says that nobody reads any more."""
-    from chaosrun.supervise.drill import is_supervised
+    from chaosrun.records.supervision import is_supervised
 
     while True:
         # Asked first: what was written before the end is then there to be read.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from chaosrun.errors import RecoveryError
 from chaosrun.records.layout import LegLayout, checkpoint_step
-from chaosrun.records.markers import Note, read_marker, write_note
+from chaosrun.records.markers import Note, read_markers, write_note
 from chaosrun.records.order import WorkerOrder
 
 if TYPE_CHECKING:
@@ -113,18 +113,21 @@ class Strike:
     def wait_for_group(self) -> None:
         """Wait until every fault of the group has come to its own point: until all of them have a marker.
 
-        The markers rather than the rendezvous store, which is not there yet at a rendezvous. Raises RecoveryError after
-        GROUP_LIMIT_S.
+        The markers rather than the rendezvous store, which is not there yet at a rendezvous. Each looks at them once, when its
+        own is there: the last to come sees them all, and tells the others. Raises RecoveryError after GROUP_LIMIT_S.
         """
-        group, size = self.fault.group, int((self.fault.group or "").rpartition("/")[2])
+        size = int((self.fault.group or "").rpartition("/")[2])
+        complete = self.leg.complete(self.fault.group, self.order.attempt)
         deadline_s = time.monotonic() + GROUP_LIMIT_S
-        ours: dict[str, bool] = {}
-        while sum(ours.values()) < size:
-            for path in self.leg.faults.glob("*.json"):
-                if path.stem not in ours and (marker := read_marker(self.leg, path.stem)) is not None:
-                    # Of an attempt before this one there may be one that nobody has withdrawn yet.
-                    ours[path.stem] = (marker.group, marker.attempt) == (group, self.order.attempt)
+        if self._came() == size:
+            complete.touch()
+        while not complete.exists():
             if time.monotonic() > deadline_s:
-                message = f"fault {self.fault.id}: {sum(ours.values())} of the {size} ranks that it is to strike at once came"
+                message = f"fault {self.fault.id}: {self._came()} of the {size} ranks that it is to strike at once came"
                 raise RecoveryError(message, hint="something else keeps the others from their point")
             time.sleep(LOOK_EVERY_S)
+
+    def _came(self) -> int:
+        # Of an attempt before this one there may be markers that nobody has withdrawn yet.
+        ours = (self.fault.group, self.order.attempt)
+        return sum(each is not None and (each.group, each.attempt) == ours for each in read_markers(self.leg).values())

@@ -13,7 +13,7 @@ from chaosrun.campaign.files import SuiteFolder, SweepFolder
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import LEGS, RunLayout
 from chaosrun.records.run_file import RunInfo, is_owner, own_leg, read_object, read_run
-from chaosrun.supervise.drill import is_supervised
+from chaosrun.records.supervision import is_supervised
 from chaosrun.supervise.reference import leg_end
 
 Kind = Literal["run", "reference", "sweep", "suite"]

@@ -96,6 +96,10 @@ class LegLayout:
         """Copy of the script's outputs, from before the save in which this fault cut the power."""
         return self.faults / f"{fault}.outputs"
 
+    def complete(self, group: str | None, attempt: int) -> Path:
+        """Is there when all faults of this group have come to their points in this attempt."""
+        return self.faults / f"{(group or '').replace('/', '-')}.attempt-{attempt}.complete"
+
     environment = Below("environment.json")
     repeats = Below("repeats.json")
     """Of a reference that another whole leg was equal to: which run showed it."""

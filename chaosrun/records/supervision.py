@@ -15,6 +15,7 @@ from chaosrun import errors
 from chaosrun.errors import ChaosrunError, InterruptedRunError
 from chaosrun.records.codec import Record, changed
 from chaosrun.records.layout import RunLayout
+from chaosrun.records.locks import is_locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.run_file import read_record, write_record
 
@@ -64,6 +65,11 @@ class Supervision(Record, frozen=True, kw_only=True, omit_defaults=False):
 def read_supervision(run: RunLayout) -> Supervision | None:
     """None for a run that nobody ever supervised. Raises UsageError when the file is damaged."""
     return read_record(run.supervisor_json, Supervision) if run.supervisor_json.exists() else None
+
+
+def is_supervised(run: RunLayout) -> bool:
+    """Some process holds the run's lock."""
+    return is_locked(run.lock)
 
 
 @contextmanager

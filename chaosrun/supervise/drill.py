@@ -26,7 +26,7 @@ from chaosrun.records.events import EventRecord
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
-from chaosrun.records.locks import is_locked, locked
+from chaosrun.records.locks import locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
@@ -102,11 +102,6 @@ def supervised(run: RunLayout) -> Iterator[tuple[int, list[str]]]:
         with run_files(run, "resume"):
             warnings = stack.enter_context(supervision(run))
         yield lock, warnings
-
-
-def is_supervised(run: RunLayout) -> bool:
-    """Some process holds the run's lock."""
-    return is_locked(run.lock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

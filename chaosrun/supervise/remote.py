@@ -12,9 +12,9 @@ from chaosrun.errors import InterruptedRunError, RunTimeoutError, UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import wait_until_free
 from chaosrun.records.naming import run_argument
-from chaosrun.records.supervision import read_supervision
+from chaosrun.records.supervision import is_supervised, read_supervision
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, NobodyListensError, control_directory, request
-from chaosrun.supervise.drill import has_ended, is_supervised
+from chaosrun.supervise.drill import has_ended
 from chaosrun.verify.verdict import Verdict, judge
 
 SOCKET_LIMIT_S = 5.0

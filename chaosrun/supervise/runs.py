@@ -25,7 +25,7 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
 
 def _summary(run: RunLayout) -> RunSummary:
     from chaosrun.records.run_file import read_object
-    from chaosrun.supervise.drill import is_supervised
+    from chaosrun.records.supervision import is_supervised
 
     summary = partial(RunSummary, run_id=run.run_id, path=run.path)
     try:

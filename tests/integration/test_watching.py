@@ -20,12 +20,15 @@ from tests.conftest import WarmDrills
 from tests.e2e.drills import COMMAND, eventually, kills, write_job
 from tests.terminal import Terminal
 
-# In the middle of the reference, before the fault and after the restart it waits until the followers have shown that.
+# In the middle of the reference, before the fault and after the restart it waits until the followers have shown that. Whom the
+# fault spares waits for nobody when it strikes: it cannot hear of the other's death, and raise, before it is stopped.
 STEP = """\
 print('step', step, flush=True)
 while (order.leg, order.attempt, step) in {{("reference", 1, 6), ("chaos", 1, 5), ("chaos", 2, 9)}}:
     if Path({folder!r}, f"shown-{{order.leg}}-{{order.attempt}}").exists():
         break
+    time.sleep(0.01)
+while (order.leg, order.attempt, step, rank) == ("chaos", 1, 8, 0):
     time.sleep(0.01)
 """
 SHOWN = {
@@ -129,9 +132,7 @@ def test_every_follower_tells_the_same(watched: dict[str, Any]) -> None:
     stopped = "chaos: attempt 1: rank 0 was stopped with its attempt"
     assert any(line.endswith("; stopped rank 0") for line in own) and "chaos: attempt 1: rank 0 died of SIGKILL" not in own
     out, err, code = watched["events"]
-    assert ([line for line in said(out) if line != stopped], err, code) == (own, "", 0)
-    # On a busy machine it may hear of the other's death, and raise, before it is stopped.
-    assert (stopped in said(out)) != ("chaos: attempt 1: rank 0 exited with code 4" in own)
+    assert ([line for line in said(out) if line != stopped], err, code) == (own, "", 0) and stopped in said(out)
 
 
 def test_a_fault_fires_before_its_rank_dies(watched: dict[str, Any]) -> None:

@@ -12,46 +12,30 @@ from pathlib import Path
 from random import Random
 
 from chaosrun.faults.disk_model import Model, after_power_cut
-from chaosrun.records.filesystem import Filesystem, Moment, Operation
+from chaosrun.records.filesystem import Moment, Operation
+from tests.unit.powercut import RecordingDisk
 
 MODELLED = ("journal.jsonl", "checkpoints", "staging", "quarantine")
 """What of a leg's directory goes through the disk layer."""
 
 
-class SimulatedDisk(Filesystem):
+class SimulatedDisk(RecordingDisk):
     def __init__(self, root: Path, *, modelled: bool) -> None:
         """`modelled`: keep account of what was synced, so that the power can be cut."""
-        super().__init__()
-        self.root = root
-        self.is_modelled = modelled
-        self.model = Model()
+        super().__init__(root)
+        self._is_modelled = modelled
         self.refuses: Callable[[Operation], bool] = lambda operation: False
         """Whether there is no space left for this write."""
         self.operations = 0
-        self.on_operation: Callable[[Operation, Moment], None] = lambda operation, moment: None
-        self.listeners.append(self._listen)
-
-    def sync(self, path: Path, descriptor: int) -> None:
-        self._do(Operation(kind="fsync", path=path), lambda: None)
+        self.on_moment: Callable[[Operation, Moment], None] = lambda operation, moment: None
 
     def write(self, path: Path, descriptor: int, data: bytes) -> None:
         operation = Operation(kind="write", path=path, data=data)
         if self.refuses(operation):
             os.write(descriptor, data[: len(data) // 2])
-            if self.is_modelled and (node := self._node(path)) in self.model.files:
-                self._append(node, data[: len(data) // 2])
+            self.append(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         super().write(path, descriptor, data)
-
-    def put(self, path: Path, data: bytes) -> None:
-        """Write a file as a training script does, without syncing anything."""
-        if path.exists():
-            self.unlink(path)
-        descriptor = self.open(path)
-        try:
-            self.write(path, descriptor, data)
-        finally:
-            os.close(descriptor)
 
     def cut_power(self, fate: Random) -> None:
         """Everything that was not synced is lost, or in part, or not."""
@@ -72,55 +56,19 @@ class SimulatedDisk(Filesystem):
             else:
                 assert isinstance(content, bytes)
                 (self.root / path).write_bytes(content)
-                made = self.model.new(path.parts, folder=False)
-                assert made.node is not None
-                self._append(made.node, content)
+                self.model.new(path.parts, folder=False)
+                self.append(self.root / path, content)
         for node in (*self.model.files, *self.model.folders):
             self.model.sync(node)
 
-    def _parts(self, path: Path) -> tuple[str, ...] | None:
+    def parts(self, path: Path) -> tuple[str, ...] | None:
         if path == self.root:
             return ()
         parts = path.parts[len(self.root.parts) :]
         return parts if path.parts[: len(self.root.parts)] == self.root.parts and parts[0] in MODELLED else None
 
-    def _node(self, path: Path) -> int | None:
-        parts = self._parts(path)
-        return None if parts is None else self.model.find(parts)
-
-    def _append(self, node: int, data: bytes) -> None:
-        file = self.model.files[node]
-        assert isinstance(file.now, bytes)
-        file.now, file.is_synced = file.now + data, False
-
     def _listen(self, operation: Operation, moment: Moment) -> None:
-        if moment == "after" and self.is_modelled:
-            self._record(operation)
+        if moment == "after" and self._is_modelled:
+            self.record(operation)
         self.operations += moment == "before"
-        self.on_operation(operation, moment)
-
-    def _record(self, operation: Operation) -> None:
-        parts = self._parts(operation.path)
-        if parts is None:
-            return
-        node = self.model.find(parts)
-        match operation.kind:
-            case "mkdir" | "open":
-                if node is None:
-                    self.model.new(parts, folder=operation.kind == "mkdir")
-            case "write":
-                assert node is not None, operation
-                self._append(node, operation.data)
-            case "truncate":
-                assert node is not None, operation
-                self.model.files[node].now, self.model.files[node].is_synced = operation.path.read_bytes(), False
-            case "fsync":
-                assert node is not None, operation
-                self.model.sync(node)
-            case "rename":
-                assert node is not None and operation.target is not None, operation
-                target = self._parts(operation.target)
-                assert target is not None, operation
-                self.model.rename(parts, target)
-            case "unlink" | "rmdir":
-                self.model.change(parts, None)
+        self.on_moment(operation, moment)

@@ -94,7 +94,7 @@ class Simulation:
         self.invariants = Invariants(self)
         self.world.after_each = self.invariants.check
         self.world.on_wait = self._at_wait
-        self.disk.on_operation = self._at_operation
+        self.disk.on_moment = self._at_operation
         self.disk.refuses = self._is_full
 
     # The real code's surroundings

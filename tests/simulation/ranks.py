@@ -355,15 +355,13 @@ class SimulatedRank:
                 yield lambda: False
 
     def _wait_for_group(self, fault: Fault) -> Life:
-        group, size = fault.group, int((fault.group or "").rpartition("/")[2])
-
-        def all_there() -> bool:
-            markers: Iterable[Any] = read_markers(self._leg).values()
-            return sum(bool(each) and (each.group, each.attempt) == (group, self.attempt) for each in markers) >= size
-
+        size, complete = int((fault.group or "").rpartition("/")[2]), self._leg.complete(fault.group, self.attempt)
+        markers: Iterable[Any] = read_markers(self._leg).values()
+        if sum(bool(each) and (each.group, each.attempt) == (fault.group, self.attempt) for each in markers) >= size:
+            complete.touch()
         deadline_s = self.world.now + GROUP_LIMIT_S
         self.world.after(GROUP_LIMIT_S + 0.001, self._team.look)
-        yield lambda: all_there() or self.world.now > deadline_s
+        yield lambda: complete.exists() or self.world.now > deadline_s
 
 
 class RankKilled(Exception):

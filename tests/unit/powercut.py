@@ -4,6 +4,7 @@
 what was done so far (`chaosrun.faults.disk_model`).
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class RecordingDisk(Filesystem):
         self.model = Model()
         self.on_operation: Callable[[], None] = lambda: None
         """Called after each."""
-        self.listeners.append(self._record)
+        self.listeners.append(self._listen)
 
     def sync(self, path: Path, descriptor: int) -> None:
         """In the model alone, which is what the power is cut of: real ones would be most of the time that a test takes."""
@@ -43,32 +44,49 @@ class RecordingDisk(Filesystem):
         if path.exists():
             self.unlink(path)
         descriptor = self.open(path)
-        with open(descriptor, "wb"):
+        try:
             self.write(path, descriptor, data)
+        finally:
+            os.close(descriptor)
 
-    def _record(self, operation: Operation, moment: Moment) -> None:
-        if moment == "before":
+    def _listen(self, operation: Operation, moment: Moment) -> None:
+        if moment == "after":
+            self.record(operation)
+            self.on_operation()
+
+    def parts(self, path: Path) -> tuple[str, ...] | None:
+        """Where it is in the model; None of what is not modelled."""
+        return path.relative_to(self.root).parts
+
+    def append(self, path: Path, data: bytes) -> None:
+        parts = self.parts(path)
+        node = None if parts is None else self.model.find(parts)
+        if node is not None:
+            file = self.model.files[node]
+            assert isinstance(file.now, bytes)
+            file.now, file.is_synced = file.now + data, False
+
+    def record(self, operation: Operation) -> None:
+        parts = self.parts(operation.path)
+        if parts is None:
             return
-        parts = operation.path.relative_to(self.root).parts
         node = self.model.find(parts)
         match operation.kind:
             case "mkdir" | "open":
                 if node is None:
                     self.model.new(parts, folder=operation.kind == "mkdir")
             case "write":
-                assert node is not None
-                file = self.model.files[node]
-                assert isinstance(file.now, bytes)
-                file.now, file.is_synced = file.now + operation.data, False
+                assert node is not None, operation
+                self.append(operation.path, operation.data)
             case "truncate":
-                assert node is not None
+                assert node is not None, operation
                 self.model.files[node].now, self.model.files[node].is_synced = operation.path.read_bytes(), False
             case "fsync":
-                assert node is not None
+                assert node is not None, operation
                 self.model.sync(node)
             case "rename":
-                assert node is not None and operation.target is not None
-                self.model.rename(parts, operation.target.relative_to(self.root).parts)
+                target = None if operation.target is None else self.parts(operation.target)
+                assert node is not None and target is not None, operation
+                self.model.rename(parts, target)
             case "unlink" | "rmdir":
                 self.model.change(parts, None)
-        self.on_operation()

@@ -16,8 +16,9 @@ from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records import locks
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.locks import is_locked, locked, open_own_file
+from chaosrun.records.supervision import is_supervised
 from chaosrun.supervise import remote
-from chaosrun.supervise.drill import is_supervised, lock_run
+from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.process import SupervisorProcess
 from chaosrun.supervise.reference import ReferenceCache
 
@@ -119,7 +120,8 @@ LOOK = """\
 import os, sys
 from pathlib import Path
 from chaosrun.records.layout import RunLayout
-from chaosrun.supervise.drill import is_supervised, lock_run
+from chaosrun.records.supervision import is_supervised
+from chaosrun.supervise.drill import lock_run
 from chaosrun.errors import UsageError
 from chaosrun.supervise import remote
 if os.geteuid() == 0:
