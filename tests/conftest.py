@@ -81,7 +81,8 @@ class WarmDrills:
     ) -> "RunResult":
         from chaosrun import api
         from chaosrun.cluster.workers import ClusterWorkers
-        from chaosrun.supervise.drill import Drill, LegRunner, create_run
+        from chaosrun.supervise.creation import create_run
+        from chaosrun.supervise.drill import Drill, LegRunner
 
         loaded, plan = api.plan(job, overrides)
         run = create_run(root, loaded, plan=plan, overrides=list(overrides), reference=reference, early=early)

@@ -14,7 +14,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import Early, read_run
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.source import load_job
-from chaosrun.supervise.drill import create_run, has_ended, lock_run
+from chaosrun.supervise.creation import create_run
+from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, Watch, carry_out, create
 from chaosrun.supervise.runs import default_root

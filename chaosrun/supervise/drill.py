@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import chaosrun
 from chaosrun.errors import InterruptedRunError, ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.faults.strace import expect_strace
@@ -23,18 +22,16 @@ from chaosrun.plan.default import default_plan
 from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
 from chaosrun.records.events import EventRecord
-from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
 from chaosrun.records.order import WorkerOrder
-from chaosrun.records.run_file import Early, Reference, RunInfo, claim, own_leg, read_object, read_run, recorded_leg, write_run
+from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run, recorded_leg, write_run
 from chaosrun.records.supervision import supervision
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec
-from chaosrun.spec.source import Job
 from chaosrun.supervise import early
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
@@ -50,43 +47,6 @@ if TYPE_CHECKING:
 RESUMABLE = (None, "interrupted", "resources")
 """Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-
-
-def create_run(
-    root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str, early: Early = "never"
-) -> RunLayout:
-    """Make a run directory of its own and write down what is going to happen, before anything starts."""
-    spec = job.spec
-    run = RunLayout(new_folder(root / "runs", spec.name))
-    try:
-        storage, nonce = _storage(spec, job.directory, run)
-    except UsageError:
-        run.path.rmdir()
-        raise
-    write_durably(run.job_yaml, job.text.encode())
-    write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
-    write_run(
-        run,
-        RunInfo(
-            run_id=run.run_id,
-            created_s=time.time(),
-            chaosrun=chaosrun.__version__,
-            # What was typed can be submitted again from the run's own copy.
-            job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
-            typed=tuple(job.typed.words) if job.typed else None,
-            directory=str(job.directory),
-            script=str(job.script_path),
-            overrides=tuple(overrides),
-            spec=spec.model_dump(mode="json"),
-            reference=Reference(mode=reference),
-            storage={leg: str(storage / leg) if storage else None for leg in ("reference", "chaos", "confirm")},
-            storage_nonce=nonce,
-            irreproducible=None,
-            masked=job.masked,
-            early=early,
-        ),
-    )
-    return run
 
 
 def lock_run(run: RunLayout) -> AbstractContextManager[int]:
@@ -349,23 +309,6 @@ def _referring(info: RunInfo, **about: str | None) -> RunInfo:
 def _copied(info: RunInfo, **about: str | None) -> RunInfo:
     """With a reference that is copied into the run's own directory."""
     return changed(_referring(info, **about), storage={**info.storage, "reference": None})
-
-
-def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | None, str | None]:
-    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError when
-    it cannot be written."""
-    if spec.checkpoint.storage is None:
-        return None, None
-    storage = directory / spec.checkpoint.storage / run.run_id
-    try:
-        storage.mkdir(parents=True)
-        nonce = claim(storage, run)
-    except OSError as error:
-        raise UsageError(
-            f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
-            hint="name a directory that exists or can be made, on storage that all nodes share",
-        ) from error
-    return storage.resolve(), nonce
 
 
 @contextmanager

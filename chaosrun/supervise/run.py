@@ -40,7 +40,8 @@ from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Problem, spec_error
 from chaosrun.spec.source import Job, load_job, refused
 from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
-from chaosrun.supervise.drill import Drill, LegRunner, create_run, has_ended, leg_of, supervised
+from chaosrun.supervise.creation import create_run
+from chaosrun.supervise.drill import Drill, LegRunner, has_ended, leg_of, supervised
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
 from chaosrun.supervise.runs import find_run, remove_run

@@ -17,7 +17,8 @@ from chaosrun.housekeeping.cleaning import Cleaning, clean
 from chaosrun.housekeeping.inventory import Found, Storage, choose, take_stock
 from chaosrun.records.layout import RunLayout
 from chaosrun.spec.source import load_job
-from chaosrun.supervise.drill import create_run, lock_run
+from chaosrun.supervise.creation import create_run
+from chaosrun.supervise.drill import lock_run
 from chaosrun.supervise.runs import list_runs, remove_run
 
 DAY_S = 86400.0

@@ -14,7 +14,8 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import own_leg, read_run
 from chaosrun.records.supervision import supervision
 from chaosrun.spec.source import load_job
-from chaosrun.supervise.drill import create_run, leg_of
+from chaosrun.supervise.creation import create_run
+from chaosrun.supervise.drill import leg_of
 
 LONG = "n" * 300
 ODD_NAMES = [

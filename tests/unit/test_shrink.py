@@ -317,7 +317,7 @@ class TestShrink:
 
 class TestCase:
     def run(self, job: Path, verdict: Verdict | None, schedule: Sequence[Entry] = ({"rank": 0, "at_step": 7},)) -> RunLayout:
-        from chaosrun.supervise.drill import create_run
+        from chaosrun.supervise.creation import create_run
 
         overrides = [scheduled(schedule)]
         loaded = load_job(job, overrides)

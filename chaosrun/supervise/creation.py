@@ -1,0 +1,69 @@
+"""Makes the directory of a run, and writes down what is going to happen, before anything starts."""
+
+import json
+import time
+from pathlib import Path
+
+import chaosrun
+from chaosrun.errors import UsageError
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.folders import new_folder
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import RunLayout
+from chaosrun.records.run_file import Early, Reference, RunInfo, claim, write_run
+from chaosrun.spec.model import JobSpec
+from chaosrun.spec.source import Job
+
+
+def create_run(
+    root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str, early: Early = "never"
+) -> RunLayout:
+    """Make a run directory of its own and write down what is going to happen, before anything starts."""
+    spec = job.spec
+    run = RunLayout(new_folder(root / "runs", spec.name))
+    try:
+        storage, nonce = _storage(spec, job.directory, run)
+    except UsageError:
+        run.path.rmdir()
+        raise
+    write_durably(run.job_yaml, job.text.encode())
+    write_durably(run.plan_json, json.dumps(plan.to_json(), indent=1).encode())
+    write_run(
+        run,
+        RunInfo(
+            run_id=run.run_id,
+            created_s=time.time(),
+            chaosrun=chaosrun.__version__,
+            # What was typed can be submitted again from the run's own copy.
+            job=str(run.job_yaml.absolute() if job.typed else job.path.resolve()),
+            typed=tuple(job.typed.words) if job.typed else None,
+            directory=str(job.directory),
+            script=str(job.script_path),
+            overrides=tuple(overrides),
+            spec=spec.model_dump(mode="json"),
+            reference=Reference(mode=reference),
+            storage={leg: str(storage / leg) if storage else None for leg in ("reference", "chaos", "confirm")},
+            storage_nonce=nonce,
+            irreproducible=None,
+            masked=job.masked,
+            early=early,
+        ),
+    )
+    return run
+
+
+def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | None, str | None]:
+    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError when
+    it cannot be written."""
+    if spec.checkpoint.storage is None:
+        return None, None
+    storage = directory / spec.checkpoint.storage / run.run_id
+    try:
+        storage.mkdir(parents=True)
+        nonce = claim(storage, run)
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
+            hint="name a directory that exists or can be made, on storage that all nodes share",
+        ) from error
+    return storage.resolve(), nonce
