@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
+    AT_THE_BEGINNING,
     NOTHING,
     Address,
     After,
     AtOnce,
     Drilled,
     Format,
+    FromTheBeginning,
     Overrides,
     Quiet,
     Root,
@@ -143,6 +145,7 @@ def sweep(
     at_once: AtOnce = None,
     keep: Annotated[bool, Parameter(help="Keep the runs that pass, too.")] = False,
     to_the_end: ToTheEnd = False,
+    from_the_beginning: FromTheBeginning = False,
     saves: Annotated[
         bool, Parameter(help="Try, in their place, the points inside one save of a script's own, and power cuts after it.")
     ] = False,
@@ -166,7 +169,7 @@ def sweep(
     with ticking(quiet=quiet) as on_event:
         swept = api.sweep(
             drilled,
-            overrides=changes,
+            overrides=(*changes, *(AT_THE_BEGINNING if from_the_beginning else ())),
             steps=numbers("--steps", steps, "steps"),
             only=only or (),
             at_once=at_once,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
+    AT_THE_BEGINNING,
     MOMENTS,
     NOTHING,
     Address,
     After,
     Drilled,
     Format,
+    FromTheBeginning,
     Overrides,
     Quiet,
     Root,
@@ -55,6 +57,7 @@ def submit(
         Parameter(help="auto: take a cached undisturbed run of the same job if there is one; fresh: make one; or a run id."),
     ] = "auto",
     to_the_end: ToTheEnd = False,
+    from_the_beginning: FromTheBeginning = False,
     detach: Detach = False,
     root: Root = None,
     verbose: Verbose = False,
@@ -66,6 +69,7 @@ def submit(
     from chaosrun.report.live import progress
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    changes = (*changes, *(AT_THE_BEGINNING if from_the_beginning else ()))
     wanted = {"overrides": changes, "root": root, "address": address, "reference": reference}
     wanted |= {"early": early_of(to_the_end, "long")}
     if detach or at_a_terminal():

@@ -47,6 +47,13 @@ def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
     return "never" if to_the_end else otherwise
 
 
+FromTheBeginning = Annotated[
+    bool, Parameter(help="Begin every chaos leg at the beginning, not at a checkpoint of the undisturbed run.")
+]
+AT_THE_BEGINNING = ("verify.begin=beginning",)
+"""What that changes in a job."""
+
+
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from chaosrun.errors import RecoveryError
+from chaosrun.records.began import Began, read_began
 from chaosrun.records.codec import sound_records
 from chaosrun.records.events import (
     EVENTS,
@@ -89,6 +90,8 @@ class LegHistory:
     environment: Mapping[str, object] | None = None
     opened: tuple[OpenedFile, ...] = ()
     """Files of other legs that it read."""
+    began: Began | None = None
+    """What it was given to begin with, where that is not the beginning."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -129,7 +132,8 @@ def read_leg(layout: LegLayout, traces: TraceReader | None = read_trace) -> LegH
     problems: list[str] = []
     history = history_of(layout, _read_journal(layout.journal, problems), traces, problems)
     environment, opened = _read_environment(layout.environment, problems), opened_files(layout, problems)
-    return replace(history, environment=environment, opened=opened, problems=tuple(problems))
+    began = read_began(layout, problems)
+    return replace(history, environment=environment, opened=opened, began=began, problems=tuple(problems))
 
 
 def history_of(

@@ -103,6 +103,8 @@ class LegLayout:
     environment = Below("environment.json")
     repeats = Below("repeats.json")
     """Of a reference that another whole leg was equal to: which run showed it."""
+    began = Below("began.json")
+    """Of a leg that does not begin at the beginning; see `records.began`."""
     checkpoints = Below("checkpoints", stored=True)
     staging = Below("staging", stored=True)
     quarantine = Below("quarantine", stored=True)

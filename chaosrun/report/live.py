@@ -38,6 +38,7 @@ LASTING_EVENTS = frozenset(
         "checkpoint.quarantined",
         "control.failed",
         "plan.made",
+        "chaos.begins",
         "reference.replaced",
         "reference.uncached",
         "supervisor.ended",

@@ -46,6 +46,7 @@ _NOTICES = {
     "plan.made": "no faults were named: the default plan has {plan}",
     "reference.replaced": "the one in the cache differs from a run made now ({difference}): replaced",
     "reference.uncached": "not kept in the cache for other drills: {message}",
+    "chaos.begins": "begins at the beginning: {why}",
     "attempt.placed": "attempt {attempt} goes on from {place}",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }

@@ -111,6 +111,9 @@ _rank = must(
     lambda value: value in ("random", "all") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
     "'random', 'all' or a rank, counted from 0",
 )
+_kept = must(
+    lambda value: value in ("auto", "all") or (type(value) is int and value >= 2), "'auto', 'all' or a number from 2 on"
+)
 _gpus = must(
     lambda value: value in ("auto", 0, 1) and not isinstance(value, bool | float),
     "'auto', 0 or 1: a worker trains on one device",
@@ -137,6 +140,12 @@ Confirmations = Annotated[
     int, BeforeValidator(_confirmations), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 0}]})
 ]
 """How often; true is once."""
+Kept = Annotated[
+    Literal["auto", "all"] | int,
+    BeforeValidator(_kept),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "all"]}, {"type": "integer", "minimum": 2}]}),
+]
+"""How many checkpoints."""
 
 # What a validator in Python allows or refuses, a JSON Schema has to be told.
 JobName = Annotated[

@@ -21,6 +21,7 @@ from chaosrun.spec.fields import (
     Duration,
     Flag,
     JobName,
+    Kept,
     Number,
     Output,
     Positive,
@@ -52,6 +53,11 @@ class CheckpointSpec(Section):
     every_steps: Positive = Field(default=50, description="optimizer steps between checkpoints; one is also saved at the end")
     keep: Annotated[int, Field(strict=True, ge=2)] = Field(
         default=3, description="checkpoints kept; at least 2, so that one damaged checkpoint never is the only one"
+    )
+    keep_reference: Kept = Field(
+        default="auto",
+        description="checkpoints that the undisturbed run keeps, for other drills to begin at: a number, or all; auto: all in "
+        "sweeps and suites, else as many as keep says",
     )
     storage: Text | None = Field(
         default=None, description="directory for checkpoints; by default they lie in the run's directory"
@@ -132,6 +138,11 @@ class VerifySpec(Section):
     confirm: Confirmations = Field(
         default=1,
         description="after a difference, run the reference again, so many times (true: once), to see whether it repeats itself",
+    )
+    begin: Literal["auto", "fault", "beginning"] = Field(
+        default="auto",
+        description="where the run under faults begins: at the undisturbed run's checkpoint before the first fault, or at the "
+        "beginning; auto: the former in sweeps, shrinks and suites, and for jobs of more than 1,000 steps",
     )
     on_difference: Literal["stop", "go_on"] = Field(
         default="stop",

@@ -32,7 +32,7 @@ from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run, r
 from chaosrun.records.supervision import supervision
 from chaosrun.records.traces import read_trace
 from chaosrun.spec.model import JobSpec
-from chaosrun.supervise import early
+from chaosrun.supervise import beginning, early
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
@@ -138,14 +138,22 @@ class Drill:
             if spec.by == "script" and not plan.faults:
                 plan = self._default_plan(spec)
             _expect_reached(plan, final_step(self._leg("reference")))
-            self._run_leg("chaos", spec, info, plan)
+            self._run_chaos(spec, plan)
         verdict = judge(self.run)
         if spec.verify.confirm and worth_confirming(verdict) and info.irreproducible is None:
             verdict = self._confirm(spec, verdict)
-        if verdict.exact and verdict.outcome == "completed":
+        if verdict.exact and verdict.outcome == "completed" and not beginning.has_begun_there(self._leg("chaos")):
             self._note_repeated()
         write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())
         return verdict
+
+    def _run_chaos(self, spec: JobSpec, plan: FaultPlan) -> None:
+        info, leg, reference = read_run(self.run), self._leg("chaos"), self._leg("reference")
+        if not leg.journal.exists() and beginning.wanted(spec, info.early, reference):
+            began = beginning.begin(info, spec, plan, reference, leg)
+            if began.why:
+                self._tell("chaos.begins", leg="chaos", why=began.why)
+        self._run_leg("chaos", spec, info, plan)
 
     def _note_repeated(self) -> None:
         """Two whole runs were equal: later drills with this reference may end early."""
@@ -206,8 +214,8 @@ class Drill:
         except OSError as error:
             self._tell("reference.uncached", message=f"{error.filename or self.root}: {error.strerror or error}")
 
-    def _tell(self, event: str, **about: str) -> None:
-        self.legs.on_record({"leg": "reference", "event": event, **about, "time_s": time.time()})
+    def _tell(self, event: str, leg: str = "reference", **about: str) -> None:
+        self.legs.on_record({"leg": leg, "event": event, **about, "time_s": time.time()})
 
     def _run_undisturbed(self, name: str, spec: JobSpec, info: RunInfo) -> LegResult:
         """Run a leg without faults; once more from the beginning when something else has killed it on the way."""
@@ -245,6 +253,9 @@ class Drill:
             return judge(self.run)
         # The cached reference is of another time (changed data, changed machine): judge by the one just made.
         self._replace_reference(info, difference)
+        if beginning.has_begun_there(chaos := self._leg("chaos")):  # with a checkpoint of the one that is no longer there
+            self._remove(chaos)
+            self._run_chaos(spec, FaultPlan.read(self.run.plan_json))
         verdict = judge(self.run)
         return self._confirm(spec, verdict) if worth_confirming(verdict) else verdict
 
@@ -264,6 +275,7 @@ class Drill:
         reference = self.run.reference.path if name == "chaos" else None
         template = order_template(name, leg, spec, info, reference=reference)
         template = early.told(template, spec, info.early, plan, self._leg("reference"))
+        template = beginning.keeping(template, spec, info.early)
         template = replace(template, survey=self.survey, earlier=earlier)
         result = self.legs.run(name, leg, template, plan, spec, deadline_s=self.deadline_s)
         if result.outcome == "interrupted":

@@ -76,6 +76,7 @@ class ReferenceCache:
             incoming = folder / f".incoming-{key}"
             try:
                 copy_leg(leg, LegLayout(incoming), final_step)
+                _link_checkpoints(leg, LegLayout(incoming))
                 if (folder / key).exists():
                     shutil.rmtree(folder / key)
                 os.rename(incoming, folder / key)
@@ -128,6 +129,20 @@ def copy_leg(source: LegLayout, target: LegLayout, final_step: int) -> None:
     repeats = [source.repeats] if source.repeats.is_file() else []
     for file in (source.path / "inputs.json", source.environment, *repeats, source.journal):
         shutil.copy2(file, target.path / file.name)
+
+
+def _link_checkpoints(source: LegLayout, target: LegLayout) -> None:
+    """All that the leg keeps, for other drills to begin at (`supervise.beginning`)."""
+    for entry in source.checkpoints.iterdir() if source.checkpoints.exists() else ():
+        if not (target.checkpoints / entry.name).exists():
+            shutil.copytree(entry, target.checkpoints / entry.name, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def _copy_folder(source: Path, target: Path) -> None:

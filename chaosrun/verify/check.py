@@ -13,6 +13,7 @@ from chaosrun.records.history import LegHistory
 from chaosrun.records.opened import OpenedFile
 from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
+from chaosrun.verify.began import began_at
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights
 from chaosrun.verify.lineage import Lineage, lineage
@@ -81,6 +82,8 @@ class Drill:
     """The step at which the chaos leg ended before its training did: both legs are looked at up to there."""
     whole: int = 0
     """The last step of the reference, where that is another one."""
+    began: int = 0
+    """The step that the chaos leg began at, with the reference's checkpoint; see `verify.began`."""
     streams_count: bool = True
     """Random streams that differ are a difference; not where a script resumes by itself and nothing depends on them."""
 
@@ -93,16 +96,17 @@ class Drill:
         plan: FaultPlan,
         opened_to_confirm: tuple[OpenedFile, ...] = (),
     ) -> "Drill":
-        expected = lineage(reference)
+        expected, began = lineage(reference), began_at(reference, chaos, spec)
         drill = cls(
             reference=reference,
             chaos=chaos,
             reference_lineage=expected,
-            chaos_lineage=lineage(chaos),
+            chaos_lineage=lineage(chaos, expected, began),
             spec=spec,
             plan=plan,
             opened_to_confirm=opened_to_confirm,
             apart=_apart(expected, chaos),
+            began=began,
         )
         return replace(drill, streams_count=not (drill.by_script and (drill._streams_rest() or drill._numbers_agree())))
 
@@ -116,6 +120,13 @@ class Drill:
         records = (step for trace in self.chaos.traces for step in trace.steps)
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
+
+    @property
+    def given(self) -> int:
+        """How many steps of the chaos leg's lineage, from the first on, are the reference's own, of which nothing is compared:
+        fewer than it began with where an attempt went on from before."""
+        bases = (attempt.start_of(rank) for attempt in self.chaos.attempts for rank in attempt.traces)
+        return min(bases, default=0) if self.began else 0
 
     @property
     def ranks(self) -> range:

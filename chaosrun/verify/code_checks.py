@@ -114,7 +114,10 @@ _PREMISES: Mapping[str, Row] = {
         "write results of the training to os.environ['CHAOSRUN_OUTPUT'], a folder of each leg that its attempts share, and "
         "remove the file; caches of the data belong before the first batch",
     ),
-    "first_attempt_restored": Row("the first attempt of the chaos leg went on from a checkpoint", _NOT_FROM_THE_BEGINNING),
+    "first_attempt_restored": Row(
+        "the first attempt of the chaos leg went on from a checkpoint that is not shown to be the reference's: {why}",
+        _NOT_FROM_THE_BEGINNING,
+    ),
     "job_not_repeatable": Row(
         "the job does not repeat itself: {how}",
         script("it does not give the same numbers twice, without any fault"),

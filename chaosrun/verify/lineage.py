@@ -27,10 +27,14 @@ class Lineage:
         return self.steps.get(rank, {}).get(step)
 
 
-def lineage(history: LegHistory) -> Lineage:
-    """Follow each rank through the attempts: an attempt that went on from step r cuts off everything after r."""
+def lineage(history: LegHistory, before: Lineage | None = None, began: int = 0) -> Lineage:
+    """Follow each rank through the attempts: an attempt that went on from step r cuts off everything after r. A leg that was
+    given the state of step `began` of another one has the steps up to there from `before`."""
     ranks = sorted({rank for attempt in history.attempts for rank in attempt.traces})
-    steps: dict[int, dict[int, StepRecord]] = {rank: {} for rank in ranks}
+    steps: dict[int, dict[int, StepRecord]] = {}
+    for rank in ranks:
+        given = before.steps.get(rank, {}) if before else {}
+        steps[rank] = {step: record for step, record in given.items() if step <= began}
     tails: list[StepRecord] = []
     repeated: list[StepRecord] = []
     for attempt in history.attempts:

@@ -15,6 +15,7 @@ from chaosrun.records.history import Attempt
 from chaosrun.records.opened import OpenedFile, of_a_training
 from chaosrun.records.position import Position
 from chaosrun.records.traces import StepRecord
+from chaosrun.verify.began import unproven
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
@@ -166,8 +167,10 @@ def reproducible(drill: Drill) -> Check:
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
     first = drill.chaos.attempts[0]
+    if drill.began:
+        return _repeated_before(drill)
     if first.resume is not None or any(start.restored for start in first.starts.values()):
-        return inconclusive("first_attempt_restored")
+        return inconclusive("first_attempt_restored", why=unproven(drill.reference, drill.chaos, drill.spec) or "")
     undisturbed = [start for attempt in drill.reference.attempts for start in attempt.starts.values()]
     if message := unlike_orders([*undisturbed, *first.starts.values()]):
         return inconclusive("parameter_order", message=f"{message}, before the first fault")
@@ -197,13 +200,24 @@ def reproducible(drill: Drill) -> Check:
         return inconclusive("job_not_repeatable", because="restored_twice", how=how)
     if not compared:
         return skipped("no step was recorded before the first fault", steps=0)
-    return passed(f"{compared} step records before the first fault equal the reference", records=compared)
+    why = f"; from the beginning: {drill.chaos.began.why}" if drill.chaos.began else ""
+    return passed(f"{compared} step records before the first fault equal the reference{why}", records=compared)
+
+
+def _repeated_before(drill: Drill) -> Check:
+    """Of a leg that began at a checkpoint of the reference: what it does after that is what comes of a restore."""
+    if how := _alone(drill):
+        return inconclusive("job_not_repeatable", because="restored_twice", how=how)
+    before = "the steps before are the reference's own, which was shown to repeat itself"
+    return passed(f"began at step {drill.began} from the reference's checkpoint: {before}", began=drill.began)
 
 
 def _alone(drill: Drill) -> str | None:
     """Of two attempts that went on from one checkpoint, one agrees with the reference in steps in which the other does not: the
-    same restore, and other numbers."""
-    restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on]
+    same restore, and other numbers. A first attempt that began at one is no restart: what an attempt leaves behind may make the
+    difference."""
+    first = drill.chaos.attempts[0] if drill.began else None
+    restored = [attempt for attempt in drill.chaos.attempts if attempt.went_on and attempt is not first]
     for one, other in permutations(restored, 2):
         if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue

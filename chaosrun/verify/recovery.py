@@ -21,7 +21,7 @@ def lineage(drill: Drill) -> Check:
     chain, final = drill.chaos_lineage, drill.reference_lineage.final_step
     if not final:
         return inconclusive("reference_empty")
-    absent = [rank for rank in drill.ranks if not chain.steps.get(rank)]
+    absent = [rank for rank in drill.ranks if len(chain.steps.get(rank, ())) <= drill.given]
     strangers = sorted(chain.steps.keys() - set(drill.ranks))
     if absent or strangers:
         code = "ranks_without_steps" if absent else "strange_ranks"
@@ -36,15 +36,17 @@ def lineage(drill: Drill) -> Check:
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             return failed(code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
-    return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks", steps=final)
+    own = f", up to {drill.given} the reference's own" if drill.given else ""
+    return passed(f"steps 1 to {final} without a gap on {len(drill.ranks)} ranks{own}", steps=final)
 
 
 def resume_points(drill: Drill) -> Check:
     """Every attempt went on from the newest valid checkpoint committed before it, on every rank, at the right position."""
     if not drill.chaos.attempts:
         return inconclusive("no_attempt")
-    committed: dict[str, int] = {}
-    reached = 0
+    began = drill.chaos.began if drill.began else None
+    committed = {name: checkpoint_step(name) or 0 for name in began.states} if began else {}
+    reached = began.step if began else 0
     restores = 0
     points: list[dict[str, Any]] = []
     for attempt in drill.chaos.attempts:

@@ -287,13 +287,15 @@ def _pass(drill: Drill, attempts: Sequence[AttemptSummary], *, landed: int) -> R
     unseen = never_saves(drill) and len(attempts) > 1
     whose = "the script" if drill.by_script else "chaosrun"
     tested = f"saved and resumed by {whose}" if restored else "no checkpoint was restored, every attempt began at the beginning"
+    if drill.began:
+        tested += f"; it began at step {drill.began} from the reference's checkpoint"
     if drill.ended_early is not None:
         about: dict[str, Any] = {"step": drill.ended_early, "whole": drill.whole, "ranks": drill.spec.workers, "faults": landed}
         return Ruling(status="PASS", reason=Cause.of("settled", **about, more=f"; {tested}"))
     reason = Cause.of(
         "never_saves" if exact and unseen else "exact" if exact else "within_tolerance",
         because=None if restored or unseen else "never_restored",
-        steps=drill.chaos_lineage.final_step,
+        steps=drill.chaos_lineage.final_step - drill.given,
         ranks=drill.spec.workers,
         faults=landed,
         more=f"; {tested}",

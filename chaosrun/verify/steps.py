@@ -82,7 +82,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     for rank in drill.ranks:
         expected, seen = (each.steps.get(rank, {}) for each in (drill.reference_lineage, drill.chaos_lineage))
         common = expected.keys() & seen.keys()
-        compared += len(common)
+        compared += len(common) - drill.given
         # Of the others it is known that nothing differs.
         for step in common & drill.apart[rank] if common else ():
             record = seen[step]
@@ -90,7 +90,7 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
             if mismatch := next(filter(None, found), None):
                 differing += 1
                 first = min(first or mismatch, mismatch, key=lambda each: (each.step, each.rank))
-    total = drill.reference_lineage.final_step * len(drill.ranks)
+    total = (drill.reference_lineage.final_step - drill.given) * len(drill.ranks)
     evidence: dict[str, Any] = {"compared": compared, "of": total, "differing": differing}
     if first:
         where = f"{first.place}{f' ({first.tensor})' if first.tensor else ''}"

@@ -20,6 +20,7 @@ from chaosrun.spec.fields import (
     Confirmations,
     Duration,
     JobName,
+    Kept,
     Rank,
     Share,
     StepRange,
@@ -41,6 +42,7 @@ Schema = dict[str, Any]
 # Types that have a word of their own, explained at the head of the page.
 WORDS: dict[Any, str] = {
     Confirmations: "`true`, `false`, or a whole number ≥ 0",
+    Kept: "`auto`, `all` or a whole number ≥ 2",
     Duration: "time",
     Rank: "a number from 0, `random` or `all`",
     Share: "part, such as `25%`",

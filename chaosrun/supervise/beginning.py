@@ -1,0 +1,152 @@
+"""Where the chaos leg of a drill begins: at the reference's checkpoint before the first fault, if the verdict can rest on it.
+
+What it rests on says docs/exactness.md ("Where a drill begins"); whether a leg that began there may be judged, `verify.began`.
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from chaosrun.checkpoint.store import CheckpointStore
+from chaosrun.errors import ChaosrunError
+from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import RESTORE_PHASES
+from chaosrun.records.began import Began, digest_of, read_began
+from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
+from chaosrun.records.order import WorkerOrder
+from chaosrun.records.run_file import Early, RunInfo, read_run, recorded_leg, write_record
+from chaosrun.records.traces import Digests, read_trace
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.early import LONG
+from chaosrun.supervise.reference import final_step
+from chaosrun.verify.compare import exact_weights
+from chaosrun.verify.corruption import corrupts
+
+EVERY_ONE = 10**9
+FEWEST = 2
+"""Checkpoints that retention leaves a leg with, whatever is asked for."""
+
+
+def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
+    """The orders of a reference: how many checkpoints it keeps, for other legs to begin at; and what that rests on is looked
+    at."""
+    if template.leg != "reference":
+        return template
+    if spec.verify.begin == "fault" and spec.by == "chaosrun":
+        template = replace(template, looks_after=0)
+    kept = spec.checkpoint.keep_reference
+    if isinstance(kept, int):
+        return replace(template, keep=max(kept, spec.checkpoint.keep))
+    return replace(template, keep=EVERY_ONE) if kept == "all" or early in ("always", "watch") else template
+
+
+def wanted(spec: JobSpec, early: Early, reference: LegLayout) -> bool:
+    """By one rule with early ends, unless the job says which."""
+    by_rule = early == "always" or (early == "long" and final_step(reference) > LONG)
+    return by_rule if spec.verify.begin == "auto" else spec.verify.begin == "fault"
+
+
+def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began:
+    """Have a chaos leg that has done nothing yet begin at the reference's checkpoint before its first fault, or write down why
+    it does not."""
+    if chaos.checkpoints.exists():  # a supervisor was killed on its way here
+        shutil.rmtree(chaos.checkpoints)
+    found = _give(info, spec, plan, reference, chaos)
+    began = found if isinstance(found, Began) else Began(why=found)
+    chaos.path.mkdir(parents=True, exist_ok=True)
+    write_record(chaos.began, began)
+    return began
+
+
+def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began | str:
+    """Copies, as faults may damage them, of as many checkpoints as an undisturbed leg would have there; or why not."""
+    why = next(_refusals(spec, plan, reference), None)
+    if why:
+        return why
+    kept = _kept(info, reference)
+    before = min(fault.at_step for fault in plan.faults if fault.at_step is not None)
+    steps = [step for step in sorted(CheckpointStore(kept, EVERY_ONE).steps()) if step < before]
+    if not steps:
+        return f"the reference keeps no checkpoint before step {before}"
+    names = [checkpoint_name(step) for step in steps[-max(FEWEST, spec.checkpoint.keep) :]]
+    try:
+        states = {name: _given(kept, chaos, name, _saved(reference, name, spec.workers)) for name in names}
+    except (ChaosrunError, OSError, LookupError) as error:
+        shutil.rmtree(chaos.checkpoints, ignore_errors=True)
+        return f"the reference's checkpoints are not as it saved them ({error})"
+    return Began(step=steps[-1], states=states)
+
+
+def has_begun_there(leg: LegLayout) -> bool:
+    """The leg was given a checkpoint, and is not whole."""
+    began = read_began(leg, [])
+    return began is not None and bool(began.states)
+
+
+def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[str]:
+    if spec.by == "script":
+        yield "a script that resumes by itself keeps more than chaosrun knows of"
+    if not exact_weights(spec.verify) or not spec.verify.losses.exact:
+        yield "a tolerance was given"
+    if corrupts(plan):
+        yield "the plan corrupts memory"
+    if not reference.repeats.is_file():
+        yield "the job was not shown to repeat itself yet"
+    else:
+        yield from _outside(reference, spec.workers)
+    if not any(fault.facts.ends_attempt for fault in plan.faults):
+        yield "no fault has the job come back"
+    if not any(fault.at_step for fault in plan.faults):
+        yield "no fault has a step"
+    yield from (f"{fault.id} may strike before any checkpoint" for fault in plan.faults if _any_time(fault))
+
+
+def _outside(reference: LegLayout, workers: int) -> Iterator[str]:
+    """What the script does where no checkpoint holds it: a leg that did not do it itself may go on otherwise."""
+    number = reference.attempts()[-1]
+    attempt = reference.attempt(number)
+    traces = [read_trace(attempt.trace(rank), number, rank, []) for rank in range(workers)]
+    if not all(any(saved.own or saved.unseen for saved in trace.checkpoints) for trace in traces):
+        yield "nobody looked at what its script does outside its process"
+    told = [attempt.effects(rank) for rank in range(workers)]
+    yield from (f"rank {rank}: {path.read_text(errors='replace')}" for rank, path in enumerate(told) if path.exists())
+
+
+def _any_time(fault: Fault) -> bool:
+    """A restore at the beginning would be one that it counts, or strikes; the first rendezvous comes before."""
+    if fault.phase == "rendezvous":
+        return max(fault.occurrence, fault.attempt or 1) == 1
+    return fault.phase is None or fault.phase in RESTORE_PHASES or fault.at_step is None
+
+
+def _kept(info: RunInfo, reference: LegLayout) -> LegLayout:
+    """The leg that holds the checkpoints: a copy of a reference has but the last."""
+    if info.reference.source is None:
+        return reference
+    if info.reference.mode == "auto":
+        return LegLayout(Path(info.reference.source))
+    other = RunLayout(Path(info.reference.mode))
+    return recorded_leg(other, read_run(other), "reference")
+
+
+def _saved(reference: LegLayout, name: str, workers: int) -> list[Digests]:
+    """The state of each rank, as the reference recorded it. Raises LookupError where it did not, or a save changed it."""
+    number = reference.attempts()[-1]
+    traces = [read_trace(reference.attempt(number).trace(rank), number, rank, []) for rank in range(workers)]
+    saved = [next((each for each in trace.checkpoints if each.name == name), None) for trace in traces]
+    states = [each.digests for each in saved if each and each.digests and not each.changed]
+    if len(states) < workers:
+        raise LookupError(f"{name} has no digests, or its save changed the training")
+    return states
+
+
+def _given(kept: LegLayout, chaos: LegLayout, name: str, saved: list[Digests]) -> str:
+    """Copy a checkpoint and look whether it is whole, and holds what the reference saved. Raises ChaosrunError, LookupError and
+    OSError."""
+    shutil.copytree(kept.checkpoints / name, chaos.checkpoints / name, copy_function=shutil.copyfile)
+    told = CheckpointStore(chaos, EVERY_ONE).audit(name).digests
+    alike: Mapping[str, Digests] = {key: told[key] for key in ("model", "optimizer", "scheduler")}
+    if [{**alike, **own} for own in told["ranks"]] != [dict(rank) for rank in saved]:
+        raise LookupError(f"{name} holds another state")
+    return digest_of(saved)
