@@ -80,7 +80,11 @@ class RecordingDisk(Filesystem):
                 self.append(operation.path, operation.data)
             case "truncate":
                 assert node is not None, operation
-                self.model.files[node].now, self.model.files[node].is_synced = operation.path.read_bytes(), False
+                file, left = self.model.files[node], operation.path.read_bytes()
+                assert isinstance(file.durable, bytes)
+                # Its size changes or does not: what is left of synced bytes is not torn by that.
+                file.is_synced = file.durable.startswith(left)
+                file.now, file.durable = left, left if file.is_synced else file.durable
             case "fsync":
                 assert node is not None, operation
                 self.model.sync(node)
