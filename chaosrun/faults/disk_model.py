@@ -36,6 +36,8 @@ class File:
     """As it was last synced."""
     is_synced: bool = True
     """Nothing was written since."""
+    kept: int = 0
+    """So many of its first bytes are left of what was synced, where the rest was cut off: no power cut takes them."""
 
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ def _content(file: File, fate: Fate | str) -> Content:
     begins = min(len(durable), len(now))
     if not isinstance(fate, Random):
         # What was appended to is as it was up to there.
-        begins = begins if now.startswith(durable) else 0
+        begins = begins if now.startswith(durable) else min(begins, file.kept)
         kept = begins + (len(now) - begins) // 2
         return now[:kept] + bytes(len(now) - kept) if fate == "torn" else now[:begins]
     first, last = sorted(fate.randint(begins, len(now)) for _ in range(2))

@@ -82,9 +82,8 @@ class RecordingDisk(Filesystem):
                 assert node is not None, operation
                 file, left = self.model.files[node], operation.path.read_bytes()
                 assert isinstance(file.durable, bytes)
-                # Its size changes or does not: what is left of synced bytes is not torn by that.
-                file.is_synced = file.durable.startswith(left)
-                file.now, file.durable = left, left if file.is_synced else file.durable
+                file.now, file.is_synced = left, False
+                file.kept = len(left) if file.durable.startswith(left) else 0
             case "fsync":
                 assert node is not None, operation
                 self.model.sync(node)
