@@ -90,6 +90,12 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return fields is not None and int(fields[19]) == identity.start_ticks and fields[0] not in (b"Z", b"X")
 
 
+def is_dying(pid: int) -> bool:
+    """Whether it is dead, or the kernel is about to end it after a SIGKILL (which its exit status tells from Linux 6.7 on)."""
+    fields = stat_fields(pid)
+    return fields is None or fields[0] in (b"Z", b"X") or int(fields[49]) == signal.SIGKILL
+
+
 def state_of(identity: ProcessIdentity) -> str | None:
     """The letter of its state in /proc/PID/stat: R, S, D, T (stopped), Z, …; None when it is gone."""
     fields = stat_fields(identity.pid)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from chaosrun.cluster.command import Command, Ended
 from chaosrun.cluster.messages import Announced, Exited, LauncherFailed, ServerEvent
 from chaosrun.faults.kind import LEFT_ON_NOTICE, PREEMPTED_EXIT_CODE
+from chaosrun.processes import is_dying
 from chaosrun.records.layout import AttemptLayout
 from chaosrun.records.markers import WorkerEnd, read_end
 
@@ -70,8 +71,8 @@ class RunningAttempt:
         return seen.exit_code == 0
 
     def kill_all(self) -> None:
-        """SIGKILL what lives of it."""
-        self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks)
+        """SIGKILL what lives of it. Who is dead by then, though nobody has seen it yet, was not killed by this."""
+        self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks and not is_dying(pid))
         for pid in self.live:
             kill_group(pid)
 
@@ -120,7 +121,7 @@ class CommandAttempt(RunningAttempt):
 
     def kill_all(self) -> None:
         self.ending = True
-        self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks)
+        self.killed.update(self.ranks[pid] for pid in self.live if pid in self.ranks and not is_dying(pid))
         # First who would start others in the place of those that die.
         if self.launcher in self.live:
             kill_group(self.launcher)
