@@ -202,7 +202,7 @@ def preflight(
         return conduct(request or Request(), root=base, address=address, on_event=listener, interrupts=interrupts)
 
 
-def ping(run: RunLayout) -> dict[str, Any]:
+def ping(run: RunLayout) -> dict[str, object]:
     """Ask a run's supervisor for a sign of life: its run and its pid. Raises UsageError when nobody supervises the run."""
     from chaosrun.supervise.control import Ping, request
 

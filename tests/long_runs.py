@@ -11,6 +11,7 @@ from chaosrun.records.codec import convert
 from chaosrun.records.events import JournalEvent
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
+from tests.records import write_lines
 from tests.unit.run_files import write_info
 
 __all__ = ["write_long_run"]
@@ -99,25 +100,22 @@ def _trace(
     last: bool,
 ) -> None:
     path = leg.attempt(attempt).trace(rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
     base = steps.start - 1
-    start = {"kind": "start", "v": 2, "attempt": attempt, "rank": rank, "world_size": workers, "pid": 100 * attempt + rank}
+    start = {"kind": "start", "v": 3, "attempt": attempt, "rank": rank, "world_size": workers, "pid": 100 * attempt + rank}
     start |= {"entered_s": began_s - 0.1, "time_s": began_s, "position": {"epoch": 0, "batches": base, "step": base}}
     start |= {"restored": resume, "rng": "r", "param": f"p{base}", "params": WORDS, "tensors": ["w"], "digests": None}
-    lines = [json.dumps(start)]
+    lines = [start]
     for number, step in enumerate(steps, start=1):
         loss = loss_at(step, rank)
         text = (math.nextafter(loss, math.inf) if step in differing else loss).hex()
-        time_s = began_s + STEP_S * number
         first = (step * workers + rank) * 4
-        lines.append(
-            f'{{"kind":"step","step":{step},"epoch":0,"batches":{step},"time_s":{time_s},'
-            f'"ids":[[{first},{first + 1},{first + 2},{first + 3}]],"batch":["b{step}r{rank}"],"rng":"r{step}",'
-            f'"loss":["{text}"],"lr":["0x1p-7"],"grad":"g{step}","grads":"{WORDS}","param":"p{step}","params":"{WORDS}"}}'
-        )
+        line = {"kind": "step", "step": step, "epoch": 0, "batches": step, "time_s": began_s + STEP_S * number}
+        line |= {"ids": [list(range(first, first + 4))], "batch": [f"b{step}r{rank}"], "rng": f"r{step}", "loss": [text]}
+        line |= {"lr": ["0x1p-7"], "grad": f"g{step}", "grads": WORDS, "param": f"p{step}", "params": WORDS}
+        lines.append(line)
         if step % every_steps == 0:
-            saved = {"kind": "checkpoint", "step": step, "name": checkpoint_name(step), "time_s": time_s, "duration_s": 0.01}
-            lines.append(json.dumps(saved))
+            saved = {"kind": "checkpoint", "step": step, "name": checkpoint_name(step), "duration_s": 0.01}
+            lines.append({**saved, "time_s": line["time_s"]})
     if last:
         end = {
             "kind": "end",
@@ -125,5 +123,5 @@ def _trace(
             "position": {"epoch": 0, "batches": steps.stop - 1, "step": steps.stop - 1},
         }
         end |= {"time_s": began_s + STEP_S * len(steps), "digests": {"model": {"w": "x"}}, "checkpoint": None}
-        lines.append(json.dumps(end))
-    path.write_text("\n".join(lines) + "\n")
+        lines.append(end)
+    write_lines(path, lines)

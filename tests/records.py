@@ -1,20 +1,51 @@
 """Records of a run as plain JSON values, as any other program would read and write them."""
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaosrun.records.traces import TraceWriter
+import msgspec
+
+from chaosrun.records.blocks import frames
+from chaosrun.records.codec import convert, to_plain
+from chaosrun.records.trace_reader import all_records
+from chaosrun.records.trace_writer import TraceWriter
+from chaosrun.records.traces import Line
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Of a file of JSON lines, or of a trace."""
+    if path.suffix == ".trace":
+        return (to_plain(record) for record in all_records(path, 0, 0))
     return (json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
 
 
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """A trace anew."""
+    path.unlink(missing_ok=True)
+    writer = PlainTraceWriter(path)
+    for line in lines:
+        writer.put(**line)
+    writer.close()
+
+
+def torn(path: Path) -> bytes:
+    """A trace's last record, as far as it was written when its writer was killed in it."""
+    data = path.read_bytes()
+    ends = [0, *(end for end, _ in frames(data))]
+    return data[ends[-2] : -5]
+
+
 class PlainTraceWriter(TraceWriter):
-    """Takes JSON values, whatever they are."""
+    """Takes JSON values; what is no record is written as it is."""
 
     def put(self, kind: str, **fields: Any) -> None:
-        os.write(self._file, json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n")
+        plain = {"kind": kind, **fields}
+        try:
+            record = convert(plain, Line)
+        except ValueError:
+            self._others.append(len(self._region))
+            self._append(msgspec.msgpack.encode(plain))
+        else:
+            self.write(record)

@@ -1,20 +1,22 @@
 """Shrinking: from the fault plan of a run that failed to a smallest one that still fails in the same way.
 
-Every candidate is planned as a job file would plan it and carried out as a drill; what cannot be planned does not fail. Drills
-run one after the other on kept agents, unless their faults are for more than worker processes.
+Every candidate is planned as a job file would plan it and carried out as a drill; what cannot be planned does not fail. The
+candidates of a round run side by side as far as there is room; what is found, and after how many drills, does not depend on it.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from chaosrun.campaign.drill import drill_on, new_run, takes_agents
-from chaosrun.campaign.scheduler import Shape
+from chaosrun.campaign.ddmin import ddmin, simplify
+from chaosrun.campaign.drill import new_run, takes_agents
+from chaosrun.campaign.scheduler import PlacementPool, RunningSupervisors, Scheduler, Shape, Task, one_ray
 from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, InterruptedRunError, UsageError
 from chaosrun.faults.fault import FaultPlan
@@ -26,7 +28,7 @@ from chaosrun.spec.fragment import Entry, as_entries, as_yaml, cleared, schedule
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job, load_job
 from chaosrun.supervise.drill import lock_run
-from chaosrun.supervise.interrupts import Interrupts
+from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
@@ -36,13 +38,12 @@ MAX_DRILLS = 100
 CRASHES = frozenset({"recovery_failed", "user_error"})
 """Outcomes of a leg under faults that ended in its recovery."""
 
-RunDrill = Callable[[Sequence[str]], str | None]
-"""Carry out a drill with these overrides; returns its symptom (`symptom_of`)."""
-WHEN_AND_WHO = frozenset({"rank", "phase", "at_step", "occurrence", "attempt", "after"})
-"""Keys that entries of every kind may have; the others are options."""
+Candidates = Mapping[str, Sequence[str]]
+"""Overrides of a job, by what they plan."""
+RunDrills = Callable[[Candidates, str | None], Mapping[str, str | None]]
+"""Carry out drills, in their order or side by side, until one has the symptom that is looked for. Returns the symptoms
+(`symptom_of`) of those that were carried out: at least all before that one."""
 AGAIN = "`chaosrun shrink {run}` begins again; the run is as it was"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,7 @@ class _Trials:
     """The drills so far, each plan tried once."""
 
     case: Case
-    drill: RunDrill
+    drill: RunDrills
     limit: int
     on_record: Listener
     symptom: str | None = None
@@ -157,31 +158,47 @@ class _Trials:
     smallest: tuple[Entry, ...] = ()
     """The last that failed, which is smaller than all before."""
     _known: dict[str, str | None] = field(default_factory=dict)
+    _ahead: dict[str, str | None] = field(default_factory=dict)
+    """Those, too, whose turn has not come yet: they do not count so far."""
 
-    def fails(self, schedule: tuple[Entry, ...]) -> bool:
-        """Raises _UsedUpError when another drill would be one too many."""
+    def first(self, schedules: Sequence[tuple[Entry, ...]]) -> tuple[Entry, ...] | None:
+        """The first that fails in the same way. Raises _UsedUpError when another drill would be one too many."""
+        planned = dict(found for schedule in schedules if (found := self._planned(schedule)))
+        due = takewhile(lambda each: self._ahead.get(each[0]) != self.symptom, planned.items())
+        new = (each for each in due if each[0] not in self._ahead)
+        self._ahead |= self.drill(dict(islice(new, self.limit - self.drills)), self.symptom)
+        return next((schedule for schedule in schedules if self._fails(schedule)), None)
+
+    def _fails(self, schedule: tuple[Entry, ...]) -> bool:
         same = (found := self.seen(schedule)) is not None and found == self.symptom
         if same:
             self.smallest = schedule
         return same
 
     def seen(self, schedule: tuple[Entry, ...]) -> str | None:
-        overrides = [*self.case.changed(schedule), "verify.confirm=false"]
-        try:
-            plan = make_plan(load_job(self.case.job.path, overrides).spec)
-        except UsageError:
-            # Without the others this one could never fire.
+        """The symptom of these faults."""
+        if (planned := self._planned(schedule)) is None:
             self.refused += 1
             return None
-        key = _key(plan)
+        key, overrides = planned
         if key not in self._known:
             if self.drills >= self.limit:
                 raise _UsedUpError
             self.drills += 1
-            self._known[key] = found = self.drill(overrides)
+            if key not in self._ahead:
+                self._ahead |= self.drill({key: overrides}, self.symptom)
+            self._known[key] = found = self._ahead[key]
             about = {"number": self.drills, "faults": len(schedule), "of": len(self.case.schedule), "symptom": found}
             self.on_record({"leg": None, "event": "shrink.tried", **about})
         return self._known[key]
+
+    def _planned(self, schedule: tuple[Entry, ...]) -> tuple[str, Sequence[str]] | None:
+        """None: without the others this one could never fire."""
+        overrides = [*self.case.changed(schedule), "verify.confirm=false"]
+        try:
+            return _key(make_plan(load_job(self.case.job.path, overrides).spec)), overrides
+        except UsageError:
+            return None
 
 
 class _UsedUpError(Exception):
@@ -193,11 +210,12 @@ def shrink(
     *,
     max_drills: int | None = None,
     early: Early = "always",
+    overrides: Sequence[str] = (),
     address: str | None = None,
     on_event: Listener | None = None,
 ) -> Shrunk:
     """Reduce the faults of a run that failed to a smallest plan that fails in the same way; it is also in its shrunk.yaml.
-    `early`: as of `submit`.
+    `early`: as of `submit`; `overrides`: to those of the run.
 
     Raises UsageError, before anything starts, for a run that did not fail and for one that is being supervised; otherwise as
     `api.submit`.
@@ -206,23 +224,27 @@ def shrink(
     with Interrupts(AGAIN) as interrupts, lock_run(run):
         interrupts.check(run)
         case = open_case(run)
-        drills, listener = _Drills(case, early, address, interrupts), on_event or (lambda record: None)
+        case = replace(case, overrides=(*case.overrides, *overrides))
+        listener, shape = on_event or (lambda record: None), Shape.of(case.job.spec)
         try:
-            return reduce_faults(case, drills.symptom, drills.verify, limit=max_drills or MAX_DRILLS, on_record=listener)
+            with one_ray(address, [shape], interrupts) as pool:
+                drills = _Drills(case, early, address, pool, shape)
+                return reduce_faults(case, drills.symptoms, drills.verify, limit=max_drills or MAX_DRILLS, on_record=listener)
+        except InterruptedRunError as error:
+            raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(run))) from error
         finally:
-            drills.close()
             shutil.rmtree(case.folder, ignore_errors=True)
 
 
 def reduce_faults(
     case: Case,
-    drill: RunDrill,
+    drill: RunDrills,
     verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]],
     *,
     limit: int,
     on_record: Listener,
 ) -> Shrunk:
-    """`drill` carries a candidate out, `verify` the drill of what is left, whose run is kept. Writes shrunk.yaml."""
+    """`drill` carries candidates out, `verify` the drill of what is left, whose run is kept. Writes shrunk.yaml."""
     trials = _Trials(case=case, drill=drill, limit=max(1, limit), on_record=on_record, smallest=case.schedule)
     seen = trials.seen(case.schedule)
     trials.symptom = case.symptom or seen
@@ -230,24 +252,13 @@ def reduce_faults(
         return _told(case, trials, smallest=False, seen=seen, verified=None)
     used_up = False
     try:
-        _simplify(ddmin(case.schedule, trials.fails), trials.fails)
+        simplify(ddmin(case.schedule, trials.first), trials.first)
     except _UsedUpError:
         used_up = True
     run, seen = verify(case.changed(trials.smallest))
     shrunk = _told(case, trials, smallest=not used_up, seen=seen, verified=run)
     shrunk.path.write_text(shrunk.fragment)
     return shrunk
-
-
-def _simplify(schedule: tuple[Entry, ...], fails: Callable[[tuple[Entry, ...]], bool]) -> None:
-    """Put simpler faults in the place of those that are left, for as long as it fails."""
-    place = 0
-    while place < len(schedule):
-        changed = ((*schedule[:place], entry, *schedule[place + 1 :]) for entry in simpler(schedule[place]))
-        if (found := next((candidate for candidate in changed if fails(candidate)), None)) is None:
-            place += 1
-        else:
-            schedule = found
 
 
 def _told(case: Case, trials: _Trials, *, smallest: bool, seen: str | None, verified: RunLayout | None) -> Shrunk:
@@ -277,102 +288,57 @@ def _key(plan: FaultPlan) -> str:
 
 @dataclass(slots=True)
 class _Drills:
-    """Carries drills of a case out. Agents are there from the first drill on that wants them, until they are closed."""
+    """Carries drills of a case out."""
 
     case: Case
     early: Early
     address: str | None
-    interrupts: Interrupts
-    _cluster: RayCluster | None = None
+    pool: PlacementPool
+    shape: Shape
+
+    def symptoms(self, candidates: Candidates, looked_for: str | None) -> dict[str, str | None]:
+        """Of drills that leave nothing behind."""
+        folder = self.case.folder.absolute()
+        return self._carried_out({key: self._run(folder, each) for key, each in candidates.items()}, looked_for)
+
+    def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
+        """A drill like any other, that stays beside the run it is about."""
+        run = self._run(self.root, overrides)
+        return run, self._carried_out({run.run_id: run}, None)[run.run_id]
 
     @property
     def root(self) -> Path:
         return self.case.run.path.parent.parent.absolute()
 
-    def symptom(self, overrides: Sequence[str]) -> str | None:
-        """Of a drill that leaves nothing behind."""
-        run = new_run(self.case.folder.absolute(), self.case.job.path, overrides, reference="auto", early=self.early)
-        try:
-            return self._carried_out(run)
-        finally:
-            remove_run(run)
+    def _run(self, folder: Path, overrides: Sequence[str]) -> RunLayout:
+        return new_run(folder, self.case.job.path, overrides, reference="auto", early=self.early)
 
-    def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
-        """A drill like any other, that stays beside the run it is about."""
-        run = new_run(self.root, self.case.job.path, overrides, reference="auto", early=self.early)
-        return run, self._carried_out(run)
+    def _carried_out(self, runs: Mapping[str, RunLayout], looked_for: str | None) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
 
-    def _carried_out(self, run: RunLayout) -> str | None:
+        def on_result(key: str, symptom: str | None) -> bool:
+            found[key] = symptom
+            return symptom is None or symptom != looked_for
+
+        kinds = {key: [fault.kind for fault in FaultPlan.read(run.plan_json).faults] for key, run in runs.items()}
+        tasks = [Task(key, key, self.shape, needs_all=takes_agents(kinds[key])) for key in runs]
+        carry = partial(self._carry, runs)
+        Scheduler(carry=carry, pool=self.pool, at_once=None, on_result=on_result).run(tasks)
+        return found
+
+    def _carry(
+        self, runs: Mapping[str, RunLayout], key: str, cluster: RayCluster | None, supervisors: RunningSupervisors, _: Listener
+    ) -> tuple[str | None, bool]:
+        run = runs[key]
         try:
-            plan = FaultPlan.read(run.plan_json)
-            if takes_agents(fault.kind for fault in plan.faults):
-                self.close()
-                return symptom_of(carry_out(run, self.root, self.address, lambda record: None, self.interrupts))
-            if self._cluster is None:
-                self._cluster = Shape.of(self.case.job.spec).connect(self.address, self.interrupts.postponed)
-            return symptom_of(drill_on(self._cluster, run, self.root, watch=self.interrupts.watch))
-        except InterruptedRunError as error:
-            raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(self.case.run))) from error
+            with OneOfMany(supervisors.watch()) as interrupts:
+                verdict = carry_out(run, self.root, self.address, lambda record: None, interrupts, cluster=cluster)
         except ChaosrunError:
             raise
         except Exception as error:
             # What is being looked for may be a bug in here. What its drill has left running goes with the agents.
-            self.close()
-            return f"bug: {type(error).__name__}"
-
-    def close(self) -> None:
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            with self.interrupts.postponed():
-                cluster.close()
-
-
-def ddmin(items: Sequence[T], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """A part of `items`, in their order, that fails and would not if any one of them were left out (1-minimal): delta
-    debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
-    Transactions on Software Engineering 28(2), 2002, section 3.2.
-
-    `items` must fail, and nothing at all must not: neither is tried. `fails` is asked about the same part more than once, so
-    it had better remember. Asks on the order of log n times where one item is to blame, n² at worst.
-    """
-    kept = tuple(items)
-    granularity = 2
-    while len(kept) >= 2:
-        # As many parts, none empty, that differ by at most one in length.
-        bounds = [number * len(kept) // granularity for number in range(granularity + 1)]
-        parts = [kept[start:end] for start, end in pairwise(bounds)]
-        rests = [(*kept[:start], *kept[end:]) for start, end in pairwise(bounds)]
-        if found := next((part for part in parts if fails(part)), None):
-            # Reduce to a part.
-            kept, granularity = found, 2
-        elif granularity > 2 and (found := next((rest for rest in rests if fails(rest)), None)):
-            # Reduce to a complement: what is left of the parts stays as fine as it was. (Of two parts each is the other's.)
-            kept, granularity = found, granularity - 1
-        elif granularity < len(kept):
-            granularity = min(2 * granularity, len(kept))
-        else:
-            break
-    return kept
-
-
-def simpler(entry: Entry) -> Iterator[Entry]:
-    """Entries of `faults.schedule` that ask for less, the boldest first: a plain kill after the step; a kill; each key left
-    out; one rank instead of all; half the step. Not all of them can be planned. Each is smaller: the search for one ends.
-    """
-    plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
-    found: list[Entry] = [plain] if "at_step" in entry else []
-    if "kind" in entry:
-        found.append({key: value for key, value in entry.items() if key in WHEN_AND_WHO})
-    found += [_without(entry, key) for key in entry if key not in ("rank", "at_step", "kind")]
-    if entry.get("rank") == "all":
-        found.append({**entry, "rank": 0})
-    step = entry.get("at_step")
-    if isinstance(step, int) and step > 1:
-        found.append({**entry, "at_step": step // 2})
-    for number, candidate in enumerate(found):
-        if candidate != entry and candidate not in found[:number]:
-            yield candidate
-
-
-def _without(entry: Entry, key: str) -> Entry:
-    return {other: value for other, value in entry.items() if other != key}
+            return f"bug: {type(error).__name__}", False
+        finally:
+            if run.path.is_relative_to(self.case.folder.absolute()):
+                remove_run(run)
+        return symptom_of(verdict), True

@@ -56,6 +56,7 @@ def suite(
     resume: str | None = None,
     at_once: int | None = None,
     early: Early = "always",
+    overrides: Sequence[str] = (),
     root: Path | None = None,
     address: str | None = None,
     on_event: Listener | None = None,
@@ -65,8 +66,8 @@ def suite(
 
     Every file is read, and every drill planned, before anything starts: raises SpecError and UsageError then, else as
     `api.submit`. A drill that cannot be carried out is in the result as one. `resume` goes on with a suite (id, unique prefix,
-    "latest"). When it is cut short there are pages of the drills that had ended; `on_cut_short` is told of those before the
-    error is raised.
+    "latest"); `overrides`: to those of every drill. When it is cut short there are pages of the drills that had ended;
+    `on_cut_short` is told of those before the error is raised.
     """
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     from chaosrun.campaign.report.pages import write_pages
@@ -75,7 +76,7 @@ def suite(
     base = (default_root() if root is None else root).absolute()
     listener = on_event or (lambda record: None)
     with Interrupts() as interrupts, opened(base, request, resume) as (folder, plan, journal):
-        run = SuiteRun(folder, plan, journal, base, address, early, listener, write_reports)
+        run = SuiteRun(folder, plan, journal, base, address, early, listener, write_reports, tuple(overrides))
         run.tell("suite.started", suite=plan.suite_id, seed=plan.seed)
         if not plan.drills:  # a shard that nothing belongs to
             return write_pages(folder, run.result({}), Path(plan.history))
@@ -137,6 +138,7 @@ class SuiteRun:
     early: Early
     on_record: Listener
     report: Report
+    overrides: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began_s: float = field(default_factory=time.monotonic)
     _took_s: float = 0.0
@@ -256,7 +258,8 @@ class SuiteRun:
             except UsageError:
                 self.tell("suite.anew", name=drill.name)  # killed before it was whole
         self._expect_as_planned(drill)
-        run = new_run(self.root, Path(drill.job), drill.overrides, reference="auto", early=self._early(drill))
+        overrides = (*drill.overrides, *self.overrides)
+        run = new_run(self.root, Path(drill.job), overrides, reference="auto", early=self._early(drill))
         with self._lock:
             self.journal.append(DrillStarted(name=drill.name, run=str(run.path)))
         return run

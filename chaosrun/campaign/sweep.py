@@ -41,7 +41,7 @@ from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.naming import default_root
 from chaosrun.records.operations import read_operations
 from chaosrun.records.run_file import Early, read_run
-from chaosrun.records.traces import read_trace
+from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.fragment import cleared, scheduled
 from chaosrun.spec.source import Job, load_job

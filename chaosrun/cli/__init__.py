@@ -52,6 +52,7 @@ for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
 for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
     app.command(command)
+app.command(runs.trace)
 app.command(drills.inject, usage="Usage: chaosrun inject [OPTIONS] RUN --rank RANK")
 app.command(drills.wait)
 app.command(drills.cancel)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
-    AT_THE_BEGINNING,
     NOTHING,
     Address,
     After,
@@ -24,6 +23,7 @@ from chaosrun.cli.options import (
     ToTheEnd,
     WayIn,
     as_text,
+    begun,
     early_of,
     job_asked,
     numbers,
@@ -56,10 +56,9 @@ def suite(
     keep_going: Annotated[bool, Parameter(help="Run all drills whatever becomes of each (the default).")] = False,
     at_once: AtOnce = None,
     to_the_end: ToTheEnd = False,
+    from_the_beginning: FromTheBeginning = False,
     resume: Annotated[str | None, Parameter(help="Go on with a suite: its id, the beginning of it, or 'latest'.")] = None,
-    history: Annotated[
-        Path | None, Parameter(help="File that the nights are kept in (default: ROOT/suites/history/SUITE.jsonl).")
-    ] = None,
+    history: Annotated[Path | None, Parameter(help="File of past nights (default: ROOT/suites/history/SUITE.jsonl).")] = None,
     junit: Annotated[Path | None, Parameter(help="Write JUnit XML here, too.")] = None,
     markdown: Annotated[Path | None, Parameter(help="Add a summary to this file, such as $GITHUB_STEP_SUMMARY.")] = None,
     address: Address = None,
@@ -94,7 +93,8 @@ def suite(
     if list_:
         show(output, (plan := api.suite_plan(request, root=root)).to_json, lambda: render_plan(plan))
         return 0
-    run = partial(api.suite, request, resume=resume, at_once=at_once, early=early_of(to_the_end), root=root, address=address)
+    short = {"early": early_of(to_the_end), "overrides": begun(from_the_beginning)}
+    run = partial(api.suite, request, resume=resume, at_once=at_once, **short, root=root, address=address)
     result = _run_suite(run, junit, markdown, quiet=quiet, output=output)
     show(output, result.to_json, lambda: render_suite(result, quiet=quiet))
     hand_out(result, junit, markdown)
@@ -169,7 +169,7 @@ def sweep(
     with ticking(quiet=quiet) as on_event:
         swept = api.sweep(
             drilled,
-            overrides=(*changes, *(AT_THE_BEGINNING if from_the_beginning else ())),
+            overrides=(*changes, *begun(from_the_beginning)),
             steps=numbers("--steps", steps, "steps"),
             only=only or (),
             at_once=at_once,
@@ -191,6 +191,7 @@ def shrink(
     *,
     max_drills: Annotated[int | None, Parameter(help="Stop with the smallest plan found by then (default: 100).")] = None,
     to_the_end: ToTheEnd = False,
+    from_the_beginning: FromTheBeginning = False,
     address: Address = None,
     root: Root = None,
     quiet: Quiet = False,
@@ -204,6 +205,7 @@ def shrink(
     one_or_more("--max-drills", max_drills)
     layout = api.find_run(run, root)
     with ticking(quiet=quiet) as on_event:
-        shrunk = api.shrink(layout, max_drills=max_drills, early=early_of(to_the_end), address=address, on_event=on_event)
+        short = {"early": early_of(to_the_end), "overrides": begun(from_the_beginning)}
+        shrunk = api.shrink(layout, max_drills=max_drills, **short, address=address, on_event=on_event)
     show(output, shrunk.to_json, lambda: render_shrunk(shrunk))
     return shrunk.exit_code

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from chaosrun.cli.options import (
-    AT_THE_BEGINNING,
     MOMENTS,
     NOTHING,
     Address,
@@ -24,6 +23,7 @@ from chaosrun.cli.options import (
     Verbose,
     WayIn,
     about,
+    begun,
     duration_s,
     early_of,
     job_asked,
@@ -69,8 +69,7 @@ def submit(
     from chaosrun.report.live import progress
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
-    changes = (*changes, *(AT_THE_BEGINNING if from_the_beginning else ()))
-    wanted = {"overrides": changes, "root": root, "address": address, "reference": reference}
+    wanted = {"overrides": (*changes, *begun(from_the_beginning)), "root": root, "address": address, "reference": reference}
     wanted |= {"early": early_of(to_the_end, "long")}
     if detach or at_a_terminal():
         return _tied(api.begin(drilled, **wanted), detach, quiet, verbose, output)

@@ -50,8 +50,11 @@ def early_of(to_the_end: bool, otherwise: "Early" = "always") -> "Early":
 FromTheBeginning = Annotated[
     bool, Parameter(help="Begin every chaos leg at the beginning, not at a checkpoint of the undisturbed run.")
 ]
-AT_THE_BEGINNING = ("verify.begin=beginning",)
-"""What that changes in a job."""
+
+
+def begun(from_the_beginning: bool) -> tuple[str, ...]:
+    """What that changes in a job."""
+    return ("verify.begin=beginning",) if from_the_beginning else ()
 
 
 AtOnce = Annotated[int | None, Parameter(help="Most drills at the same time (default: as many as fit).")]

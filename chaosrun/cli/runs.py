@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chaosrun.report.sentences import Told
 
 POLL_S = 0.2
+Leg = Annotated[Literal["reference", "chaos", "confirm"] | None, Parameter(help="Default: the chaos leg, once it has begun.")]
 
 
 def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
@@ -77,9 +78,7 @@ def logs(
         bool, Parameter(name=["--follow", "-f"], help="Go on with what is yet to come, until the run ends.")
     ] = False,
     events: Annotated[bool, Parameter(help="What happened, as sentences, instead of what the workers wrote.")] = False,
-    leg: Annotated[
-        Literal["reference", "chaos", "confirm"] | None, Parameter(help="Default: the chaos leg, once it has begun.")
-    ] = None,
+    leg: Leg = None,
     attempt: Annotated[int | None, Parameter(help="Default: the leg's last attempt.")] = None,
     rank: Annotated[int | None, Parameter(help="Default: every rank.")] = None,
     root: Root = None,
@@ -105,6 +104,38 @@ def logs(
         if not follow:
             raise
         return InterruptedRunError.exit_code
+    return 0
+
+
+def trace(
+    run: Run,
+    /,
+    *,
+    leg: Leg = None,
+    attempt: Annotated[int | None, Parameter(help="Default: every attempt.")] = None,
+    rank: Annotated[int | None, Parameter(help="Default: every rank.")] = None,
+    root: Root = None,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Print what the ranks recorded, a JSON object a line: what `verify` compares. docs/traces.md tells what is in them."""
+    from chaosrun import api
+    from chaosrun.records.codec import encode
+    from chaosrun.records.naming import run_argument
+    from chaosrun.records.trace_reader import all_records, trace_files
+
+    layout = api.find_run(run, root)
+    name = leg or ("chaos" if layout.leg("chaos").attempts() else "reference")
+    found = [place for place in trace_files(layout.leg(name)) if attempt in (None, place[0]) and rank in (None, place[1])]
+    if not found:
+        hint = f"`chaosrun status {run_argument(layout)}` tells what there is"
+        raise UsageError(f"there is no such trace of the {name} leg", hint=hint)
+    for number, of, path in found:
+        for record in all_records(path, 0, 0):
+            # Of its file, so that lines of many files tell where they are from.
+            about = {"leg": name, "attempt": number, "rank": of}
+            if not write_out(json.dumps({**about, **json.loads(encode(record))}) + "\n"):
+                return 0
     return 0
 
 

@@ -7,23 +7,22 @@ nothing about attempts.
 
 import os
 import queue
-import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from chaosrun.cluster.agent import NodeAgent
+from chaosrun.cluster.agent_client import AgentClient
 from chaosrun.cluster.connection import connect, cpu_count
 from chaosrun.cluster.forkserver import PRELOAD, TARGET
-from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent, Ready, Started
-from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
+from chaosrun.cluster.messages import NodeEvent, Ready, Started
+from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, NotPreloaded
 from chaosrun.records.order import WorkerOrder
@@ -44,110 +43,6 @@ class Placement:
     @property
     def master_addr(self) -> str:
         return "127.0.0.1" if len(self.nodes) == 1 else next(iter(self.nodes.values())).address
-
-
-AGAIN_S = 0.2
-Sink = Callable[[str, NodeEvent], None]
-"""Takes (node id, event); called from another thread."""
-
-
-class AgentClient:
-    """One agent. Beside the agent's own events the sink gets an AgentLost when the agent or its node dies."""
-
-    def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
-        self.node_id = node_id
-        self._handle = handle
-        self._sink = sink
-        self._closing = False
-        self._heard = 0
-        """Events of this agent so far."""
-        self._stop: tuple[Any, ...] | None = None
-        """What the last stop said, until the next start."""
-        self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
-        self._pump.start()
-
-    def submit(self, method: str, *arguments: Any) -> Any:
-        """Begin a call; `collect` waits for it. Lets several agents work at once."""
-        if method in ("start", "stop"):
-            self._stop = arguments if method == "stop" else None
-        return getattr(self._handle, method).remote(*arguments)
-
-    def collect(self, reference: Any, *, timeout_s: float) -> Any:
-        try:
-            return ray.get(reference, timeout=timeout_s)
-        except GetTimeoutError as error:
-            raise ResourcesError(
-                f"the agent on node {self.node_id[:8]} did not answer within {timeout_s:.0f} s",
-                hint="is the node overloaded or cut off?",
-            ) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, ChaosrunError):
-                raise error.cause from error
-            raise
-        except RayActorError as error:
-            raise RecoveryError(
-                f"the agent on node {self.node_id[:8]} is gone: {_first_line(error)}", hint="did the node or its raylet die?"
-            ) from error
-
-    def has_answered(self, reference: Any) -> bool:
-        """`collect` would not have to wait."""
-        return bool(ray.wait([reference], timeout=0)[0])
-
-    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
-
-    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
-        return self.call("info", timeout_s=timeout_s)
-
-    def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
-        """Have the agent kill all below it, unless `shutdown` has it do so already, then end it."""
-        self._closing = True
-        try:
-            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
-        except (RecoveryError, ResourcesError):
-            # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
-            pass
-        finally:
-            ray.kill(self._handle, no_restart=True)
-            self._pump.join(timeout=timeout_s)
-
-    def submit_shutdown(self) -> Any:
-        """Begin to end it, so that several end at once; `close` waits for it."""
-        self._closing = True
-        return self.submit("shutdown")
-
-    def abandon(self) -> None:
-        """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
-        self._closing = True
-        ray.kill(self._handle, no_restart=True)
-
-    def _carry_events(self) -> None:
-        while self._take_events(self.submit("events", self._heard)):
-            pass
-
-    def _take_events(self, reference: Any) -> bool:
-        """Pass on what the agent has told; False when there will be nothing more."""
-        try:
-            events: list[AgentEvent] = ray.get(reference)
-        except ActorUnavailableError:
-            # Cut off, perhaps for a moment: what it was telling it tells again; a stop, for which nobody waits, is repeated.
-            # When it is dead, Ray says so.
-            time.sleep(AGAIN_S)
-            if self._stop is not None and not self._closing:
-                self.submit("stop", *self._stop)
-            return not self._closing
-        except RayActorError as error:
-            if not self._closing:
-                self._sink(self.node_id, AgentLost(message=_first_line(error)))
-            return False
-        self._heard += len(events)
-        for event in events:
-            self._sink(self.node_id, event)
-        return True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 class RayCluster(AbstractContextManager["RayCluster"]):
@@ -249,9 +144,11 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             ranks = tuple(range(rank, rank + len(bundles)))
             own_gpus = tuple(gpu for bundle in bundles for gpu in gpus.get(bundle, ()))
             nodes[node_id] = NodePlace(address=addresses[node_id], ranks=ranks, gpus=own_gpus)
-            handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id)
-            self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
+            if node_id not in self.agents:
+                handle = start_actor(NodeAgent, node_id, f"{self.mark}#{node_id}", node_id)
+                self.agents[node_id] = AgentClient(handle, node_id, self._take_event)
             rank += len(bundles)
+        self._end({node_id: self.agents.pop(node_id) for node_id in self.agents.keys() - nodes.keys()}, lost=())
         self.placement = Placement(nodes=nodes)
         asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
         for agent, reference in asked:
@@ -294,20 +191,25 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             else "lower workers, per_worker.cpu or per_worker.gpu, or join a larger cluster with --address",
         )
 
-    def release(self, *, lost: Collection[str] = ()) -> None:
-        """End the agents and everything below them, and give the reserved resources back; agents on `lost` nodes are gone."""
-        lost = frozenset(lost)
+    def release(self, *, lost: Collection[str] = (), keep: Collection[str] = ()) -> None:
+        """End the agents and everything below them, and give the reserved resources back; agents on `lost` nodes are gone.
+        Those to `keep`, whose fork servers are warm, serve the next placement where it has ranks on their nodes."""
         agents, self.agents, self.placement = self.agents, {}, None
+        self.agents = {node_id: agents.pop(node_id) for node_id in [*agents] if node_id in keep}
+        self._end(agents, lost)
+        self._forget_old_events()
+        group, self._group = self._group, None
+        if group is not None:
+            remove_placement_group(group)
+
+    @staticmethod
+    def _end(agents: Mapping[str, AgentClient], lost: Collection[str]) -> None:
         ending = {node_id: agent.submit_shutdown() for node_id, agent in agents.items() if node_id not in lost}
         for node_id, agent in agents.items():
             if node_id in lost:
                 agent.abandon()
             else:
                 agent.close(ending[node_id])
-        self._forget_old_events()
-        group, self._group = self._group, None
-        if group is not None:
-            remove_placement_group(group)
 
     def _forget_old_events(self) -> None:
         """What agents have said that are no more: it would be taken for news of those in their places. Others' events stay."""
@@ -315,7 +217,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         with suppress(queue.Empty):
             while True:
                 node, event = self.events.get_nowait()
-                if not node:
+                if not node or node in self.agents:
                     kept.append((node, event))
         for each in kept:
             self.events.put(each)

@@ -10,9 +10,10 @@ from typing import Any
 import ray
 
 from chaosrun.cluster import command
+from chaosrun.cluster.agent_client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD, WHERE_INSTALLED
 from chaosrun.cluster.messages import AgentLost, RankStack
-from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
+from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.outside import StrikeOrder
@@ -67,7 +68,8 @@ class ClusterWorkers:
     def acquire(self) -> PlacementAcquired:
         """Get places for all ranks, anew when a node was lost. Raises ResourcesError."""
         if self._lost:
-            self._cluster.release(lost=self._lost)
+            healthy = self._cluster.agents.keys() - self._lost - self._leaving - self._avoid.keys()
+            self._cluster.release(lost=self._lost, keep=healthy)
             self._lost.clear()
             self._leaving.clear()
         try:

@@ -132,11 +132,11 @@ class Fault:
         """Of everything that is planned of it: a journal says what was to be struck, whatever becomes of plan.json."""
         return _digest([self])
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "options": dict(self.options)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Fault":
+    def from_json(cls, value: Mapping[str, object]) -> "Fault":
         """Raises UsageError when the value is not a fault this version knows."""
         fault = _converted(value, cls, "a fault")
         fault.check()
@@ -168,7 +168,7 @@ class FaultPlan:
         return {"version": self.version, "seed": self.seed, "faults": [fault.to_json() for fault in self.faults]}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "FaultPlan":
+    def from_json(cls, value: Mapping[str, object]) -> "FaultPlan":
         """Raises UsageError when the value is not a plan of this version."""
         plan = _converted(value, cls, "a plan")
         if plan.version != PLAN_VERSION:

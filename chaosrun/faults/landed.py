@@ -95,7 +95,7 @@ def _wrong_moment(seen: Observation, asked: FaultRequested, attempt: Attempt) ->
         return Problem("went_on", "its attempt went on after a restore that it was to die before") if went_on else None
     if trace is None or trace.start is None:
         return Problem("no_trace", f"rank {fault.rank} left no trace of attempt {attempt.number}")
-    reached = max((record.step for record in trace.steps), default=trace.start.position.step)
+    reached = trace.steps.last or trace.start.position.step
     before = step - 1 if fault.phase in BEFORE_THE_STEP else step
     if kind.notice:
         # It finishes its step, and with others the next one; or goes on as its script likes until grace runs out.

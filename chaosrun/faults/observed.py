@@ -128,7 +128,7 @@ class Observation:
         return tell(self) if tell else f"{self.process}: {self.end}"
 
 
-def _note(fault: Fault, found: Mapping[str, Any] | None) -> Any:
+def _note(fault: Fault, found: Mapping[str, object] | None) -> Any:
     return convert(found, fault.facts.note) if found else None
 
 

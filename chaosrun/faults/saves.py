@@ -144,23 +144,17 @@ AT_SAVE: Mapping[str, Kind] = {
             shows=_struck,
             tell=_tell,
         ),
-        _by_strace(
-            name="no_space",
-            words="ENOSPC while {rank} saves",
-            proof="strace gave the error",
-            options=_WHERE,
-            inside=_traced("fail", "ENOSPC"),
-            may_end=True,
-            shows=_failed,
-        ),
-        _by_strace(
-            name="io_error",
-            words="EIO while {rank} saves",
-            proof="strace gave the error",
-            options=_WHERE,
-            inside=_traced("fail", "EIO"),
-            may_end=True,
-            shows=_failed,
+        *(
+            _by_strace(
+                name=name,
+                words=f"{error} while {{rank}} saves",
+                proof="strace gave the error",
+                options=_WHERE,
+                inside=_traced("fail", error),
+                may_end=True,
+                shows=_failed,
+            )
+            for name, error in (("no_space", "ENOSPC"), ("io_error", "EIO"))
         ),
         _by_strace(
             name="slow_storage",

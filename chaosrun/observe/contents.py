@@ -9,6 +9,7 @@ import torch
 import xxhash
 
 from chaosrun.observe.fingerprint import tensor_digest
+from chaosrun.observe.held import attributes
 
 MOST_ENTRIES = 512
 DEEPEST = 9
@@ -72,7 +73,7 @@ def content_digest(content: Any) -> str:
                 visit(value.tolist())
             case _:
                 hasher.update(type(value).__qualname__.encode())
-                visit(_attributes(value))
+                visit(dict(attributes(value)))
 
     visit(content)
     return hasher.hexdigest()
@@ -129,18 +130,6 @@ def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
             yield path, str(value)
         case _:
             yield path, content_digest(value)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for kind in type(value).__mro__ for name in slots_of(kind)]
-    held = {name: getattr(value, name) for name in slots if name not in ("__dict__", "__weakref__") and hasattr(value, name)}
-    return {**held, **getattr(value, "__dict__", {})}
-
-
-def slots_of(kind: type) -> tuple[str, ...]:
-    """Those that this class declares itself."""
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

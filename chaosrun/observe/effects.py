@@ -50,7 +50,11 @@ class Effects:
         """The first effect of each attempt so far, and files that are open for writing now."""
         told = (self._leg.attempt(attempt).effects(self._rank) for attempt in self._leg.attempts())
         yield from (path.read_text(errors="replace") for path in told if path.exists())
-        yield from (f"it holds {path} open for writing" for path in (*_open_for_writing(), *_mapped()) if self._counts(path))
+        yield from (
+            f"it holds {path} open for writing"
+            for path in (*(path for path, writes, _ in open_files() if writes), *_mapped())
+            if self._counts(path)
+        )
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -89,15 +93,15 @@ class Effects:
                 file.write(words)
 
 
-def _open_for_writing() -> Iterator[str]:
+def open_files() -> Iterator[tuple[str, bool, int]]:
+    """Regular files that this process has open: whether for writing, and where it stands in them."""
     for name in os.listdir("/proc/self/fd"):
         try:
-            flags = int(Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1].split()[0], 8)
-            if flags & os.O_ACCMODE and stat.S_ISREG(os.fstat(int(name)).st_mode):
-                path = os.readlink(f"/proc/self/fd/{name}")
-                if path.startswith("/"):
-                    yield path
-        except (OSError, IndexError):
+            about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()[:2])
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if stat.S_ISREG(os.fstat(int(name)).st_mode) and path.startswith("/"):
+                yield path, bool(int(about["flags"], 8) & os.O_ACCMODE), int(about["pos"])
+        except (OSError, KeyError):
             continue  # closed meanwhile
 
 

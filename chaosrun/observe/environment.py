@@ -32,8 +32,8 @@ def record_environment(path: Path) -> None:
         write_durably(path, facts)
 
 
-def environment_facts() -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def environment_facts() -> dict[str, object]:
+    facts: dict[str, object] = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": torch.__version__,

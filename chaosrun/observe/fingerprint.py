@@ -60,7 +60,7 @@ def combined(tensor_digests: Sequence[int]) -> Fingerprint:
     return Fingerprint(value=xxhash.xxh3_64_hexdigest(each.tobytes()), each=(each & 0xFFFFFFFF).astype("<u4").tobytes())
 
 
-def digests(named: Mapping[str, Any]) -> dict[str, str]:
+def digests(named: Mapping[str, object]) -> dict[str, str]:
     """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path.
 
     Tensors and arrays become 16 hex digits; scalars stay readable ("int:3", "float:0x1.8p+1"). Lists and tuples count as the

@@ -98,10 +98,10 @@ class FoundState:
         ]
         return xxhash.xxh3_64_hexdigest(repr(told).encode())
 
-    def components(self) -> dict[str, dict[str, Any]]:
+    def components(self) -> dict[str, dict[str, object]]:
         """As those of `ObservedState`; a script's schedulers, and what else it saves, nobody knows."""
         names = {id(parameter): name for name, parameter in self.parameters()}
-        kept: dict[str, Any] = {}
+        kept: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
             own = [names.get(id(parameter), f"unnamed-{index}") for index, parameter in enumerate(parameters_of(optimizer))]
             for (index, *path), value in _state_of(optimizer):

@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 class Listener(Protocol):
     """Who is told."""
 
-    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         """The outermost module is about to be called with gradients; in evaluation mode perhaps for an evaluation."""
         ...
 

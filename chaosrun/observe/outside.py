@@ -91,7 +91,7 @@ def _told(kind: str, tensors: Tensors) -> str:
     return kind if kind == "Tensor" else f"{kind}, {len(tensors)} tensor{'s' if len(tensors) > 1 else ''}"
 
 
-def _groups(roots: Mapping[str, Any], known: set[int]) -> Iterator[tuple[str, Any, Sequence[torch.Tensor]]]:
+def _groups(roots: Mapping[str, object], known: set[int]) -> Iterator[tuple[str, Any, Sequence[torch.Tensor]]]:
     """Modules, containers of tensors and single tensors that can be reached, nearest first."""
     met = set(known)
     waiting = deque(roots.items())

@@ -1,38 +1,40 @@
 """Whether a training keeps state of its own beside what a checkpoint holds: one digest of all of it, and what has none.
 
-Stricter than `script_state`, whose eyes it has: here nothing may be left out in silence. What cannot be looked into, or is too
+Stricter than `script_state`: here nothing may be left out in silence. What cannot be looked into (`observe.held`), or is too
 much to look at, is named, and an early verdict is refused for it. Looked at are the variables of the script's functions that
 are being run, of its modules, and of everything of its making that the garbage collector knows: closures, generators, instances
 and iterators, wherever they are kept. Changes nothing.
 """
 
+import datetime
 import enum
-import functools
 import gc
 import inspect
 import io
-import itertools
-import logging
 import os
 import re
 import socket
 import sys
-import sysconfig
 import threading
+import time
 import types
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from operator import itemgetter
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 import xxhash
+from accelerate import Accelerator
 from torch.utils.data import IterableDataset, Sampler
 
+from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.observe.effects import open_files
 from chaosrun.observe.fingerprint import tensor_digest
-from chaosrun.observe.script_state import children, text_of
+from chaosrun.observe.held import COUNTING, INSTALLED, added, file_of, held, is_of_the_job, is_our_generator, variables
+from chaosrun.observe.script_state import DAY_S, text_of
 from chaosrun.observe.state import ObservedState
 
 MOST_OBJECTS = 50_000
@@ -41,27 +43,20 @@ MOST_BYTES = 1 << 30
 SHOWN = 4
 LOSSY = frozenset({"large", "a container", "a tensor"})
 """Texts of `script_state` that two values may have in common."""
-PACKAGE = f"{Path(__file__).parent.parent}/"
-INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE, "<frozen")
-OURS = ("chaosrun", "accelerate", "logging", "ray")
-"""Packages whose objects are looked at by others (`observe.state`), or change nothing of a training."""
-STATELESS = (
-    *(types.ModuleType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.CodeType),
-    *(types.MethodWrapperType, types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
-    *(types.GenericAlias, types.UnionType, types.EllipsisType, types.NotImplementedType, property, staticmethod, classmethod),
-    *(torch.device, torch.dtype, torch.layout, torch.memory_format),
-    *(logging.Logger, type(threading.Lock()), type(threading.RLock()), weakref.ref, object),
-)
-"""What keeps nothing, or what its text tells; `object` itself and no subclass of it."""
+CODE = {types.FunctionType: "__code__", types.GeneratorType: "gi_code", types.CoroutineType: "cr_code"}
+"""Where what runs says what it runs."""
 SAMPLERS = inspect.getfile(Sampler)
 """Its generators hold the order of the rest of the epoch."""
-PLAIN = (torch.Tensor, numpy.ndarray, list, tuple, set, frozenset, deque, str, bytes, int, float)
-"""What is compared as a whole: not where it has attributes, too."""
-COUNTING = (enumerate, zip, map, itertools.count, itertools.cycle, itertools.islice, itertools.chain)
-"""Iterators that a loop may go by, kept on the stack of the function that runs."""
-HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+BETWEEN = ("chaosrun", "accelerate", "torch", "contextlib")
+"""Packages whose functions may be between the loop and here."""
+WRAPPED = {"_models": "module", "_optimizers": "optimizer", "_schedulers": "scheduler"}
+"""What accelerate prepared, and what is in it."""
+OF_LOADERS = ("dataset", "collate_fn", "worker_init_fn", "sampler", "batch_sampler")
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-NAMESPACES = ("builtins", "torch", "numpy", "random", "math", "os", "sys", "accelerate")
+NAMESPACES = (
+    *("builtins", "torch", "torch.nn", "torch.nn.functional", "torch.optim", "torch.utils.data", "torch.distributed", "numpy"),
+    *("random", "math", "os", "sys", "time", "collections", "functools", "itertools", "accelerate", "chaosrun"),
+)
 """Modules of others into which a script may put names of its own."""
 OF_AN_ATTEMPT = ("CHAOSRUN_", "MASTER_", "TORCHELASTIC_", "TORCH_DISTRIBUTED_DEBUG", "PYTEST_CURRENT_TEST")
 """Beginnings of environment variables that differ from attempt to attempt."""
@@ -78,11 +73,13 @@ class Surroundings(NamedTuple):
 
     environment: Mapping[str, str]
     names: frozenset[tuple[str, str]]
+    folder: str = "/"
+    mark: object = None
+    """The garbage collector knows of it for as long as nobody freezes what it knows."""
 
     @classmethod
     def now(cls) -> "Surroundings":
-        modules = [(name, sys.modules[name]) for name in NAMESPACES if name in sys.modules]
-        return cls(dict(os.environ), frozenset((name, key) for name, module in modules for key in vars(module)))
+        return cls(dict(os.environ), _names(), os.getcwd(), [])
 
 
 def own_state(state: ObservedState, before: Surroundings) -> OwnState:
@@ -95,28 +92,32 @@ def own_state(state: ObservedState, before: Surroundings) -> OwnState:
 
 def _own_state(state: ObservedState, before: Surroundings) -> OwnState:
     accelerator = state.accelerator
-    look = _Look(known={id(state), id(accelerator), *_saved(state)})
-    for name, value in _roots(state).items():
+    tensors = list(_tensors(state))
+    look = _Look({id(state): "state", id(accelerator): "accelerator", **{id(tensor): name for name, tensor in tensors}})
+    for name, value in _roots(accelerator):
         look.at(name, value)
-    for name, key in Surroundings.now().names - before.names:
+    for name, tensor in tensors:
+        look.text(name, _about(tensor))
+        for key in (*HOOKS_OF_TENSORS, *vars(tensor)):
+            look.at(f"{name}/{key}", getattr(tensor, key, None))
+    for name, key in sorted(_names() - before.names):
         value = vars(sys.modules[name]).get(key)
         if not isinstance(value, types.ModuleType):
             look.at(f"{name}.{key}", value)
     look.at_hidden()
-    look.text("torch", _settings())
-    changed = {key: value for key, value in os.environ.items() if before.environment.get(key) != value}
-    look.text("environment", str(sorted((k, v) for k, v in changed.items() if not k.startswith(OF_AN_ATTEMPT))))
-    for name, parameter in state.parameters():
-        look.text(f"gradient of {name}", "None" if parameter.grad is None else f"{tensor_digest(parameter.grad):016x}")
+    look.text("settings", str([*_settings(), *_of_the_process(before)]))
     look.unseen += _elsewhere(accelerator)
+    if all(value is not before.mark for value in gc.get_objects()):
+        look.unseen.append("what gc.freeze() has hidden")
     return OwnState(look.digest(), tuple(dict.fromkeys(look.unseen))[:SHOWN])
 
 
 class _Look:
-    """At values and what they hold, each once."""
+    """At values and what they hold, each once: where it comes by one again, it notes which."""
 
-    def __init__(self, known: set[int]) -> None:
+    def __init__(self, known: dict[int, str]) -> None:
         self._met = known
+        """What each is called, by its id."""
         self._kept: list[Any] = []
         """What was made while looking, so that no other object gets its id."""
         self._texts: list[str] = []
@@ -133,58 +134,63 @@ class _Look:
         waiting = deque([(root, value)])
         while waiting:
             path, value = waiting.popleft()
-            if id(value) in self._met:
+            if (met := self._met.get(id(value))) is not None:
+                self.text(path, f"is {met}")
                 continue
             self._objects += 1
             if self._objects > MOST_OBJECTS:
                 return self.unseen.append(f"more than {MOST_OBJECTS} objects")
             try:
                 text = self._text(value)
-                if text is not None:
-                    self.text(path, text)
-                    continue
-                held = list(_held(value))
+                inside = held(value) if text is None else []
             except Exception as error:  # whatever an object of the script raises when it is looked at: it cannot be looked at
                 self.unseen.append(f"{path} ({type(value).__name__}: {type(error).__name__})")
                 continue
-            self._met.add(id(value))
-            self._kept.append(value)
-            if not held and not _keeps_nothing(value):
-                self.unseen.append(f"{path} ({type(value).__module__}.{type(value).__qualname__})")
-            self.text(path, f"{type(value).__qualname__} of {len(held)}")
-            waiting.extend((f"{path}/{name}", child) for name, child in held)
+            self.text(path, f"{type(value).__qualname__} of {len(inside)}" if text is None else text)
+            if text is None or isinstance(value, torch.Tensor | numpy.ndarray | list | set | deque):
+                self._met[id(value)] = path
+                self._kept.append(value)
+            waiting.extend((f"{path}/{name}", child) for name, child in inside)
 
     def at_hidden(self) -> None:
         """What nothing led to: kept by a library, or on the stack of a running function."""
         before = self._texts
         told: list[str] = []
-        for value in list(_of_the_script()):
-            if id(value) in self._met:
-                continue
-            self._texts = []
-            self.at(_name(value), value)
-            told.append(self.digest())
+        # By name: the garbage collector knows them in the order in which it came by them last.
+        for name, value in sorted(((_name(value), value) for value in _of_the_script()), key=itemgetter(0)):
+            if id(value) not in self._met:
+                self._texts = []
+                self.at(name, value)
+                told.append(self.digest())
         self._texts = [*before, f"hidden={sorted(told)}"]
 
     def _text(self, value: Any) -> str | None:
-        if isinstance(value, enum.Enum):
-            return f"{type(value).__qualname__}.{value.name}"
-        if isinstance(value, io.IOBase | socket.socket) and value not in (sys.stdin, sys.stdout, sys.stderr):
-            raise ValueError("an open file, pipe or connection")
-        if isinstance(value, PLAIN) and getattr(value, "__dict__", None):
+        """Of what is compared as a whole. Raises ValueError where that would not be all of it."""
+        match value:
+            case io.IOBase() | socket.socket() if value not in (sys.stdin, sys.stdout, sys.stderr):
+                raise ValueError("an open file, pipe or connection")
+            case io.IOBase():
+                return "a standard stream"
+            case enum.Enum():
+                return f"{type(value).__qualname__}.{value.name}" if all(key[0] == "_" for key in vars(value)) else None
+            case torch.Tensor():
+                self._weigh(value.numel() * value.element_size())
+                text = f"{tensor_digest(value):016x} {_about(value)}"
+            case numpy.ndarray() if not value.dtype.hasobject:
+                self._weigh(value.nbytes)
+                text = f"{value.dtype}{value.shape} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).data)}"
+            case PurePath() | range() | slice() | re.Pattern() | numpy.dtype():
+                text = repr(value)
+            case datetime.datetime() if abs(value.timestamp() - time.time()) < DAY_S:
+                text = "a time"
+            case _:
+                text = text_of(value)
+        if text is not None and getattr(value, "__dict__", {}).keys() - {"gauss_next"}:  # which a state of `random` holds
             raise ValueError("attributes of its own")
-        if isinstance(value, torch.Tensor) and value.numel() > 1:
-            self._weigh(value.numel() * value.element_size())
-            return f"{tensor_digest(value):016x}"
-        if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-            self._weigh(value.nbytes)
-            return f"{value.dtype}{value.shape} {xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).tobytes())}"
-        if isinstance(value, PurePath | range | slice | re.Pattern | numpy.dtype):
-            return repr(value)
-        text = text_of(value)
         if text in LOSSY:
             raise ValueError(text)
-        return text
+        # A loop goes by a set in its order.
+        return repr(list(value)) if isinstance(value, set | frozenset) and text is not None else text
 
     def _weigh(self, size: int) -> None:
         self._bytes += size
@@ -192,126 +198,97 @@ class _Look:
             raise ValueError("too large")
 
 
-def _roots(state: ObservedState) -> Mapping[str, Any]:
-    """By name: what the script's functions that are being run and its modules hold, what it prepared, and hooks."""
-    accelerator = state.accelerator
-    roots: dict[str, Any] = {f"model {number}": model for number, model in enumerate(accelerator._models)}
-    roots |= {f"scheduler {number}": each.scheduler for number, each in enumerate(accelerator._schedulers)}
-    roots |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(state.optimizers())}
-    frame = sys._getframe()
-    depth = 0
-    while frame is not None:
+def _about(tensor: torch.Tensor) -> str:
+    """What a tensor is beside its content."""
+    gradient = tensor.grad if tensor.is_leaf else None
+    return f"{tensor.requires_grad} {tensor.stride()} {'-' if gradient is None else f'{tensor_digest(gradient):016x}'}"
+
+
+def _names() -> frozenset[tuple[str, str]]:
+    return frozenset((name, key) for name in NAMESPACES if name in sys.modules for key in vars(sys.modules[name]))
+
+
+def _roots(own: Accelerator) -> Iterator[tuple[str, Any]]:
+    """By name: what the script prepared, what its functions that are being run and its modules hold."""
+    yield from ((f"accelerator.{key}", value) for key, value in added(own))
+    for kind, inner in WRAPPED.items():
+        for number, wrapper in enumerate(getattr(own, kind)):
+            yield from ((f"{kind} {number}", each) for each in (getattr(wrapper, inner, None), wrapper))
+    for number, wrapper in enumerate(own._dataloaders):
+        inner = getattr(wrapper, "base_dataloader", wrapper)
+        yield from ((f"loader {number}/{key}", getattr(inner, key, None)) for key in OF_LOADERS)
+        yield f"loader {number}", wrapper
+    frame, depth = sys._getframe(), 0
+    while frame := frame.f_back:
         if is_of_the_job(frame.f_code.co_filename):
             depth += 1
-            roots |= {f"{depth}:{frame.f_code.co_qualname}.{key}": value for key, value in frame.f_locals.items()}
-        frame = frame.f_back
-    for name, module in list(sys.modules.items()):
-        if module is not None and is_of_the_job(getattr(module, "__file__", None)):
-            roots |= {f"{name}:{key}": value for key, value in vars(module).items() if not key.startswith("__")}
-    for number, optimizer in enumerate(state.optimizers()):
-        roots |= {f"optimizer {number}/{key}": getattr(optimizer, key, None) for key in HOOKS_OF_OPTIMIZERS}
-    for name, tensor in state.parameters():
-        roots |= {f"{name}/{key}": getattr(tensor, key, None) for key in (*HOOKS_OF_TENSORS, *vars(tensor))}
-    return roots
-
-
-def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, types.MethodType):
-        yield "function", value.__func__
-    if isinstance(value, types.FunctionType) and not is_of_the_job(value.__code__.co_filename):
-        return
-    if isinstance(value, type) and not is_of_the_job(_file_of(value)):
-        return
-    if _of_ours(type(value)) or _is_our_generator(value):
-        return
-    if isinstance(value, dict) and type(value).__module__ not in ("builtins", "collections"):
-        yield from ((f"item {number}", item) for number, item in enumerate(value.items()))
-    if isinstance(value, Mapping):
-        yield from ((f"key {number}", key) for number, key in enumerate(value) if not isinstance(key, str | int))
-    yield from children(value)
-
-
-def _keeps_nothing(value: Any) -> bool:
-    """An object that holds nothing that can be looked at, and needs not."""
-    if type(value) in STATELESS or _of_ours(type(value)) or isinstance(value, types.ModuleType | logging.Logger):
-        return True
-    if isinstance(value, type | types.FunctionType | types.MethodType | types.GeneratorType | torch.nn.Module):
-        return True
-    if isinstance(value, Mapping | list | tuple | deque | torch.optim.Optimizer | functools.partial):
-        return True
-    # An instance of a class in Python that has no attributes, and none in slots.
-    return hasattr(value, "__dict__") and type(value).__flags__ & (1 << 9) != 0 and type(value).__base__ is object
-
-
-def _is_our_generator(value: Any) -> bool:
-    """The protocol's way through the loader: where it stands is the position."""
-    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(PACKAGE)
-
-
-def _of_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in OURS
+            yield from ((f"{depth}:{frame.f_code.co_qualname}.{key}", value) for key, value in frame.f_locals.items())
+    for name, module in sorted(sys.modules.items()):
+        if is_of_the_job(getattr(module, "__file__", None)):
+            yield from ((f"{name}:{key}", value) for key, value in variables(module))
 
 
 def _of_the_script() -> Iterator[Any]:
     """What the job's own code made, of all that the garbage collector knows; and iterators, which may be kept where nothing is
-    seen of them. Asks nothing of an object but its type: tens of thousands are looked at."""
-    kinds: dict[type, bool] = {}
-    for value in gc.get_objects():
+    seen of them. Asks nothing of an object but its type, and little of few: hundreds of thousands are looked at."""
+    every = gc.get_objects()
+    mostly = {kind for kind in set(map(type, every)) if kind in COUNTING or is_of_the_job(file_of(kind))}
+    kinds = {kind for kind in set(map(type, every)) if kind in mostly or kind in CODE or issubclass(kind, type)}
+    for value in [value for value in every if type(value) in kinds]:
         kind = type(value)
-        own = kinds.get(kind)
-        if own is None:
-            own = kinds[kind] = kind in COUNTING or is_of_the_job(_file_of(kind)) or issubclass(kind, type)
-        if own and issubclass(kind, type):
-            own = is_of_the_job(_file_of(value))
-        elif kind is types.FunctionType:
-            cells = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
-            own = bool(cells) and is_of_the_job(value.__code__.co_filename)
-        elif kind is types.GeneratorType:
-            own = is_of_the_job(value.gi_code.co_filename) or value.gi_code.co_filename == SAMPLERS
+        if kind in CODE:
+            file = getattr(value, CODE[kind]).co_filename
+            own = is_of_the_job(file) or (kind is types.GeneratorType and file == SAMPLERS)
+            own = own and not (kind is types.CoroutineType and value.cr_running)
         elif kind is enumerate:
-            own = not _is_our_generator(value.__reduce__()[1][0])  # of what it counts, the loop's variable tells
+            own = not is_our_generator(value.__reduce__()[1][0])  # of what it counts, the loop's variable tells
+        else:
+            own = kind in mostly or is_of_the_job(file_of(value))
         if own:
             yield value
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _file_of(kind: type) -> str | None:
-    """Where a class is written: where its functions are, as a module may have taken another one's name."""
-    if kind.__module__ in ("builtins", "itertools", "types", "functools", "collections"):
-        return None
-    files = (value.__code__.co_filename for value in vars(kind).values() if isinstance(value, types.FunctionType))
-    module = sys.modules.get(kind.__module__)
-    return next((file for file in files if not file.startswith("<")), getattr(module, "__file__", None))
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def is_of_the_job(file: str | None) -> bool:
-    """Neither installed, nor Python's, nor chaosrun's own."""
-    return file is not None and not file.startswith("<") and not os.path.realpath(file).startswith(INSTALLED)
-
-
 def _name(value: Any) -> str:
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)} ({type(value).__name__})"
 
 
-def _saved(state: ObservedState) -> set[int]:
-    """Tensors whose digests are in every checkpoint."""
-    modules = [item for item in state.prepared() if isinstance(item, torch.nn.Module)]
-    return {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+def _tensors(state: ObservedState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those whose digests are in every checkpoint."""
+    held = state.components()
+    saved = {address_of(tensor) for kind in ("model", "buffers", "registered") for tensor in tensors_in(held[kind])} - {0}
+    for number, module in enumerate(item for item in state.prepared() if isinstance(item, torch.nn.Module)):
+        named = (*module.named_parameters(), *module.named_buffers())
+        yield from ((f"{number}.{name}", tensor) for name, tensor in named if address_of(tensor) in saved)
 
 
-def _settings() -> str:
-    return str(
-        [
-            *(torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads()),
-            *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), numpy.geterr()),
-            *(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.is_inference_mode_enabled()),
-        ]
+def _settings() -> Iterator[Any]:
+    """Of libraries."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    yield from (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_num_threads())
+    yield from (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), numpy.geterr())
+    yield from (torch.is_inference_mode_enabled(), torch.is_anomaly_enabled(), torch.get_default_device())
+    yield from (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, cudnn.allow_tf32, cuda.matmul.allow_tf32)
+    yield from (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    yield from (
+        torch.backends.mkldnn.enabled,
+        "flushes" if not torch.tensor(1e-310, dtype=torch.float64) * 1.0 else "denormals",
     )
 
 
+def _of_the_process(before: Surroundings) -> Iterator[Any]:
+    changed = {key: value for key, value in os.environ.items() if before.environment.get(key) != value}
+    yield from (sys.argv, os.path.relpath(os.getcwd(), before.folder))
+    yield sorted((key, value) for key, value in changed.items() if not key.startswith(OF_AN_ATTEMPT))
+    yield sorted(f"{os.path.basename(path)} at {place}" for path, writes, place in open_files() if not writes)
+
+
 def _elsewhere(accelerator: Any) -> Iterator[str]:
-    """State in other threads and processes, and in iterators of streams."""
+    """State in other threads and processes, in iterators of streams, and in packages that nobody looks at."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
+        frame = frame.f_back
+    if frame is not None and os.path.realpath(frame.f_code.co_filename).startswith(INSTALLED):
+        yield f"the training loop is of an installed package ({frame.f_globals.get('__name__')})"
     for loader in accelerator._dataloaders:
         inner = getattr(loader, "base_dataloader", loader)
         if getattr(inner, "num_workers", None) != 0:

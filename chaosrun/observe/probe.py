@@ -15,7 +15,7 @@ import signal
 import stat
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -223,7 +223,7 @@ def _answer(question: Callable[[], Iterator[list[_Fetched]]], report: int) -> No
         os._exit(code)
 
 
-def _say(pipe: int, value: dict[str, Any]) -> None:
+def _say(pipe: int, value: Mapping[str, object]) -> None:
     line = json.dumps(value).encode()
     while line:
         line = line[os.write(pipe, line) :]

@@ -11,11 +11,14 @@ import numpy
 import torch
 import xxhash
 
+Streams = dict[str, Any]
+"""The state of every stream of random numbers, as its library gives it."""
 
-def capture_rng(device: torch.device) -> dict[str, Any]:
+
+def capture_rng(device: torch.device) -> Streams:
     """The streams as values that `torch.load(weights_only=True)` accepts: python, numpy, torch, and cuda on a CUDA device."""
     name, keys, position, has_gauss, gauss = numpy.random.get_state()
-    state: dict[str, Any] = {
+    state: Streams = {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(numpy.asarray(keys).copy()), int(position), int(has_gauss), float(gauss)),
         "torch": torch.get_rng_state(),
@@ -25,7 +28,7 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
     return state
 
 
-def restore_rng(state: dict[str, Any], device: torch.device) -> None:
+def restore_rng(state: Streams, device: torch.device) -> None:
     """Put every stream back. Raises KeyError when a stream of this device is missing from `state`."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -24,8 +24,8 @@ import xxhash
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
-from chaosrun.observe.contents import slots_of
 from chaosrun.observe.fingerprint import tensor_digest
+from chaosrun.observe.held import MODULE_INTERNALS, attributes
 
 LARGEST_BYTES = 1 << 20
 """Of a tensor or an array that is looked at: data sets are larger, and are no state."""
@@ -43,11 +43,10 @@ ITERATORS = (
     *map(type, (iter([]), iter(()), iter(range(0)), enumerate([]), map(abs, ()), zip(), reversed([]), iter(deque()))),
     *(itertools.count, itertools.cycle, itertools.islice, itertools.chain, itertools.repeat),
 )
-MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
 DAY_S = 86400.0
 
 
-def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
+def script_state(roots: Mapping[str, object], *, known: Collection[int] = (), most: int = MOST_VALUES) -> dict[str, str]:
     """At most `most` values reachable from `roots`, by their paths, nearest first: readable where they are short, else digests.
     `known`: ids of objects to pass over, such as parameters and buffers that a checkpoint holds."""
     found: dict[str, str] = {}
@@ -71,10 +70,10 @@ def script_state(roots: Mapping[str, Any], *, known: Collection[int] = (), most:
     return found
 
 
-def script_roots(accelerator: Accelerator) -> dict[str, Any]:
+def script_roots(accelerator: Accelerator) -> dict[str, object]:
     """The variables of the script: those of the functions that are being run, its globals, those of its own modules; and the
     prepared models, optimizers and schedulers."""
-    roots: dict[str, Any] = {}
+    roots: dict[str, object] = {}
     main = sys.modules.get("__main__")
     folder = str(Path(getattr(main, "__file__", None) or "/").resolve().parent)
     frame = sys._getframe()
@@ -241,15 +240,6 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
         yield "cache", str(info(value))
     if kind.__module__.partition(".")[0] in ("ray", "logging", "threading", "chaosrun", "accelerate", "_thread", "builtins"):
         return
-    if kind is torch.optim.Optimizer or isinstance(value, torch.optim.Optimizer):
-        own = vars(torch.optim.SGD([torch.zeros(())]))
-        yield from ((key, child) for key, child in vars(value).items() if key not in own)
-        return
-    attributes = inspect.getattr_static(value, "__dict__", None)
-    if isinstance(attributes, types.GetSetDescriptorType):
-        yield from vars(value).items()
-    for name in (name for base in kind.__mro__ for name in slots_of(base)):
-        if isinstance(inspect.getattr_static(value, name, None), types.MemberDescriptorType) and hasattr(value, name):
-            yield name, getattr(value, name)
+    yield from attributes(value)
     if is_own(kind.__module__):
         yield "class", kind

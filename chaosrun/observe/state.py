@@ -1,6 +1,6 @@
 """The training state of one rank, seen through the objects that accelerate prepared: named, and digested. Changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class ObservedState:
     def optimizer_settings(self) -> str:
         return ""
 
-    def components(self) -> dict[str, dict[str, Any]]:
+    def components(self) -> Mapping[str, Mapping[str, object]]:
         """The live state but for the random streams, by component: state dicts with parameters called by name."""
         return {
             "model": dict(self._named("named_parameters")),
@@ -93,7 +93,7 @@ class ObservedState:
         components = {component: digests(values) for component, values in self.components().items()}
         return {**components, "rng": digest_rng(self._accelerator.device)}
 
-    def variables(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, object]:
         """The script's, and the prepared objects, by name."""
         return script_roots(self._accelerator)
 
@@ -119,10 +119,10 @@ class ObservedState:
     def _buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._named("named_buffers"))
 
-    def _optimizer_states(self) -> dict[str, Any]:
+    def _optimizer_states(self) -> dict[str, object]:
         """State dicts with parameters called by name instead of by number."""
         names = {id(parameter): name for name, parameter in self.parameters()}
-        states: dict[str, Any] = {}
+        states: dict[str, object] = {}
         for number, optimizer in enumerate(self.optimizers()):
             order = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
             state = optimizer.state_dict()
@@ -137,5 +137,5 @@ class ObservedState:
             states["scaler"] = scaler.state_dict()
         return states
 
-    def _scheduler_states(self) -> dict[str, Any]:
+    def _scheduler_states(self) -> dict[str, object]:
         return {str(number): scheduler.state_dict() for number, scheduler in enumerate(self._accelerator._schedulers)}

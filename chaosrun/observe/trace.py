@@ -1,6 +1,6 @@
-"""What one rank of one attempt does, on paper: a line of its trace for every step. Sees, and changes nothing.
+"""What one rank of one attempt does, on paper: a record of its trace for every step. Sees, and changes nothing.
 
-The protocol calls it at the points that the script comes by; the form of the lines is `records.traces`'s.
+The protocol calls it at the points that the script comes by; the form of the records is `records.traces`'s.
 """
 
 import os
@@ -19,11 +19,12 @@ from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fin
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
-from chaosrun.records.codec import RECORDS_VERSION
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
+from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (
+    TRACE_VERSION,
     BucketsRecord,
     CheckpointRecord,
     EndRecord,
@@ -32,13 +33,15 @@ from chaosrun.records.traces import (
     SaveRecord,
     SourceRecord,
     StartRecord,
+    StateRecord,
     StepRecord,
-    TraceWriter,
 )
 
 if TYPE_CHECKING:
     from chaosrun.observe.outside import Outside
 
+FEW_TENSORS = 8
+"""Their words are no longer than what else a step's record holds."""
 NO_INPUTS = "none"
 """The digest of a step that no module's inputs were seen of."""
 Digests = dict[str, dict[str, str]]
@@ -65,7 +68,7 @@ class State(Protocol):
 
     def hooks(self) -> list[str]: ...
 
-    def components(self) -> Mapping[str, Mapping[str, Any]]:
+    def components(self) -> Mapping[str, Mapping[str, object]]:
         """Live, by component: model, buffers, optimizer, scheduler, registered."""
         ...
 
@@ -99,6 +102,9 @@ class Observer:
         self.parameters: list[torch.nn.Parameter] = []
         self._weights = ""
         """Digest of the parameters after the last step, or at the start."""
+        self._restarts_here = True
+        """An attempt goes on with the step that comes, or a later one might: there a difference begins, so that its record
+        says the words of all tensors. Elsewhere the digests show that something differs, and `chaosrun diagnose` what."""
         self._clear_window()
 
     def beginning(self) -> Beginning:
@@ -125,7 +131,7 @@ class Observer:
             self._outside = _outside(self._state)
         self._trace.write(
             StartRecord(
-                v=RECORDS_VERSION,
+                v=TRACE_VERSION,
                 attempt=self._order.attempt,
                 rank=self._order.rank,
                 world_size=self._order.world_size,
@@ -157,6 +163,7 @@ class Observer:
     def write(self, record: BucketsRecord | LoaderWorkersRecord | SaveRecord | SourceRecord) -> None:
         """What somebody else has seen."""
         self._trace.write(record)
+        self._restarts_here |= isinstance(record, SaveRecord)
 
     @property
     def is_between_steps(self) -> bool:
@@ -214,6 +221,7 @@ class Observer:
         """An optimizer step is complete. `items`: what its window counted over all ranks; None: the loop counts nothing."""
         parameters = fingerprint(self.parameters)
         gradients = combined(self._gradients) if self._gradients else None
+        worded = self._restarts_here or len(self.parameters) <= FEW_TENSORS
         self._trace.write(
             StepRecord(
                 step=position.step,
@@ -226,16 +234,16 @@ class Observer:
                 loss=_as_hex(self._losses),
                 lr=_hex_of(self._rates),
                 grad=gradients.value if gradients else "",
-                grads=gradients.each if gradients else b"",
+                grads=gradients.each if gradients and worded else b"",
                 param=parameters.value,
-                params=parameters.each,
+                params=parameters.each if worded else b"",
                 items=items,
                 state=self._state.optimizer_digest(),
                 settings=self._settings,
                 began=self._began,
             )
         )
-        self._weights = parameters.value
+        self._weights, self._restarts_here = parameters.value, False
         if self._inspector:
             self._inspector.step()
         self._clear_window()
@@ -250,6 +258,14 @@ class Observer:
             **{"step": step, "name": name, "time_s": time.time(), "duration_s": took_s, "digests": digests},
             **{"changed": changed, "hooks": hooks, "own": own.digest, "unseen": own.unseen},
         )
+        self._trace.write(record)
+        self._restarts_here = True
+        return record
+
+    def state(self, step: int, own: OwnState) -> StateRecord:
+        """What is complete at a step without a checkpoint. Returns the record that it writes."""
+        about = {"digests": self._state.digests(), "own": own.digest, "unseen": own.unseen}
+        record = StateRecord(step=step, time_s=time.time(), **about)
         self._trace.write(record)
         return record
 

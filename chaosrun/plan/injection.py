@@ -6,7 +6,6 @@ Pure. Only what can be struck from outside, at once; whether it could be relied 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import INJECTED, Fault, FaultPlan
@@ -70,11 +69,11 @@ def _rank(text: str) -> int | str:
     return int(text)
 
 
-def _options(name: str, kind: Kind, settings: Sequence[str]) -> dict[str, Any]:
+def _options(name: str, kind: Kind, settings: Sequence[str]) -> dict[str, object]:
     """Of what is done from outside every option is a time."""
     known = [option.removesuffix("_s") for option in kind.options]
     takes = f"{name} takes {', '.join(f'{key}=TIME' for key in known)}" if known else f"{name} takes no options"
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     for setting in settings:
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:

@@ -3,20 +3,20 @@
 Pure: the same spec, and the same recorded trace where it replays one, give the same plan on every machine (`plan.chance`).
 """
 
-import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.chance import bernoulli, distinct, exponential, nth_free
 from chaosrun.plan.entries import RefusedError, at_one_moment
-from chaosrun.plan.presets import drawn
 from chaosrun.plan.replay import replayed
-from chaosrun.plan.rules import objections
+from chaosrun.plan.rules import objections, only_rank
 from chaosrun.plan.timeline import Timeline
-from chaosrun.spec.faults import RandomFaults, ScheduledFault
+from chaosrun.spec.faults import PresetFault, PresetSpec, RandomFaults, ScheduledFault
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection, Source
 
@@ -25,7 +25,10 @@ MAX_DRAWN_STEPS = 10_000_000
 """Steps that `mean_steps` and `rate` may range over: each is one draw."""
 MEAN_TIMES_WITHIN = 10
 """How many times their mean apart faults are drawn for by `mtbf`, unless `within` says so."""
-
+TRIES = 30
+"""Draws of one entry, until its faults can happen together with those that are there already."""
+ROUNDS = 30
+"""Draws of the whole preset, until at least one fault comes."""
 
 HINT = "a fault that cannot fire proves nothing: change the entry, or max_steps and checkpoint"
 
@@ -47,7 +50,7 @@ def make_plan(
     chance = random.Random(spec.faults.seed)
     if spec.faults.preset is not None:
         try:
-            return FaultPlan(seed=spec.faults.seed, faults=_numbered(drawn(spec, spec.faults.preset, chance)))
+            return FaultPlan(seed=spec.faults.seed, faults=_numbered(_of_preset(spec, spec.faults.preset, chance)))
         except RefusedError as error:
             found = error.objection
             raise refuse([found if found.entry == "faults.preset" else Objection("faults.preset", str(found))], HINT) from error
@@ -85,7 +88,7 @@ def _numbered(faults: Sequence[Fault]) -> tuple[Fault, ...]:
             sizes[fault.group] = sizes.get(fault.group, 0) + 1
     groups = {group: f"{name}/{sizes[group]}" for group, name in names.items()}
     return tuple(
-        dataclasses.replace(fault, id=f"F{number}", group=groups[fault.group] if fault.group else None)
+        replace(fault, id=f"F{number}", group=groups[fault.group] if fault.group else None)
         for number, fault in enumerate(faults, start=1)
     )
 
@@ -197,3 +200,75 @@ def _random_steps(spec: JobSpec, entry: RandomFaults, source: str, taken: set[in
         if step not in taken and (not steps or step - steps[-1] >= apart):
             steps.append(step)
     return steps
+
+
+# A fault preset: shares of the training become steps, drawn so that every fault can happen
+
+
+def _of_preset(spec: JobSpec, preset: PresetSpec, chance: random.Random) -> list[Fault]:
+    """The preset's faults in the order of the plan, without ids: at least one, and all of them can happen. An entry for which a
+    short job has no room beside the others is left out.
+
+    Raises RefusedError when the job has no known length, or is too short for any of it.
+    """
+    if spec.max_steps is None:
+        raise RefusedError("faults.preset", f"preset {preset.name}: the job's length is not known, set max_steps")
+    # What comes in a recovery needs what leads to one.
+    entries = sorted(enumerate(preset.faults), key=lambda entry: entry[1].moment in ONCE_AN_ATTEMPT)
+    reason = "no fault was drawn"
+    for _ in range(ROUNDS):
+        faults: list[Fault] = []
+        one = int(chance.random() * spec.workers) if preset.one_rank else None
+        for index, entry in entries:
+            if chance.random() >= entry.chance:
+                continue
+            source = f"preset {preset.name}, faults[{index}]"
+            for _ in range(TRIES):
+                more = [*faults, *_of_entry(spec, _aimed(entry, one), source, chance)]
+                more.sort(key=lambda fault: fault.at_step or 0)
+                against = objections(spec, more)
+                if not against:
+                    faults = more
+                    break
+                reason = str(against[0])
+        if faults:
+            return faults
+    raise RefusedError("faults.preset", f"preset {preset.name} does not fit {spec.max_steps} steps: {reason}")
+
+
+def _aimed(entry: PresetFault, one: int | None) -> PresetFault:
+    """At the rank that all faults of the preset strike, where they strike one, and this can be done to any."""
+    if one is None or entry.rank != "random" or only_rank(entry.kind, entry.moment, entry.target) is not None:
+        return entry
+    return entry.model_copy(update={"rank": one, "at_once": None})
+
+
+def _of_entry(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random) -> Iterator[Fault]:
+    if entry.moment in ONCE_AN_ATTEMPT:
+        yield from at_one_moment(spec, entry, source, chance, phase=entry.moment, occurrence=entry.occurrence or 1)
+        return
+    for step in _steps(spec, entry, source, chance):
+        first = list(at_one_moment(spec, entry, source, chance, phase=entry.moment, at_step=step))
+        yield from first
+        if entry.then is not None:
+            following = at_one_moment(spec, entry.then, f"{source}.then", chance, phase=entry.then.moment, at_step=step)
+            yield from (replace(fault, rank=first[0].rank) if entry.then.rank == "random" else fault for fault in following)
+
+
+def _steps(spec: JobSpec, entry: PresetFault, source: str, chance: random.Random) -> Sequence[int]:
+    """Steps of the entry's part of the training; of a phase of checkpoints those at which one is saved. A part that holds none
+    is widened to the nearest."""
+    last = spec.max_steps or 1
+    begin, end = entry.within[0] * last, entry.within[1] * last
+    timeline = Timeline.of(spec)
+    possible = [step for step in range(1, last + 1) if entry.moment not in CHECKPOINT_PHASES or timeline.saves(step)]
+    inside = [step for step in possible if begin <= step <= end]
+    if not inside:
+        inside = [min(possible, key=lambda step: max(begin - step, step - end))]
+    if entry.mean is not None:
+        chosen = list(bernoulli(min(1.0, 1 / (entry.mean * last)), 0, len(inside) - 1, chance))
+        return [inside[place] for place in chosen or [int(chance.random() * len(inside))]]
+    count = entry.count or 1
+    if count > len(inside):
+        raise RefusedError(source, f"{count} faults do not fit, there are {len(inside)} steps for them")
+    return [inside[place] for place in distinct(count, len(inside), chance)]

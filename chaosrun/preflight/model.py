@@ -109,6 +109,10 @@ class Finding:
     covers: tuple[str, ...] = ()
     """nodes that a PASS of the whole cluster was shown on: where a check names none, those that answered"""
 
+    @property
+    def title(self) -> str:
+        return f"{self.check}: {self.name}" + (f" ({self.device})" if self.device else "")
+
     def __post_init__(self) -> None:
         if self.status in (Status.FAIL, Status.WARN):
             explained = self.measured and self.threshold and self.remedy

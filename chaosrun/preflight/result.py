@@ -110,7 +110,7 @@ class Result:
     @computed_field(description="what speaks against each node that cannot be used, as `check: name (device)`")
     @property
     def against(self) -> dict[str, tuple[str, ...]]:
-        return {name: tuple(map(_title, findings)) for name, findings in self.bad().items()}
+        return {name: tuple(finding.title for finding in findings) for name, findings in self.bad().items()}
 
     @computed_field(description="what the findings of each check come to")
     @property
@@ -168,11 +168,6 @@ def from_json(value: Any, label: str = "the result") -> Result:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{label} is damaged: {place or 'all of it'}: {first['msg']}", hint=HINT) from error
-
-
-def _title(finding: Finding) -> str:
-    device = "" if finding.device is None else f" ({finding.device})"
-    return f"{finding.check}: {finding.name}{device}"
 
 
 def _json(value: Any) -> Any:

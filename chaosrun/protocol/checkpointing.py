@@ -8,10 +8,10 @@ checkpoint, a rank that dies after it leaves a whole one.
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +28,7 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.filesystem import Filesystem
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.layout import LegLayout, checkpoint_name
-from chaosrun.records.manifest import Manifest
+from chaosrun.records.manifest import FileEntry, Manifest
 from chaosrun.records.manifest import Position as StoredPosition
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
@@ -68,7 +68,7 @@ class Checkpointer:
         self.changed: dict[str, str] = {}
         """What the latest save changed of the live state: a hook of the script's, or a state_dict() with a side effect."""
 
-    def save(self, position: Position, job: dict[str, Any]) -> str:
+    def save(self, position: Position, job: dict[str, object]) -> str:
         """Commit a checkpoint of this position and return its name. A collective: every rank calls it at the same step.
 
         Raises ResourcesError when the storage is full or cannot be written; older checkpoints stay as they are.
@@ -79,7 +79,7 @@ class Checkpointer:
             self._faults.reach("checkpoint.begin", step, disk=self._disk, until_saved=until_saved)
             return self._save(position, job)
 
-    def _save(self, position: Position, job: dict[str, Any]) -> str:
+    def _save(self, position: Position, job: dict[str, object]) -> str:
         rank, step = self._order.rank, position.step
         staging = self._store.stage(step, self._order.attempt)
         before = {**self._state.digests(), "mode": self._state.modes()}
@@ -90,10 +90,10 @@ class Checkpointer:
         digests = self._state.digests()
         self.changed = _differing(before, {**digests, "mode": self._state.modes()})
         self._heart.beat("checkpoint.gather", step)
-        everybody = self._gather({"files": sealed, "digests": {key: digests[key] for key in ("rng", "buffers", "registered")}})
+        everybody = self._gather(_Saved(sealed, {key: digests[key] for key in ("rng", "buffers", "registered")}))
         self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
-            files = {name: entry for part in everybody for name, entry in part["files"].items()}
+            files = {name: entry for part in everybody for name, entry in part.files.items()}
             # Only now has every rank's hook of saving, which may write files of its own, come to its end.
             rest = sorted(name for name in list_members(staging) if name not in files)
             manifest = Manifest(
@@ -106,7 +106,7 @@ class Checkpointer:
                 files={**files, **self._store.seal(staging, rest)},
                 digests={
                     **{key: digests[key] for key in ("model", "optimizer", "scheduler")},
-                    "ranks": [part["digests"] for part in everybody],
+                    "ranks": [part.digests for part in everybody],
                     "job": job,
                     "order": self._state.parameter_names(),
                 },
@@ -132,7 +132,7 @@ class Checkpointer:
         """The position that a checkpoint was taken at, by its manifest alone. Raises InvalidCheckpointError."""
         return Position(**self._store.audit(name, hashed=()).position.model_dump())
 
-    def restore(self, name: str, job: dict[str, Any]) -> Position:
+    def restore(self, name: str, job: dict[str, object]) -> Position:
         """Load a checkpoint into the prepared objects and prove that it is what was saved.
 
         The supervisor has validated every file; this rank validates the manifest, all sizes and its own file once more
@@ -178,12 +178,19 @@ class Checkpointer:
         finally:
             self._accelerator._dataloaders, self._accelerator.scaler = loaders, scaler
 
-    def _gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+    def _gather(self, value: "_Saved") -> "list[_Saved]":
         if self._order.world_size == 1:
             return [value]
         values: list[Any] = [None] * self._order.world_size
         torch.distributed.all_gather_object(values, value)
         return values
+
+
+class _Saved(NamedTuple):
+    """What one rank has saved of a checkpoint, and the digests of what only it has."""
+
+    files: Mapping[str, FileEntry]
+    digests: Mapping[str, Mapping[str, str]]
 
 
 @contextmanager
@@ -197,7 +204,7 @@ def _full_disk(staging: Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from error
 
 
-def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, Any]) -> None:
+def _check_same_job(name: str, manifest: Manifest, order: WorkerOrder, job: dict[str, object]) -> None:
     """Refuse a checkpoint whose continuation would be another training (hazards D14, G4, C4)."""
     saved = {**manifest.digests["job"], "world size": manifest.world_size, "spec": manifest.job_fingerprint}
     now = {**job, "world size": order.world_size, "spec": order.job_fingerprint}

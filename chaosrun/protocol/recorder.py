@@ -1,7 +1,7 @@
 """What one rank does under `chaosrun.attach` beside its steps: it restores, takes checkpoints, and leaves on notice."""
 
 import time
-from typing import Any
+from functools import partial
 
 from accelerate import Accelerator
 
@@ -13,7 +13,7 @@ from chaosrun.protocol.state import TrainingState
 from chaosrun.protocol.steps import Steps
 from chaosrun.records.layout import checkpoint_name, checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.traces import CheckpointRecord, LoaderWorkersRecord
+from chaosrun.records.traces import CheckpointRecord, LoaderWorkersRecord, StateRecord
 
 
 class Recorder(Steps):
@@ -24,7 +24,7 @@ class Recorder(Steps):
         self._preemption = context.preemption
         self._settling, self._state = context.settling, state
         self._checkpointer = Checkpointer(accelerator, state, context.order, context.leg, self.faults, self.heart)
-        self._job: dict[str, Any] = {}
+        self._job: dict[str, object] = {}
         self._unsettled: Position | None = None
         self._noted_workers: LoaderWorkers | None = None
 
@@ -32,7 +32,7 @@ class Recorder(Steps):
         """The position that `begin` will restore. Raises InvalidCheckpointError."""
         return self._checkpointer.position_of(self.order.resume) if self.order.resume else Position()
 
-    def begin(self, job: dict[str, Any]) -> Position:
+    def begin(self, job: dict[str, object]) -> Position:
         """Restore the checkpoint this attempt starts from, write the `start` line, and return the position."""
         self._job = job
         entered_s = time.time()
@@ -71,8 +71,9 @@ class Recorder(Steps):
             if self._checkpointer.newest_step != position.step:
                 self._checkpoint(position)
             self._preemption.leave(position.step)
-        if saved:
-            self._settling.look(saved)
+        if saved or self._settling.is_due(position.step):
+            record, save = partial(self._record_state, position.step), partial(self._checkpoint, position)
+            self._settling.look(position.step, saved, record, save)
         self.heart.beat("fetch", position.step + 1)
 
     def finish(self, position: Position) -> None:
@@ -95,6 +96,9 @@ class Recorder(Steps):
         if None not in streams or (at_last and any(streams)):
             self._noted_workers = workers
             self.observer.write(LoaderWorkersRecord(epoch=workers.epoch, workers=tuple(streams)))
+
+    def _record_state(self, step: int) -> StateRecord:
+        return self.observer.state(step, self._settling.own(self._state, step))
 
     def _checkpoint(self, position: Position) -> CheckpointRecord:
         started = time.monotonic()

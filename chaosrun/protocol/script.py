@@ -34,7 +34,8 @@ from chaosrun.protocol.steps import Steps
 from chaosrun.records.codec import changed
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.position import Position
-from chaosrun.records.traces import Moment, SaveRecord, read_moments
+from chaosrun.records.trace_reader import read_moments
+from chaosrun.records.traces import Moment, SaveRecord
 from chaosrun.wording import count, hiding
 
 
@@ -71,7 +72,7 @@ class ScriptTraining:
         """The step at whose save it was last looked which modules there are."""
         self._recorded = True
         self._unsettled = False
-        self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+        self._evaluated: tuple[torch.nn.Module, tuple[Any, ...], dict[str, object]] | None = None
         """The last call in evaluation mode since the last step: some scripts train in it."""
         self._primer = BucketPrimer([], saves_itself=True, primes=self._order.prime_buckets)
         self._saves = SavePoints(self._faults, self._order, context.leg)
@@ -89,7 +90,7 @@ class ScriptTraining:
 
     # What the hooks tell
 
-    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def forward(self, module: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         if self._busy:
             return
         with self._undisturbed():
@@ -177,7 +178,7 @@ class ScriptTraining:
 
     # What it makes of it
 
-    def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _take(self, steps: Steps, inputs: tuple[Any, ...], named: dict[str, object]) -> None:
         """These are a micro-batch of the step that is being made."""
         self._evaluated = None
         steps.open_window()

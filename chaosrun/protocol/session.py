@@ -353,7 +353,7 @@ def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerCon
     return Recorder(accelerator, state, context)
 
 
-def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None, cutter: WindowCutter | None) -> dict[str, Any]:
+def _data_facts(accelerator: Accelerator, loader: Any, per_epoch: int | None, cutter: WindowCutter | None) -> dict[str, object]:
     """What a checkpoint must agree on, seen from inside the script."""
     return {
         "batches per epoch": per_epoch,

@@ -3,6 +3,8 @@ or is not for the second time. The verdict looks again (`verify.settled`); this 
 """
 
 import functools
+import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -14,8 +16,11 @@ from chaosrun.observe.state import ObservedState
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.settled import DIFFERED, SETTLED, State, state_of
-from chaosrun.records.traces import CheckpointRecord, read_ends, read_trace
+from chaosrun.records.trace_reader import read_ends, read_trace
+from chaosrun.records.traces import CheckpointRecord, StateRecord
 
+LOOKS = 5
+"""In each interval between two checkpoints, at even distances: no drill goes on for long that is decided."""
 ENOUGH = 2
 """Checkpoints at which the state differs: the second one shows where that leads."""
 
@@ -36,15 +41,18 @@ class Settling:
         self._leg = leg
         self._effects = Effects(leg, order.storage_path, attempt=order.attempt, rank=order.rank) if watched else None
         self._looks = watched and (order.leg != "chaos" or bool(order.settle))
-        self._reference: dict[int, CheckpointRecord] | None = None
+        self._reference: dict[int, StateRecord] | None = None
         self._before = Surroundings({}, frozenset())
         self._differing = 0
+        self._was_equal = False
+        """It came by a step at which the leg is settled."""
         self.left: str | None = None
         """How the leg is decided that this rank has left."""
 
     def listen(self) -> None:
         """To what the script does outside its process, from its first line on."""
         if self._effects:
+            gc.freeze()  # what is there already the script has not made: nobody need go through it at each checkpoint
             self._before = Surroundings.now()
             self._effects.begin()
 
@@ -54,27 +62,46 @@ class Settling:
             self._effects.has_begun = True
 
     def own(self, state: ObservedState, step: int) -> OwnState:
-        """What the script keeps of its own, at the checkpoint of this step."""
+        """What the script keeps of its own at this step."""
         if self._effects is None or not self._looks or step <= (self._order.looks_after or 0):
             return OwnState("", ())
         effects = tuple(dict.fromkeys(self._effects.seen()))
         # Of what is refused for this already nothing more need be known.
         return OwnState("", effects) if effects else own_state(state, self._before)
 
-    def look(self, saved: CheckpointRecord) -> None:
-        """Leave where that is decided. A collective: every rank calls it at the same checkpoint, and all leave or none."""
+    def is_due(self, step: int) -> bool:
+        """Whether the complete state is recorded at a step that has no checkpoint: in the reference, and in a chaos leg whose
+        faults are over until it was equal once. Where checkpoints are near each other they are enough."""
+        distance, looks_after = self._order.every_steps // LOOKS, self._order.looks_after or 0
+        return self._looks and not self._was_equal and distance > 1 and step > looks_after and step % distance == 0
+
+    def look(
+        self, step: int, saved: CheckpointRecord | None, record: Callable[[], StateRecord], save: Callable[[], object]
+    ) -> None:
+        """Leave where that is decided. A collective: every rank calls it at the same steps, and all leave or none.
+
+        `saved`: the checkpoint of this step. Where there is none its state is recorded by `record`, and a rank that leaves
+        takes a checkpoint by `save`.
+        """
         if not self._order.settle:
+            if saved is None:
+                record()
             return
-        lost = saved.step <= self._came_to
-        states = self._gather("lost" if lost else state_of(self._expected(saved.step), saved)[0])
+        lost = step <= self._came_to
+        states = self._gather("lost" if lost else state_of(self._expected(step), saved or record())[0])
         if "lost" in states:
             return
-        self._differing += "differs" in states
+        if "differs" in states:
+            self._differing = self._differing + 1 if saved else max(1, self._differing)
+        equal = not self._differing and set(states) == {"equal"}
+        self._was_equal = self._was_equal or equal
         if self._order.settle == "watch":
             return
-        if not self._differing and set(states) == {"equal"}:
+        if equal:
+            if saved is None:
+                save()
             self._leave(SETTLED)
-        if self._differing >= ENOUGH and self._order.settle == "stop":
+        if saved and self._differing >= ENOUGH and self._order.settle == "stop":
             self._leave(DIFFERED)
 
     @functools.cached_property
@@ -83,15 +110,15 @@ class Settling:
         folders = {number: self._leg.attempt(number) for number in self._leg.attempts() if number < self._order.attempt}
         paths = {number: path for number, folder in folders.items() if (path := folder.trace(self._order.rank)).exists()}
         traces = (read_ends(path, number, self._order.rank, []) for number, path in paths.items())
-        return max((record.step for trace in traces for record in trace.steps[-1:]), default=0)
+        return max((trace.steps.last for trace in traces), default=0)
 
-    def _expected(self, step: int) -> CheckpointRecord | None:
+    def _expected(self, step: int) -> StateRecord | None:
         if self._reference is None:
             assert self._order.reference_path is not None
             reference = LegLayout(Path(self._order.reference_path))
             last, rank = max(reference.attempts(), default=1), self._order.rank
             trace = read_trace(reference.attempt(last).trace(rank), last, rank, [])
-            self._reference = {saved.step: saved for saved in trace.checkpoints}
+            self._reference = {saved.step: saved for saved in trace.states}
         return self._reference.get(step)
 
     def _gather(self, state: Standing) -> list[Standing]:

@@ -29,11 +29,12 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.opened import OpenedFile, opened_files
-from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord, read_trace
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.records.traces import EndRecord, RankTrace, StartRecord, StepRecord
 
 _Event = TypeVar("_Event", bound=JournalEvent)
 TraceReader = Callable[[Path, int, int, list[str]], RankTrace]
-"""As `records.traces.read_trace`."""
+"""As `records.trace_reader.read_trace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,7 @@ class Attempt:
     @property
     def steps(self) -> Mapping[int, Mapping[int, StepRecord]]:
         """What ranks recorded of each step, in the order of time."""
-        found: dict[int, dict[int, StepRecord]] = {}
-        for rank, trace in sorted(self.traces.items()):
-            for record in trace.steps:
-                found.setdefault(record.step, {})[rank] = record
-        return dict(sorted(found.items()))
+        return _ByStep(self.traces)
 
     @property
     def went_on(self) -> bool:
@@ -79,6 +76,27 @@ class Attempt:
         """Step this rank went on from: what it says itself, else what the journal ordered."""
         trace = self.traces.get(rank)
         return trace.start.position.step if trace and trace.start else self.resume_step
+
+
+class _ByStep(Mapping[int, Mapping[int, StepRecord]]):
+    """What ranks recorded, by step; read when somebody looks at it."""
+
+    def __init__(self, traces: Mapping[int, RankTrace]) -> None:
+        self._traces = sorted(traces.items())
+        blocks = {block.steps for _, trace in self._traces for block in trace.steps.blocks}
+        self._steps = sorted({step for steps in blocks for step in steps})
+
+    def __getitem__(self, step: int) -> Mapping[int, StepRecord]:
+        found = {rank: record for rank, trace in self._traces if (record := trace.steps.at(step))}
+        if not found:
+            raise KeyError(step)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +246,11 @@ def _strange_processes(attempt: Attempt) -> Iterator[str]:
 
 def _read_traces(layout: LegLayout, attempt: int, read: TraceReader, problems: list[str]) -> Mapping[int, RankTrace]:
     traces: dict[int, RankTrace] = {}
-    for path in sorted(layout.attempt(attempt).path.glob("rank-*.trace.jsonl")):
-        rank_text = path.name.removeprefix("rank-").removesuffix(".trace.jsonl")
+    # Traces of lines, too, which an earlier chaosrun wrote.
+    for path in sorted(
+        {path.with_suffix("").with_suffix(".trace") for path in layout.attempt(attempt).path.glob("rank-*.trace*")}
+    ):
+        rank_text = path.name.removeprefix("rank-").removesuffix(".trace")
         if not (rank_text.isascii() and rank_text.isdecimal()):
             problems.append(f"{path}: not the name of a trace")
             continue

@@ -58,7 +58,7 @@ class AttemptLayout:
 
     path: Path
 
-    trace = OfRank("rank-{}.trace.jsonl")
+    trace = OfRank("rank-{}.trace")
     effects = OfRank("rank-{}.effects")
     """The first thing that the script did to the world outside; none where nothing was seen."""
     log = OfRank("rank-{}.log")

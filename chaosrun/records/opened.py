@@ -14,6 +14,7 @@ import msgspec
 from chaosrun.records.codec import DamagedRecordError, Record, read_records, sound_records
 from chaosrun.records.events import EVENTS
 from chaosrun.records.layout import LegLayout
+from chaosrun.records.trace_reader import read_start
 
 RUNS_LOOKED_AT = 50
 """Of one root, the newest: older files of older runs are taken for part of the job's surroundings."""
@@ -45,10 +46,6 @@ class OpenedFile(Record, frozen=True, kw_only=True):
 _OPENED = msgspec.json.Decoder(OpenedFile)
 
 
-class _Time(msgspec.Struct):
-    time_s: float
-
-
 class _Script(msgspec.Struct):
     script: str
 
@@ -56,7 +53,7 @@ class _Script(msgspec.Struct):
 def training_time(leg: LegLayout, name: str) -> TrainingTime | None:
     """None for a leg that never came to its first batch."""
     for attempt in leg.attempts():
-        begun = [time_s for path in leg.attempt(attempt).path.glob("rank-*.trace.jsonl") for time_s in _first_time(path)]
+        begun = [start.time_s for path in leg.attempt(attempt).path.glob("rank-*.trace") if (start := read_start(path))]
         if begun:
             times = [*_event_times(leg), *begun]
             return TrainingTime(leg=name, begun_s=min(times), since_s=min(begun), until_s=max(times))
@@ -109,14 +106,6 @@ def _script_of(run_json: Path) -> str | None:
         return msgspec.json.decode(run_json.read_bytes(), type=_Script).script
     except (OSError, ValueError):
         return None
-
-
-def _first_time(trace: Path) -> Iterator[float]:
-    try:
-        with trace.open("rb") as file:
-            yield msgspec.json.decode(file.readline(), type=_Time).time_s
-    except (OSError, ValueError):
-        return
 
 
 def _event_times(leg: LegLayout) -> Iterator[float]:

@@ -5,7 +5,7 @@ The worker asks this to know when to leave, the verdict to know whether that was
 
 from typing import Literal
 
-from chaosrun.records.traces import CheckpointRecord
+from chaosrun.records.traces import CheckpointRecord, StateRecord
 from chaosrun.wording import listed
 
 SETTLED, DIFFERED = "settled", "differed"
@@ -14,10 +14,10 @@ SETTLED, DIFFERED = "settled", "differed"
 State = Literal["equal", "differs", "unknown"]
 
 
-def state_of(expected: CheckpointRecord | None, seen: CheckpointRecord | None) -> tuple[State, str]:
-    """Of one rank at one step, as two legs saved it, and why it is not equal. What a save itself changes (a hook of a script)
-    is never equal: what was digested before is not what the training goes on with. State of the script's own that differs is no
-    difference yet (it may be a clock), and never equal."""
+def state_of(expected: StateRecord | None, seen: StateRecord | None) -> tuple[State, str]:
+    """Of one rank at one step, as two legs recorded it, and why it is not equal. What a save itself changes (a hook of a
+    script) is never equal: what was digested before is not what the training goes on with. State of the script's own that
+    differs is no difference yet (it may be a clock), and never equal."""
     if expected is None or seen is None or expected.digests is None or seen.digests is None:
         return "unknown", "no digests of its state"
     if expected.digests != seen.digests:
@@ -26,4 +26,6 @@ def state_of(expected: CheckpointRecord | None, seen: CheckpointRecord | None) -
         return "unknown", f"it keeps what has no digest: {listed(list(dict.fromkeys(unseen)), 2)}"
     if not expected.own or expected.own != seen.own:
         return "unknown", "what the script keeps beside its checkpoints is not what it was"
-    return ("unknown", "a save changes the training") if expected.changed or seen.changed else ("equal", "")
+    if any(isinstance(each, CheckpointRecord) and each.changed for each in (expected, seen)):
+        return "unknown", "a save changes the training"
+    return "equal", ""

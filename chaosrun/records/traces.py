@@ -1,36 +1,35 @@
-"""The trace: what one rank of one attempt did, a JSON line for each event; one writer a file. A torn last line is tolerated.
+"""The trace: what one rank of one attempt did, a record for each event; how they lie in its file is `records.blocks`'s.
 
 A rank writes `start` first, then, of rank 0 in the first attempt, `probe`; `source` and `loader_workers` once an epoch (the
 latter for persistent workers once); `buckets`, `step`, `checkpoint` and `save` as they come; `end` last.
 
 Digests are 64-bit, 16 hex digits; `grads` and `params` hold one little-endian uint32 a tensor, which is enough to name the
-tensor: the 64-bit value decides. Floats are written as `float.hex()`. Reading never fails on content: a file is read up to its
-first bad line, and that line becomes a problem. Knows the form of a trace, not what any value should have been.
+tensor: the 64-bit value decides. Floats are `float.hex()`. Knows what a trace says, not what any value should have been.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, overload
 
 import msgspec
 from msgspec import Meta
 
-from chaosrun.records.codec import Count, DamagedRecordError, Record, Text, changed, decode, encode, read_records
+from chaosrun.records.codec import Count, Record, Text, changed
 from chaosrun.records.layout import checkpoint_step
 from chaosrun.records.position import Position
-from chaosrun.records.tail import Tail
 
+TRACE_VERSION = 3
+"""Traces of version 2 were lines of JSON."""
+BLOCK_STEPS = 64
+"""A block ends with each multiple of these, so that the blocks of two legs meet wherever an attempt began."""
 WORD_BYTES = 4
 ALIVE = "the script's "
 """With what names in `SaveRecord.held` begin that are of modules in memory, and not of what is saved."""
-ENDS_BYTES = 1 << 16
 
 Digests = Mapping[str, Mapping[str, Text]]
 """By component and by name inside it."""
 HexFloat = Annotated[str, Meta(pattern=r"^-?(0x[01](\.[0-9a-f]+)?p[+-][0-9]+|inf|nan)$")]
-_L = TypeVar("_L")
 AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
@@ -51,11 +50,11 @@ class Found(Record, frozen=True, kw_only=True):
 
 
 class TraceRecord(Record, frozen=True, kw_only=True, tag_field="kind"):
-    """Any line."""
+    """Any record."""
 
 
 class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
-    v: Literal[2]
+    v: Literal[3]
     attempt: Count
     rank: Count
     world_size: AtLeastOne
@@ -84,7 +83,7 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     """Of a script that resumes by itself; position.step then numbers the attempt as this says. None at the very beginning."""
 
     def __post_init__(self) -> None:
-        _expect_words(self.params, self.tensors)
+        expect_words(self.params, self.tensors)
 
 
 class ProbeRecord(TraceRecord, frozen=True, kw_only=True, tag="probe"):
@@ -137,11 +136,11 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
     """Of each parameter group, as the optimizer used it."""
     grad: str
     grads: bytes
-    """As the optimizer saw them: reduced and clipped. lr, grad and grads are empty for a step in which no optimizer was
-    stepped, and only then."""
+    """As the optimizer saw them: reduced and clipped. lr and grad are empty for a step in which no optimizer was stepped, and
+    only then."""
     param: Text
     params: bytes
-    """After the step."""
+    """After the step. Both words are empty of steps at which nobody keeps them."""
     items: AtLeastOne | None = None
     """Items of the step's window over all ranks: each loss is then the micro-batch's sum / items, and they add up over the
     ranks. None where losses are means and nothing was counted."""
@@ -161,20 +160,27 @@ class StepRecord(TraceRecord, frozen=True, kw_only=True, tag="step"):
         return self.ids is not None and None not in self.ids and len(self.ids) == len(self.batch)
 
 
-class CheckpointRecord(TraceRecord, frozen=True, kw_only=True, tag="checkpoint"):
+class StateRecord(TraceRecord, frozen=True, kw_only=True, tag="state"):
+    """The complete state at a step; between two checkpoints, for drills that may end there. See `protocol.settling`."""
+
     step: Count
-    name: str
     time_s: float
-    duration_s: float
     digests: Digests | None = None
-    changed: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
-    hooks: tuple[str, ...] = ()
-    """Of a save that changed something: the script's hooks."""
     own: str = ""
     """Of all that the script keeps beside it; "" where nobody looked. See `observe.own`."""
     unseen: tuple[str, ...] = ()
     """What it keeps that has no digest."""
+
+
+class CheckpointRecord(StateRecord, frozen=True, kw_only=True, tag="checkpoint"):
+    """The state that was saved."""
+
+    name: str
+    duration_s: float
+    changed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """What the save itself changed of the live state, by component ("mode": of its modules, which no checkpoint holds)."""
+    hooks: tuple[str, ...] = ()
+    """Of a save that changed something: the script's hooks."""
 
     def __post_init__(self) -> None:
         if checkpoint_step(self.name) != self.step:
@@ -222,16 +228,97 @@ Line = (
     | LoaderWorkersRecord
     | BucketsRecord
     | StepRecord
+    | StateRecord
     | CheckpointRecord
     | SaveRecord
     | EndRecord
 )
-LINES = msgspec.json.Decoder(Line)
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Successive steps of one trace: where they lie in its file, and what they come to. Digests are xxh3, big-endian."""
+
+    first: AtLeastOne
+    count: AtLeastOne
+    at: Count
+    size: Count
+    others: tuple[Count, ...]
+    """Where in its bytes records begin that are no steps."""
+    knows_ids: bool
+    """Of every step."""
+    param: bytes
+    """Of the digest of the parameters after each step."""
+    digest: bytes
+    """Of everything that two legs are compared by, so not of times, nor of the words of tensors. Empty, as `param`, of what is
+    but a part of a block."""
+    running: bytes = b""
+    """Of the file up to here: of that of the block before, of what stands above, and of the block's bytes."""
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    @property
+    def steps(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class Steps(Sequence[StepRecord]):
+    """The steps of a trace in the order of time, read from its file block by block when somebody looks at them."""
+
+    def __init__(self, blocks: Sequence[Block] = (), read: Callable[[Block], Sequence[StepRecord]] | None = None) -> None:
+        self.blocks = tuple(blocks)
+        self._read = read
+
+    def of(self, block: Block) -> Sequence[StepRecord]:
+        """The records of one of the blocks. Raises DamagedRecordError where they are not what they were."""
+        assert self._read is not None, "steps without a file have no blocks"
+        return self._read(block)
+
+    def __len__(self) -> int:
+        return sum(block.count for block in self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StepRecord]: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | Sequence[StepRecord]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        number = range(len(self))[index]
+        for block in self.blocks:
+            if number < block.count:
+                return self.of(block)[number]
+            number -= block.count
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return (record for block in self.blocks for record in self.of(block))
+
+    def at(self, step: int) -> StepRecord | None:
+        """The last record of a step."""
+        block = next((block for block in reversed(self.blocks) if step in block.steps), None)
+        return block and self.of(block)[step - block.first]
+
+    def up_to(self, step: int) -> "Steps":
+        """Those that are not after a step."""
+        whole = [block for block in self.blocks if block.last <= step]
+        parts = [block for block in self.blocks if block.first <= step < block.last]
+        cut = {changed(block, count=step - block.first + 1, digest=b"", param=b""): block for block in parts}
+        return Steps([*whole, *cut], lambda block: self.of(cut.get(block, block))[: block.count])
+
+    @cached_property
+    def last(self) -> int:
+        """The highest step; 0 where there is none."""
+        return max((block.last for block in self.blocks), default=0)
+
+
+NO_STEPS = Steps()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """One trace file. `start` is None when the rank died before it wrote its first line."""
+    """One trace file. `start` is None when the rank died before it wrote its first record."""
 
     attempt: int
     rank: int
@@ -240,7 +327,9 @@ class RankTrace:
     sources: tuple[SourceRecord, ...] = ()
     loader_workers: tuple[LoaderWorkersRecord, ...] = ()
     buckets: tuple[BucketsRecord, ...] = ()
-    steps: tuple[StepRecord, ...] = ()
+    steps: Steps = NO_STEPS
+    states: tuple[StateRecord, ...] = ()
+    """Of the checkpoints, too."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     saves: tuple[SaveRecord, ...] = ()
     end: EndRecord | None = None
@@ -248,28 +337,6 @@ class RankTrace:
     def tensor(self, index: int) -> str | None:
         """Name of the tensor at `index` of `params` and `grads`."""
         return self.start.tensors[index] if self.start and index < len(self.start.tensors) else None
-
-
-class TraceWriter:
-    """Appends lines to one trace file; each line reaches the kernel before `write` returns (a SIGKILL loses nothing)."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-
-    def write(self, record: Line) -> None:
-        line = encode(record) + b"\n"
-        done = os.write(self._file, line)
-        while done < len(line):
-            done += os.write(self._file, line[done:])
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    """Read one file up to its first bad line; that line becomes a problem."""
-    return _trace_of(path, lambda: read_records(path, LINES), attempt, rank, problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,106 +357,7 @@ class Moment:
     """Where the script changed them before the next step."""
 
 
-class _Brief(msgspec.Struct):
-    """Of a start or a step as much as a moment takes: thousands of them are read while a restart waits."""
-
-    kind: str
-    param: str = ""
-    state: str = ""
-    began: str = ""
-    rng: str = ""
-    step: int = 0
-    position: Position | None = None
-    lr: tuple[str, ...] = ()
-    batch: tuple[str, ...] = ()
-
-
-_BRIEF = msgspec.json.Decoder(_Brief)
-
-
-def read_moments(path: Path) -> list[Moment]:
-    """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
-    moments: list[Moment] = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        if b'"kind":"step"' not in line[:64] and moments:
-            continue
-        try:
-            told = _BRIEF.decode(line)
-        except msgspec.DecodeError:
-            break
-        if told.kind == "start" and told.position:
-            moments.append(Moment(step=told.position.step, weights=told.param, optimizer=told.state, rates=None))
-        elif told.kind == "step" and moments:
-            rates = told.lr or moments[-1].rates
-            after = {"rates_after": rates, "rng_after": told.rng, "data_after": told.batch[0]}
-            after |= {"weights_after": told.began or None}
-            moments[-1] = replace(moments[-1], **after)
-            moments.append(Moment(step=told.step, weights=told.param, optimizer=told.state, rates=rates))
-    return moments
-
-
-def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    """Its first line and its last ones, back to a step at least: where the rank began and how far it came, however long the
-    trace is."""
-    with path.open("rb") as file:
-        first, size = file.readline(), path.stat().st_size
-    lines, last_bytes = [first.rstrip(b"\n")] if first.endswith(b"\n") else [], ENDS_BYTES
-    while lines:
-        last = Tail(path, last_bytes=last_bytes).lines(last_bytes + 1)
-        if last_bytes >= size or any(b'"kind":"step"' in line for line in last):
-            lines += [line for line in last if line != lines[0]]
-            break
-        last_bytes *= 16
-    return _trace_of(path, lambda: (decode(line, LINES) for line in lines), attempt, rank, problems)
-
-
-def _trace_of(path: Path, records: Callable[[], Iterable[Line]], attempt: int, rank: int, problems: list[str]) -> RankTrace:
-    sound: list[Line] = []
-    try:
-        for line in records():
-            sound.append(_in_place(line, sound, attempt, rank))
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing")
-    except DamagedRecordError as error:
-        problems.append(error.message)
-    except ValueError as error:
-        problems.append(f"{path}:{len(sound) + 1}: {error}")
-    return RankTrace(
-        attempt=attempt,
-        rank=rank,
-        start=next(_of(StartRecord, sound), None),
-        probe=next(_of(ProbeRecord, sound), None),
-        sources=tuple(_of(SourceRecord, sound)),
-        loader_workers=tuple(_of(LoaderWorkersRecord, sound)),
-        buckets=tuple(_of(BucketsRecord, sound)),
-        steps=tuple(_of(StepRecord, sound)),
-        checkpoints=tuple(_of(CheckpointRecord, sound)),
-        saves=tuple(_of(SaveRecord, sound)),
-        end=next(_of(EndRecord, sound), None),
-    )
-
-
-def _of(kind: type[_L], lines: Iterable[Line]) -> Iterator[_L]:
-    return (line for line in lines if isinstance(line, kind))
-
-
-def _in_place(line: Line, before: list[Line], attempt: int, rank: int) -> Line:
-    """One line after those `before` it. Raises ValueError for one that is out of place."""
-    if bool(before) == isinstance(line, StartRecord) or (before and isinstance(before[-1], EndRecord)):
-        raise ValueError(f"a {str(line.__struct_config__.tag)!r} line is out of place")
-    if isinstance(line, StartRecord) and (line.attempt, line.rank) != (attempt, rank):
-        raise ValueError(f"the file of attempt {attempt} rank {rank} says it is of attempt {line.attempt} rank {line.rank}")
-    if not isinstance(line, StepRecord):
-        return line
-    assert isinstance(before[0], StartRecord)
-    _expect_words(line.params, before[0].tensors, f"step {line.step}: ", "parameters")
-    if line.grad or line.grads or line.lr:
-        _expect_words(line.grads, before[0].tensors, f"step {line.step}: ", "gradients")
-        if missing := [name for name in ("grad", "lr", "loss") if not getattr(line, name)]:
-            raise ValueError(f"step {line.step}: gradients without {missing[0]}")
-    return changed(line, attempt=attempt, rank=rank)
-
-
-def _expect_words(words: bytes, tensors: tuple[str, ...], where: str = "", what: str = "fingerprints") -> None:
+def expect_words(words: bytes, tensors: Sequence[str], where: str = "", what: str = "fingerprints") -> None:
+    """Raises ValueError unless there is one for each tensor."""
     if not tensors or len(words) != len(tensors) * WORD_BYTES:
         raise ValueError(f"{where}{len(words) / WORD_BYTES:g} {what} of {len(tensors)} tensors")

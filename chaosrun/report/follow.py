@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.codec import DamagedRecordError, decode
@@ -31,7 +29,8 @@ from chaosrun.records.layout import LEGS, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.records.tail import Tail
-from chaosrun.records.traces import RankTrace, StartRecord, read_ends
+from chaosrun.records.trace_reader import read_ends, read_start
+from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import read_facts
 from chaosrun.report.landings import landing
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, fired, lanes_of
@@ -40,8 +39,6 @@ from chaosrun.report.sentences import Told
 POLL_BYTES = 4 << 20
 AT_A_LOOK = 50
 """So many growing traces, about, are read again at one look."""
-START_BYTES = 1 << 16
-_STARTS = msgspec.json.Decoder(StartRecord)
 
 
 class RunFollower:
@@ -129,8 +126,8 @@ class _LegFollower:
         self._looks = 0
         self._judged: dict[str, FaultSeen] = {}
         """Faults of which it is certain what became of them."""
-        self._starts: dict[int, Tail] = {}
-        """The traces of attempts of which nobody knows yet what the script went on from."""
+        self._starts: set[int] = set()
+        """Attempts of which nobody knows yet what the script went on from."""
         self._fired: set[str] = set()
         """Faults of which that has been told: by their marker, or by the journal."""
         self._marked: dict[str, FaultRequested] = {}
@@ -150,7 +147,7 @@ class _LegFollower:
         self._events += fresh
         for event in fresh:
             if isinstance(event, AttemptStarting) and event.by == "script" and event.attempt > 1:
-                self._starts[event.attempt] = Tail(self._layout.attempt(event.attempt).trace(0))
+                self._starts.add(event.attempt)
         return [] if self._is_copy else [event for event in fresh if self._is_news(event)]
 
     def _read_journal(self) -> Iterator[JournalEvent]:
@@ -179,13 +176,18 @@ class _LegFollower:
     def picture(self, planned: Sequence[Fault], kept: tuple[int, ...]) -> LegPicture:
         """As the files have it now."""
         newest = max((event.attempt for event in self._events if isinstance(event, AttemptStarting)), default=0)
-        # Of many ranks, some at each look: how far they are meanwhile, their heartbeats tell.
-        turns = max(1, max((event.workers for event in self._events if isinstance(event, LegStarted)), default=0) // AT_A_LOOK)
+        workers = max((event.workers for event in self._events if isinstance(event, LegStarted)), default=0)
+        beats = {} if self._is_over else self._beats(newest, workers)
+        # Of many ranks, some at each look: how far they are meanwhile their heartbeats tell; of what is over, any rank.
+        turns = max(1, workers // AT_A_LOOK)
+        struck = {(event.attempt, event.rank) for event in self._events if isinstance(event, FaultObserved)}
+        is_completed = isinstance(end := self._events[-1], LegFinished) and end.outcome == "completed"
         self._looks += 1
 
         def read(path: Path, attempt: int, rank: int, _: list[str]) -> RankTrace:
             then, size, found = self._ends.get(path, (0, -1, RankTrace(attempt=attempt, rank=rank)))
-            is_due = size < 0 or attempt < newest or self._is_over or rank % turns == self._looks % turns
+            is_untold = attempt == newest and not is_completed and (self._is_over or (size < 0 and rank not in beats))
+            is_due = is_untold or (attempt, rank) in struck or rank % turns == self._looks % turns
             if then <= attempt and is_due:
                 with suppress(OSError):
                     now = path.stat().st_size
@@ -201,15 +203,15 @@ class _LegFollower:
         return LegPicture(
             name=self._name,
             history=history,
-            lanes=lanes_of(history, {} if self._is_over else self._beats(newest, history)),
+            lanes=lanes_of(history, beats),
             faults=self._faults(planned, history),
             kept=kept,
             damage=tuple(f"{path}: {why}" for path, why in self._damage.items()),
         )
 
-    def _beats(self, attempt: int, history: LegHistory) -> dict[int, Heartbeat]:
+    def _beats(self, attempt: int, workers: int) -> dict[int, Heartbeat]:
         beats: dict[int, Heartbeat] = {}
-        for rank in range(max((event.workers for event in history.events(LegStarted)), default=0)):
+        for rank in range(workers):
             with suppress(OSError):
                 if beat := read_heartbeat(self._layout.attempt(attempt).heartbeat(rank)):
                     beats[rank] = beat
@@ -249,18 +251,16 @@ class _LegFollower:
 
     def poll_starts(self) -> Iterator[Told]:
         """What scripts that resume by themselves were seen to go on from."""
-        for attempt, tail in list(self._starts.items()):
-            for line in _lines(tail, START_BYTES)[:1]:
-                del self._starts[attempt]
-                with suppress(ValueError):
-                    start = decode(line, _STARTS)
-                    step = start.position.step
-                    place = f"step {step}" if step else "the beginning"
-                    if start.found and start.found.step is None:
-                        nearest = f", nearest to step {step}" if step else ""
-                        place = f"a state that the undisturbed run never had{nearest}"
-                    about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
-                    yield Told.notice({"event": "attempt.placed", **about})
+        for attempt in sorted(self._starts):
+            if start := read_start(self._layout.attempt(attempt).trace(0)):
+                self._starts.discard(attempt)
+                step = start.position.step
+                place = f"step {step}" if step else "the beginning"
+                if start.found and start.found.step is None:
+                    nearest = f", nearest to step {step}" if step else ""
+                    place = f"a state that the undisturbed run never had{nearest}"
+                about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
+                yield Told.notice({"event": "attempt.placed", **about})
 
 
 def _in_order(told: list[Told]) -> list[Told]:

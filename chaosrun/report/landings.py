@@ -12,7 +12,7 @@ from chaosrun.records.events import EVENTS, FaultObserved
 from chaosrun.records.history import LegHistory, history_of
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.naming import run_argument
-from chaosrun.records.traces import read_ends
+from chaosrun.records.trace_reader import read_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ class LegPicture:
 
 
 def _reached(attempt: Attempt) -> int:
-    return max((trace.steps[-1].step for trace in attempt.traces.values() if trace.steps), default=attempt.resume_step)
+    return max((trace.steps.last for trace in attempt.traces.values() if trace.steps), default=attempt.resume_step)
 
 
 def _pace(trace: RankTrace) -> float | None:
@@ -192,7 +192,9 @@ def lanes_of(history: LegHistory, beats: Mapping[int, Heartbeat]) -> dict[int, L
         trace = attempt.traces.get(rank)
         if trace is not None and trace.start:
             lane.state = "training"
-            lane.step = trace.steps[-1].step if trace.steps else trace.start.position.step
+            lane.step = trace.steps.last or trace.start.position.step
+        if history.finished and history.outcome == "completed":
+            lane.step = max(lane.step, history.finished.final_step)
         if rank in beats:
             _take_beat(lane, beats[rank], is_first=not attempt.went_on)
     for event in history.journal:

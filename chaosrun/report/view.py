@@ -357,6 +357,8 @@ def divergence_rows(found: "Divergence", hint: str | None) -> "Iterator[tuple[st
     yield "kind", found.kind
     if found.tensor is not None:
         yield "tensor", found.tensor
+    elif found.kind in ("gradient", "optimizer"):
+        yield "tensor", "not recorded at this step: `chaosrun diagnose` names it"
     if (found.expected, found.seen) != (None, None):
         yield "expected", shown(found.expected)
         yield "seen", shown(found.seen)

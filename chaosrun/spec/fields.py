@@ -30,7 +30,8 @@ RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 
 
 def wrong(expected: str) -> PydanticCustomError:
     """An error of one value: `expected` completes "<name> must be …"."""
-    return PydanticCustomError("wrong_value", "{expected}", {"expected": expected})
+    # A key with half a character in it would break pydantic's own message.
+    return PydanticCustomError("wrong_value", "{expected}", {"expected": expected.encode(errors="backslashreplace").decode()})
 
 
 def conflict(key: str | None, reason: str, hint: str) -> InitErrorDetails:

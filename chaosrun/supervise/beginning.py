@@ -4,19 +4,21 @@ What it rests on says docs/exactness.md ("Where a drill begins"); whether a leg 
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from chaosrun.checkpoint.retention import FEWEST_KEPT
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import ChaosrunError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.kind import RESTORE_PHASES
 from chaosrun.records.began import Began, digest_of, read_began
-from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
+from chaosrun.records.layout import AttemptLayout, LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import Early, RunInfo, read_run, recorded_leg, write_record
-from chaosrun.records.traces import Digests, read_trace
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.records.traces import Digests, RankTrace
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.early import LONG
 from chaosrun.supervise.reference import final_step
@@ -24,8 +26,6 @@ from chaosrun.verify.compare import exact_weights
 from chaosrun.verify.corruption import corrupts
 
 EVERY_ONE = 10**9
-FEWEST = 2
-"""Checkpoints that retention leaves a leg with, whatever is asked for."""
 
 
 def keeping(template: WorkerOrder, spec: JobSpec, early: Early) -> WorkerOrder:
@@ -61,17 +61,20 @@ def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
 
 def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, chaos: LegLayout) -> Began | str:
     """Copies, as faults may damage them, of as many checkpoints as an undisturbed leg would have there; or why not."""
-    why = next(_refusals(spec, plan, reference), None)
-    if why:
+    if why := next(_refusals(spec, plan, reference), None):
+        return why
+    number = reference.attempts()[-1]
+    traces = [read_trace(reference.attempt(number).trace(rank), number, rank, []) for rank in range(spec.workers)]
+    if why := next(_outside(reference.attempt(number), traces), None):
         return why
     kept = _kept(info, reference)
     before = min(fault.at_step for fault in plan.faults if fault.at_step is not None)
     steps = [step for step in sorted(CheckpointStore(kept, EVERY_ONE).steps()) if step < before]
     if not steps:
         return f"the reference keeps no checkpoint before step {before}"
-    names = [checkpoint_name(step) for step in steps[-max(FEWEST, spec.checkpoint.keep) :]]
+    names = [checkpoint_name(step) for step in steps[-max(FEWEST_KEPT, spec.checkpoint.keep) :]]
     try:
-        states = {name: _given(kept, chaos, name, _saved(reference, name, spec.workers)) for name in names}
+        states = {name: _given(kept, chaos, name, _saved(traces, name)) for name in names}
     except (ChaosrunError, OSError, LookupError) as error:
         shutil.rmtree(chaos.checkpoints, ignore_errors=True)
         return f"the reference's checkpoints are not as it saved them ({error})"
@@ -93,8 +96,6 @@ def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[
         yield "the plan corrupts memory"
     if not reference.repeats.is_file():
         yield "the job was not shown to repeat itself yet"
-    else:
-        yield from _outside(reference, spec.workers)
     if not any(fault.facts.ends_attempt for fault in plan.faults):
         yield "no fault has the job come back"
     if not any(fault.at_step for fault in plan.faults):
@@ -102,14 +103,11 @@ def _refusals(spec: JobSpec, plan: FaultPlan, reference: LegLayout) -> Iterator[
     yield from (f"{fault.id} may strike before any checkpoint" for fault in plan.faults if _any_time(fault))
 
 
-def _outside(reference: LegLayout, workers: int) -> Iterator[str]:
+def _outside(attempt: AttemptLayout, traces: Sequence[RankTrace]) -> Iterator[str]:
     """What the script does where no checkpoint holds it: a leg that did not do it itself may go on otherwise."""
-    number = reference.attempts()[-1]
-    attempt = reference.attempt(number)
-    traces = [read_trace(attempt.trace(rank), number, rank, []) for rank in range(workers)]
     if not all(any(saved.own or saved.unseen for saved in trace.checkpoints) for trace in traces):
         yield "nobody looked at what its script does outside its process"
-    told = [attempt.effects(rank) for rank in range(workers)]
+    told = [attempt.effects(trace.rank) for trace in traces]
     yield from (f"rank {rank}: {path.read_text(errors='replace')}" for rank, path in enumerate(told) if path.exists())
 
 
@@ -130,13 +128,11 @@ def _kept(info: RunInfo, reference: LegLayout) -> LegLayout:
     return recorded_leg(other, read_run(other), "reference")
 
 
-def _saved(reference: LegLayout, name: str, workers: int) -> list[Digests]:
+def _saved(traces: Sequence[RankTrace], name: str) -> list[Digests]:
     """The state of each rank, as the reference recorded it. Raises LookupError where it did not, or a save changed it."""
-    number = reference.attempts()[-1]
-    traces = [read_trace(reference.attempt(number).trace(rank), number, rank, []) for rank in range(workers)]
     saved = [next((each for each in trace.checkpoints if each.name == name), None) for trace in traces]
     states = [each.digests for each in saved if each and each.digests and not each.changed]
-    if len(states) < workers:
+    if len(states) < len(traces):
         raise LookupError(f"{name} has no digests, or its save changed the training")
     return states
 

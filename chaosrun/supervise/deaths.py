@@ -27,7 +27,7 @@ from chaosrun.records.events import EndCode, Outcome, RaisedError
 from chaosrun.records.heartbeat import STAGES, Heartbeat, read_heartbeat
 from chaosrun.records.layout import LegLayout
 from chaosrun.records.markers import WorkerEnd, read_end
-from chaosrun.records.traces import read_ends
+from chaosrun.records.trace_reader import read_ends
 from chaosrun.supervise.failure import Failure, Reach
 
 OWN_TYPES = (UserScriptError.__name__, MisuseError.__name__)
@@ -59,7 +59,7 @@ def _ends(leg: LegLayout, attempt: int, rank: int) -> tuple[int, int]:
     # Which records are sound the verdict says; a restart needs but a number.
     trace = read_ends(path, attempt, rank, [])
     begun = trace.start.position.step if trace.start else 0
-    return begun, trace.steps[-1].step if trace.steps else begun
+    return begun, trace.steps.last or begun
 
 
 def reach_of(beat: Heartbeat | None) -> Reach:

@@ -147,7 +147,7 @@ class _Replays:
                     manifest = store.audit(path.name)
                 except InvalidCheckpointError:
                     continue  # an older one will do, and the run's own files are left as they are
-                if name == "reference" or manifest.attempt < target.attempt:
+                if name == "reference" or manifest.attempt < target.attempt or step < self.drill.began:
                     found[step] = path
         if not found:
             return None, f"no checkpoint older than step {target.resume_step} was kept (checkpoint.keep)"

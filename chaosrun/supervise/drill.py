@@ -30,7 +30,7 @@ from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, o
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.run_file import RunInfo, own_leg, read_object, read_run, recorded_leg, write_run
 from chaosrun.records.supervision import supervision
-from chaosrun.records.traces import read_trace
+from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import beginning, early
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key

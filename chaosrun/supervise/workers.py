@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from chaosrun.faults.fault import Fault
 from chaosrun.records.events import Outcome
@@ -83,7 +82,7 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
     )
 
 
-def resume_values(template: WorkerOrder, attempt: int) -> dict[str, Any]:
+def resume_values(template: WorkerOrder, attempt: int) -> dict[str, object]:
     """What an order of this attempt has of `resume.args` and `resume.env`: only a restart is told to resume."""
     restart = attempt > 1
     args = (*template.args, *(template.resume_args if restart else ()))

@@ -5,7 +5,7 @@ and what to do. Pure.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
 
 from chaosrun.faults.fault import BY_DEFAULT
 from chaosrun.records.history import Attempt
@@ -15,6 +15,8 @@ from chaosrun.verify.codes import Cause
 from chaosrun.verify.evidence import standing
 from chaosrun.wording import listed
 
+ENOUGH = 8000
+"""Samples that are looked at."""
 TELLING = 8
 """So many samples in the same order twice are no coincidence."""
 REMEDY = {
@@ -25,30 +27,40 @@ REMEDY = {
 
 
 def overlapping_shares(drill: Drill) -> Iterator[str]:
-    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7)."""
-    for epoch, by_rank in _ids_by_epoch(drill).items():
-        if len(by_rank) < 2 or any(len(set(ids)) < len(ids) for ids in by_rank.values()):
-            continue  # a sampler that repeats samples by itself
-        everything = [sample for ids in by_rank.values() for sample in ids]
-        repeated = len(everything) - len(set(everything))
-        if repeated:
-            yield (
-                f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and none saw others: they shuffle "
-                "differently (give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare)"
-            )
-            return
+    """Ranks that shuffle differently see some samples twice an epoch and others never (hazard D7). Of the first epoch two ranks
+    are looked at, and more as long as they have but few samples."""
+    by_rank: list[list[str]] = []
+    epoch = 0
+    for rank in sorted(drill.reference_lineage.steps):
+        if len(by_rank) > 1 and sum(map(len, by_rank)) >= ENOUGH:
+            break
+        epoch, ids = next(_ids_by_epoch(drill, rank), (0, None))
+        if ids is None or len(set(ids)) < len(ids):
+            return  # a sampler that repeats samples by itself
+        by_rank.append(ids)
+    everything = [sample for ids in by_rank for sample in ids]
+    repeated = len(everything) - len(set(everything))
+    if repeated:
+        yield (
+            f"in epoch {epoch}, ranks saw {repeated} samples that other ranks saw too, and none saw others: they shuffle "
+            "differently (give DataLoaderConfiguration an explicit data_seed; seed by rank only after prepare)"
+        )
 
 
 def repeated_order(drill: Drill) -> Iterator[str]:
-    """A shuffled order that two epochs share: the shuffle does not know of the epoch. It resumes exactly, and trains worse."""
-    for (before, first), (after, second) in pairwise(sorted(_ids_by_epoch(drill).items())):
-        samples = sum(map(len, first.values()))
-        if first == second and samples >= TELLING and any(map(_is_shuffled, first.values())):
-            yield (
-                f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is left out, or does not "
-                "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
-            )
-            return
+    """A shuffled order that two epochs share: the shuffle does not know of the epoch. It resumes exactly, and trains worse. The
+    first two epochs of two ranks are looked at."""
+    ranks = sorted(drill.reference_lineage.steps)[:2]
+    epochs = [list(islice(_ids_by_epoch(drill, rank), 2)) for rank in ranks]
+    if not epochs or any(len(each) < 2 or each[0][1] is None or each[0][1] != each[1][1] for each in epochs):
+        return
+    orders = [first or [] for (_, first), _ in epochs]
+    if sum(map(len, orders)) >= TELLING and any(map(_is_shuffled, orders)):
+        (before, _), (after, _) = epochs[0]
+        yield (
+            f"epochs {before} and {after} had their samples in the same shuffled order: set_epoch is left out, or does not "
+            "reach the sampler (leave the shuffling to DataLoader(shuffle=True), or give the sampler a set_epoch method)"
+        )
 
 
 def saves_that_change_state(drill: Drill) -> Iterator[str]:
@@ -76,25 +88,13 @@ def _is_shuffled(ids: list[str]) -> bool:
     return sum(left > right for left, right in pairwise(numbers)) > len(numbers) / 5
 
 
-def _ids_by_epoch(drill: Drill) -> dict[int, dict[int, list[str]]]:
-    """Sample ids of the undisturbed leg by epoch and rank, but for each rank's last batch of an epoch, which padding fills up.
-
-    Without epochs of which some id is not known.
-    """
-    batches: dict[int, dict[int, list[list[str]]]] = {}
-    unknown: set[int] = set()
-    for rank, by_step in drill.reference_lineage.steps.items():
-        for _, record in sorted(by_step.items()):
-            for ids in record.ids or (None,):
-                if ids is None:
-                    unknown.add(record.epoch)
-                else:
-                    batches.setdefault(record.epoch, {}).setdefault(rank, []).append([repr(sample) for sample in ids])
-    return {
-        epoch: {rank: [sample for batch in found[:-1] for sample in batch] for rank, found in by_rank.items()}
-        for epoch, by_rank in batches.items()
-        if epoch not in unknown
-    }
+def _ids_by_epoch(drill: Drill, rank: int) -> Iterator[tuple[int, list[str] | None]]:
+    """Epochs of the undisturbed leg with their sample ids, but for the last batch, which padding fills up; None where not all
+    are known."""
+    for epoch, records in groupby(drill.reference_lineage.chain(rank).values(), key=lambda record: record.epoch):
+        batches = [ids for record in records for ids in record.ids or (None,)]
+        known = [ids for ids in batches if ids is not None]
+        yield epoch, [repr(sample) for ids in known[:-1] for sample in ids] if len(known) == len(batches) else None
 
 
 def state_outside(drill: Drill) -> Iterator[str]:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from chaosrun.records.history import Attempt
 from chaosrun.records.traces import RankTrace, SourceRecord, StartRecord, StepRecord
 from chaosrun.verify.advice import sample_finding, unrepeatable
 from chaosrun.verify.check import Drill
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import Field, Mismatch, differing_keys, unlike_orders
 from chaosrun.verify.evidence import schedule_shift, standing
 from chaosrun.verify.ledger import displacement
@@ -212,7 +212,7 @@ def _of_source(moment: Moment, record: StepRecord, place: Cause) -> Cause | None
     return Cause.of("source_keeps_its_place", because="unseen", name=seen.own, where=place.hint)
 
 
-def _source_apart(moment: Moment, record: StepRecord) -> dict[str, Any] | None:
+def _source_apart(moment: Moment, record: StepRecord) -> Params | None:
     """What the script's samplers and dataset held otherwise than in the reference when the epoch was opened."""
     expected = moment.drill.reference_lineage.at(record.rank, record.step)
     other = moment.drill.reference.trace(expected.attempt, record.rank) if expected else None

@@ -16,7 +16,7 @@ from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.began import began_at
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import ENVELOPES, FIELDS, Field, alike, compare, compared_fields, exact_weights
-from chaosrun.verify.lineage import Lineage, lineage
+from chaosrun.verify.lineage import Lineage, lineage, spans_of
 
 Status = Literal["pass", "fail", "inconclusive", "skip"]
 
@@ -139,9 +139,8 @@ class Drill:
 
     def reference_start(self, rank: int) -> StartRecord | None:
         """With what the attempt began that made the reference's first step."""
-        first = self.reference_lineage.at(rank, 1)
-        trace = self.reference.trace(first.attempt, rank) if first else None
-        return trace.start if trace else None
+        span = self.reference_lineage.chain(rank).span_of(1)
+        return span.trace.start if span else None
 
     @property
     def left_unprimed(self) -> BucketsRecord | None:
@@ -173,12 +172,15 @@ class Drill:
 
 
 def _apart(expected: Lineage, chaos: LegHistory) -> dict[int, set[int]]:
-    """What is not alike is compared field by field, and nothing else has to be."""
+    """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
     found: dict[int, set[int]] = {}
     for trace in chaos.traces:
-        held = expected.steps.get(trace.rank, {})
-        steps = (seen.step for seen in trace.steps if seen.step in held and not alike(held[seen.step], seen))
-        found.setdefault(trace.rank, set()).update(steps)
+        apart = found.setdefault(trace.rank, set())
+        for seen in spans_of(trace):
+            for held in expected.chain(trace.rank).over(seen.steps):
+                if not held.equals(seen):
+                    steps = held.part(seen.first, seen.last).steps
+                    apart.update(step for step in steps if not alike(held.at(step), seen.at(step)))
     return found
 
 

@@ -17,6 +17,8 @@ from chaosrun.verify.code_ends import END_ROWS
 from chaosrun.verify.code_resume import RESUME_ROWS
 from chaosrun.wording import count, listed
 
+Params = dict[str, Any]
+"""What a code's sentence is made of; open, as verdict.json has it."""
 TABLE: Mapping[str, Row] = {**DIFFERENCE_ROWS, **CHECK_ROWS, **END_ROWS, **RESUME_ROWS}
 
 

@@ -202,9 +202,10 @@ def _loss(expected: StepRecord, seen: StepRecord, tolerance: Tolerance) -> Misma
 def _fingerprint(
     field: Field, seen: StepRecord, left: tuple[str, bytes], right: tuple[str, bytes], history: LegHistory
 ) -> Mismatch | None:
-    if left == right:
+    known = bool(left[1] and right[1])
+    if left == right or (left[0] == right[0] and not known):
         return None
-    index = first_difference(*(memoryview(words).cast("I") for words in (left[1], right[1])))
+    index = first_difference(*(memoryview(words).cast("I") for words in (left[1], right[1]))) if known else None
     trace = history.trace(seen.attempt, seen.rank)
     tensor = trace.tensor(index) if trace and index is not None else None
     return _mismatch(field, seen, left[0], right[0], tensor=tensor)

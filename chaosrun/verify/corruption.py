@@ -7,7 +7,6 @@ after a rollback to a checkpoint of before.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.landed import fault_problem
@@ -17,6 +16,7 @@ from chaosrun.records.codec import to_plain
 from chaosrun.records.events import FaultObserved, FaultRequested
 from chaosrun.verify import finals
 from chaosrun.verify.check import Check, Drill, failed, inconclusive
+from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import FIELDS, Field
 from chaosrun.verify.divergence import Divergence, first_divergence
 from chaosrun.verify.replicas import Drift, drift
@@ -168,7 +168,7 @@ def silent_corruption(drill: Drill) -> Check:
     """Every injected corruption that could show has shown. It never passes: a training that was damaged is not exact, and one
     that shows nothing of it has shown nothing."""
     injected = injections(drill)
-    evidence: dict[str, Any] = {"injected": [injection.to_json() for injection in injected]}
+    evidence: Params = {"injected": [injection.to_json() for injection in injected]}
     if not injected:
         return inconclusive("corruption_absent", **evidence)
     first, parted = _first_sighting(drill), drift(drill.chaos)

@@ -100,7 +100,9 @@ def target_of(drill: Drill, verdict: Verdict, run_id: str) -> Target:
 
 
 def _faults_before(drill: Drill, number: int) -> Iterator[Fault]:
-    """What ended the attempts before this one, as faults."""
+    """What ended the attempts before this one, as faults; and the restore that the leg began with."""
+    if drill.began:
+        yield Fault(id="U0", rank=0, phase="checkpoint.postcommit", at_step=drill.began, source="where the chaos leg began")
     requested = [(fault, record) for fault in drill.plan.faults for record in requests_of(fault, drill.chaos)]
     earlier = [attempt for attempt in drill.chaos.attempts if attempt.number <= number]
     for attempt, following in pairwise(earlier):

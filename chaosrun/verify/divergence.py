@@ -98,13 +98,18 @@ def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | 
     elif attempt.resume is not None:
         found = _at_restore(drill, attempt)
         yield found, "start" if found and found.kind == "weights" else "step"
-    moments = list(_moments(drill, attempt))
+    steps = attempt.steps
     saved = {checkpoint.step for trace in attempt.traces.values() for checkpoint in trace.checkpoints}
-    for moment in moments:
-        yield _at_step(moment), "step"
-        if moment.step in saved:
+    began = {start.position.step + 1 for start in attempt.starts.values()}
+    apart = set[int]().union(*drill.apart.values())
+    # Of the others it is known that nothing differs.
+    for step in (step for step in steps if step in saved or step in began or step in apart):
+        moment = Moment(drill=drill, attempt=attempt, step=step, records=steps[step] if step in apart else {})
+        if step in began or step in apart:
+            yield _at_step(moment), "step"
+        if step in saved:
             yield _at_checkpoint(moment), "checkpoint"
-    if not moments:
+    if not steps:
         yield _weights(_opening(drill, attempt)), "step"
 
 
@@ -251,7 +256,7 @@ def _first_tensor(drill: Drill, rank: int, start: StartRecord, step: int) -> str
     record = drill.reference_lineage.at(rank, step)
     if record is None:
         return None
-    index = first_difference(*(memoryview(words).cast("I") for words in (record.params, start.params)))
+    index = first_difference(*(memoryview(words).cast("I") for words in (record.params or start.params, start.params)))
     return start.tensors[index] if index is not None and index < len(start.tensors) else None
 
 

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.traces import Found, SaveRecord, StartRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 from chaosrun.verify.compare import differing_keys
 from chaosrun.wording import count, listed
 
@@ -134,7 +133,7 @@ def saved_while_training(drill: Drill, attempt: Attempt, standing: Standing) -> 
     return None
 
 
-def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> dict[str, Any]:
+def _of_streams(drill: Drill, attempt: Attempt, start: StartRecord, step: int) -> Params:
     """Whose random streams a rank began with, where they are another's; else which of its own are not as they should be."""
     rank = start.rank
     for other in drill.ranks:
@@ -252,7 +251,7 @@ def resume_evidence(drill: Drill) -> Check:
     return passed(summary, restarts=len(told))
 
 
-_Problem = tuple[str, dict[str, Any]]
+_Problem = tuple[str, Params]
 
 
 def _apart(began: Mapping[int, int]) -> _Problem | None:

@@ -177,10 +177,10 @@ def _numeric_weights(drill: Drill, tolerance: Tolerance) -> Check:
     return passed(summary, tensors=len(expected), largest_difference=worst)
 
 
-def _tensors(directory: Path) -> dict[str, Any]:
+def _tensors(directory: Path) -> dict[str, object]:
     from safetensors.torch import load_file  # torch only when tensors must be read
 
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for path in sorted(directory.rglob("model*.safetensors")):
         for name, tensor in load_file(path).items():
             found[f"{path.relative_to(directory)}:{name}"] = tensor

@@ -7,13 +7,13 @@ Reads what `records.inspection` describes, knows nothing of causes. No torch: by
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from chaosrun.errors import UsageError
 from chaosrun.records.inspection import QUANTITIES, Entry, Moment, Quantity
 from chaosrun.records.layout import LegLayout
+from chaosrun.verify.codes import Params
 from chaosrun.verify.compare import differing_keys
 from chaosrun.verify.ulp import TensorDifference, tensor_difference
 
@@ -223,7 +223,7 @@ def _order(key: Key) -> tuple[bool, int, int, int]:
     return late, 0 if late else micro_batch, QUANTITIES.index(quantity), micro_batch
 
 
-def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> dict[str, Any]:
+def _details(reference: LegLayout, chaos: LegLayout, pair: _Pair, key: Key, apart: list[str]) -> Params:
     expected, seen = pair.expected.get(key, {}), pair.seen.get(key, {})
     differences = {name: _difference(reference, chaos, expected.get(name), seen.get(name)) for name in apart}
     # What is gone says more than what stands in its place.

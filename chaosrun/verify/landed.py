@@ -4,7 +4,6 @@ Pure.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from chaosrun.faults.fault import INJECTED, Fault
 from chaosrun.faults.landed import fault_problem, requests_of
@@ -12,7 +11,7 @@ from chaosrun.faults.observed import Problem
 from chaosrun.records.events import AttemptStarting, FaultInjected, FaultObserved, FaultRequested, LegStarted
 from chaosrun.records.history import LegHistory
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
-from chaosrun.verify.codes import Cause
+from chaosrun.verify.codes import Cause, Params
 
 
 def faults_landed(drill: Drill) -> Check:
@@ -46,7 +45,7 @@ def faults_landed(drill: Drill) -> Check:
     return passed(summary, planned=len(planned), outrun=outrun)
 
 
-def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, dict[str, Any]]:
+def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, Params]:
     """What is known of why a fault cannot be shown to have happened: a row of the table of causes, and what fills it."""
     asked = next(iter(requests_of(fault, drill.chaos)), None)
     if asked is None:
@@ -67,7 +66,7 @@ def _because(fault: Fault, problem: Problem, drill: Drill) -> tuple[str | None, 
     return None, {}
 
 
-def _late(drill: Drill) -> dict[str, Any]:
+def _late(drill: Drill) -> Params:
     """Faults planned for steps after the training's end, and that end; nothing when there are none."""
     end = drill.chaos_lineage.final_step
     late = [fault.id for fault in drill.plan.faults if fault.at_step is not None and fault.at_step > end]

@@ -21,6 +21,7 @@ from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import KINDS, Kind, Mismatch, compare, differing_keys, unlike_orders
 from chaosrun.verify.corruption import injections
+from chaosrun.verify.lineage import spans_of
 from chaosrun.verify.restored import saved_difference
 
 
@@ -97,7 +98,7 @@ def _reference_gap(drill: Drill) -> str | None:
     if chain.repeated:
         return f"step {chain.repeated[0].step} of rank {chain.repeated[0].rank} is there twice"
     for rank in drill.ranks:
-        missing = sorted(set(range(1, chain.final_step + 1)) - chain.steps[rank].keys())
+        missing = chain.chain(rank).missing(chain.final_step)
         if missing:
             return f"rank {rank} lacks step {missing[0]}"
     return None
@@ -178,11 +179,10 @@ def reproducible(drill: Drill) -> Check:
         if expected != seen:
             how = f"before the first step, {where} already differs from the reference"
             return inconclusive("job_not_repeatable", because=wandering(kind), how=how, expected=expected, seen=seen)
-    compared = 0
     damage = next((injection for injection in injections(drill) if injection.attempt == first.number), None)
-    for expected_step, step in _pairs(drill, first):
-        compared += damage is None or step.step <= damage.clean_step
-        for field in drill.fields if step.step in drill.apart[step.rank] else ():
+    compared = _in_both(drill, first, drill.reference_lineage.final_step if damage is None else damage.clean_step)
+    for expected_step, step in _pairs_apart(drill, first):
+        for field in drill.fields:
             if damage and damage.may_show(first.number, step.step, field):
                 continue
             found = compare(field, expected_step, step, drill.chaos, drill.losses_of(step))
@@ -221,11 +221,13 @@ def _alone(drill: Drill) -> str | None:
     for one, other in permutations(restored, 2):
         if (one.resume, one.resume_step) != (other.resume, other.resume_step) or injections(drill):
             continue
-        again = other.steps
-        both = [pair for pair in _pairs(drill, one) if pair[1].rank in again.get(pair[1].step, ())]
+        again = {rank: trace.steps for rank, trace in other.traces.items()}
+        both = (pair for pair in _pairs_apart(drill, one) if pair[1].rank in again and again[pair[1].rank].at(pair[1].step))
         differing = next(filter(None, (_mismatch(drill, *pair) for pair in both)), None)
-        agreeing = [pair for pair in _pairs(drill, other) if differing and pair[1].step <= differing.step]
-        if differing and agreeing and not any(_mismatch(drill, *pair) for pair in agreeing):
+        if differing is None or not _in_both(drill, other, differing.step):
+            continue
+        apart = (pair for pair in _pairs_apart(drill, other) if pair[1].step <= differing.step)
+        if not any(_mismatch(drill, *pair) for pair in apart):
             where = f"{differing.field} differs from the reference at {differing.place}"
             point = one.resume or f"step {one.resume_step}"
             return f"of attempts that went on from {point}, {where}, and not in attempt {other.number}"
@@ -246,12 +248,20 @@ def _starts(drill: Drill, first: Attempt) -> Iterator[tuple[Kind, str, str, str]
                 yield "weights", f"the initial weights of rank {rank}", expected.param, start.param
 
 
-def _pairs(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
-    """Steps of the attempt with the reference's, in the order of time."""
-    for records in attempt.steps.values():
-        for step in records.values():
-            if expected := drill.reference_lineage.at(step.rank, step.step):
-                yield expected, step
+def _in_both(drill: Drill, attempt: Attempt, until: int) -> int:
+    """How many records of the attempt, up to a step, the reference has, too."""
+    spans = (span.part(span.first, until) for trace in attempt.traces.values() for span in spans_of(trace))
+    return sum(drill.reference_lineage.chain(span.trace.rank).common(span.steps) for span in spans)
+
+
+def _pairs_apart(drill: Drill, attempt: Attempt) -> Iterator[tuple[StepRecord, StepRecord]]:
+    """Records of the attempt with the reference's, in the order of time, where some attempt's is not alike."""
+    steps = attempt.steps
+    apart = set[int]().union(*drill.apart.values())
+    for step in (step for step in steps if step in apart):
+        for rank, record in steps[step].items():
+            if step in drill.apart[rank] and (expected := drill.reference_lineage.at(rank, step)):
+                yield expected, record
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -1,8 +1,9 @@
 """Checks of how the job came back: an unbroken lineage, the right checkpoint, replays that agree. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from chaosrun.errors import UserScriptError
@@ -13,6 +14,7 @@ from chaosrun.records.position import Position
 from chaosrun.records.traces import BucketsRecord, RankTrace, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import compare
+from chaosrun.verify.lineage import spans_of
 from chaosrun.wording import count
 
 
@@ -31,8 +33,8 @@ def lineage(drill: Drill) -> Check:
         repeated = len(chain.repeated)
         return failed("step_done_twice", rank=record.rank, step=record.step, attempt=record.attempt, repeated=repeated)
     for rank in drill.ranks:
-        missing = sorted(set(range(1, final + 1)) - chain.steps[rank].keys())
-        beyond = sorted(step for step in chain.steps[rank] if step > final)
+        own = chain.chain(rank)
+        missing, beyond = own.missing(final), [step for step in own if step > final] if own.last > final else []
         if missing or beyond:
             code, step = ("step_missing", missing[0]) if missing else ("step_beyond_the_end", beyond[-1])
             return failed(code, rank=rank, step=step, final=final, missing=missing, beyond=beyond)
@@ -65,7 +67,7 @@ def resume_points(drill: Drill) -> Check:
         points.append({"attempt": attempt.number, "resumed": attempt.resume, "newest_committed": newest})
         for trace in attempt.traces.values():
             committed.update({record.name: record.step for record in trace.checkpoints})
-            reached = max([reached, *(record.step for record in trace.steps)])
+            reached = max(reached, trace.steps.last)
     summary = f"{len(points)} attempts, {restores} restored from a checkpoint, each from the newest one at the right position"
     aside = _set_aside_unplanned(drill)
     if aside:
@@ -150,23 +152,26 @@ def wrong_position(position: Position, rank: int, drill: Drill) -> str | None:
 
 
 def _wrong_first_step(trace: RankTrace) -> str | None:
-    if trace.start and trace.steps and trace.steps[0].step != trace.start.position.step + 1:
-        return f"recorded step {trace.steps[0].step} first after going on from step {trace.start.position.step}"
+    first = trace.steps.blocks[0].first if trace.steps.blocks else None
+    if trace.start and first is not None and first != trace.start.position.step + 1:
+        return f"recorded step {first} first after going on from step {trace.start.position.step}"
     return None
 
 
 def replay_agreement(drill: Drill) -> Check:
     """Steps that were rolled back and done again came out the same both times."""
     compared = 0
-    for tail in drill.chaos_lineage.tails:
-        again = drill.chaos_lineage.at(tail.rank, tail.step)
-        if again is None:
-            continue
-        compared += 1
-        for field in drill.fields:
-            found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
-            if found:
-                return failed("replay_differs", field=field, place=found.place, before=tail.attempt, first=asdict(found))
+    for span in drill.chaos_lineage.cut_off:
+        chain = drill.chaos_lineage.chain(span.trace.rank)
+        compared += chain.common(span.steps)
+        for step in (step for held in chain.over(span.steps) if not held.equals(span) for step in held.steps):
+            if step not in span.steps:
+                continue
+            tail, again = span.at(step), chain[step]
+            for field in drill.fields:
+                found = compare(field, tail, again, drill.chaos, drill.losses_of(again))
+                if found:
+                    return failed("replay_differs", field=field, place=found.place, before=tail.attempt, first=asdict(found))
     if not compared:
         return skipped("no step was computed twice", records=0)
     return passed(f"{compared} step records computed twice, equal", records=compared)
@@ -189,23 +194,23 @@ def bucket_layout(drill: Drill) -> Check:
     unprimed: list[int] = []
     for attempt in drill.chaos.attempts:
         for rank, trace in sorted(attempt.traces.items()):
-            for record in trace.steps:
-                expected_at = drill.reference_lineage.at(rank, record.step)
-                if expected_at is None:
-                    continue
-                seen, expected = layout_at(drill.chaos, record), layout_at(drill.reference, expected_at)
+            for steps, other in _stretches(drill, trace):
+                seen, expected = _in_force(trace, steps.start), _in_force(other, steps.start)
                 if seen is None or expected is None:
                     leg = drill.reference.name if expected is None else drill.chaos.name
-                    return inconclusive("bucket_layout_unrecorded", leg=leg, step=record.step, rank=rank)
-                compared += 1
+                    return inconclusive("bucket_layout_unrecorded", leg=leg, step=steps.start, rank=rank)
+                compared += len(steps)
                 under_ddp = under_ddp or seen.layout is not None
-                if drill.by_script and record.grad == expected_at.grad:
-                    continue  # it may have more models under DDP than those that made this step, or had them before
-                if seen.layout is not None and not (seen.primed and expected.primed):
+                primed = seen.layout is None or (seen.primed and expected.primed)
+                # A script may have more models under DDP than those that made this step, or had them before.
+                at = next((step for step in steps if not (drill.by_script and _same_gradient(drill, trace, step))), None)
+                if at is None:
+                    continue
+                if not primed:
                     unprimed.append(attempt.number)
                 if seen.layout != expected.layout:
                     why = "" if seen.primed and expected.primed else ": the buckets were not primed"
-                    where = {"attempt": attempt.number, "step": record.step, "rank": rank}
+                    where = {"attempt": attempt.number, "step": at, "rank": rank}
                     layouts: dict[str, Any] = {"expected": expected.layout, "seen": seen.layout}
                     return failed("bucket_layout_differs", why=why, **where, **layouts)
     if not compared:
@@ -219,7 +224,25 @@ def bucket_layout(drill: Drill) -> Check:
 
 def layout_at(history: LegHistory, record: StepRecord) -> BucketsRecord | None:
     """The `buckets` record in force at a step: the last one not after it, else the first of the attempt; None without any."""
-    trace = history.trace(record.attempt, record.rank)
+    return _in_force(history.trace(record.attempt, record.rank), record.step)
+
+
+def _in_force(trace: RankTrace | None, step: int) -> BucketsRecord | None:
     if trace is None or not trace.buckets:
         return None
-    return next((entry for entry in reversed(trace.buckets) if entry.step <= record.step), trace.buckets[0])
+    return next((entry for entry in reversed(trace.buckets) if entry.step <= step), trace.buckets[0])
+
+
+def _stretches(drill: Drill, trace: RankTrace) -> Iterator[tuple[range, RankTrace]]:
+    """The steps of a trace that the reference has, too, as far as no layout changes in either; and the reference's trace."""
+    for own in spans_of(trace):
+        for held in drill.reference_lineage.chain(trace.rank).over(own.steps):
+            steps = held.part(own.first, own.last).steps
+            changes = {entry.step for each in (trace, held.trace) for entry in each.buckets if entry.step in steps[1:]}
+            for begin, end in pairwise([steps.start, *sorted(changes), steps.stop]):
+                yield range(begin, end), held.trace
+
+
+def _same_gradient(drill: Drill, trace: RankTrace, step: int) -> bool:
+    seen, expected = trace.steps.at(step), drill.reference_lineage.at(trace.rank, step)
+    return seen is not None and expected is not None and seen.grad == expected.grad

@@ -4,11 +4,12 @@ Data parallelism keeps replicas equal by averaging gradients. Where DDP does not
 own, with or without faults: that is the script's doing, whichever leg shows it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from chaosrun.records.history import Attempt, LegHistory
-from chaosrun.records.traces import StartRecord, StepRecord
+from chaosrun.records.traces import Block, StartRecord, StepRecord
 from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed, skipped
 from chaosrun.verify.compare import first_difference, unlike_orders
 
@@ -59,9 +60,9 @@ def rank_agreement(drill: Drill) -> Check:
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
     starts = comparisons = 0
     for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
-        for records in _by_time(attempt):
-            comparisons += len(records) - 1
-            starts += len(records) > 1 and isinstance(next(iter(records.values())), StartRecord)
+        began, counted = len(attempt.starts), Counter(block.steps for block in _blocks(attempt))
+        comparisons += max(0, began - 1) + sum(len(steps) * times for steps, times in counted.items()) - len(attempt.steps)
+        starts += began > 1
     if not comparisons:
         return inconclusive("replicas_not_compared")
     summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
@@ -77,17 +78,27 @@ def drift(leg: LegHistory) -> Drift | None:
     if is_sharded(leg):
         return None
     for attempt in leg.attempts:
-        for records in _by_time(attempt):
+        for records in _perhaps_apart(attempt):
             values = {rank: record.param for rank, record in records.items()}
             if len(set(values.values())) > 1:
                 return _drift(leg, attempt, records, values)
     return None
 
 
-def _by_time(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
-    """What ranks recorded at the same moment: first the starts, then step after step."""
+def _blocks(attempt: Attempt) -> Iterator[Block]:
+    return (block for trace in attempt.traces.values() for block in trace.steps.blocks)
+
+
+def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
+    """What ranks recorded at the same moment: first the starts, then step after step, but for the steps that all ranks hold in
+    blocks in which the digests of the parameters are the same."""
     yield attempt.starts
-    yield from attempt.steps.values()
+    values: dict[int, set[tuple[range, bytes]]] = {}
+    for block in {(block.steps, block.param) for block in _blocks(attempt)}:
+        for step in block[0]:
+            values.setdefault(step, set()).add(block)
+    steps = attempt.steps
+    yield from (steps[step] for step in steps if len(values[step]) > 1 or (b"" in {param for _, param in values[step]}))
 
 
 def _drift(
@@ -98,7 +109,8 @@ def _drift(
     common = max(seen, key=seen.count)
     rank = next(rank for rank, value in values.items() if value != common)
     other = next(rank for rank, value in values.items() if value == common)
-    index = first_difference(*(memoryview(records[number].params).cast("I") for number in (other, rank)))
+    words = [memoryview(records[number].params).cast("I") for number in (other, rank)]
+    index = first_difference(*words) if all(words) else None
     record = records[rank]
     return Drift(
         leg=leg.name,

@@ -73,9 +73,8 @@ def is_scaler(name: str) -> bool:
 
 def reference_state(drill: Drill, rank: int, step: int) -> Digests | None:
     """What the reference saved at `step` on this rank; None where it saved no checkpoint, or did not digest it."""
-    record = drill.reference_lineage.at(rank, step)
-    trace = drill.reference.trace(record.attempt, rank) if record else None
-    return next((saved.digests for saved in trace.checkpoints if saved.step == step), None) if trace else None
+    span = drill.reference_lineage.chain(rank).span_of(step)
+    return next((saved.digests for saved in span.trace.checkpoints if saved.step == step), None) if span else None
 
 
 def saved_before(drill: Drill, attempt: Attempt, rank: int, step: int) -> Digests | None:

@@ -13,7 +13,7 @@ from chaosrun.records.events import FaultObserved
 from chaosrun.records.history import LegHistory
 from chaosrun.records.position import Position
 from chaosrun.records.settled import State, state_of
-from chaosrun.records.traces import CheckpointRecord, EndRecord, RankTrace
+from chaosrun.records.traces import EndRecord, RankTrace, StateRecord
 from chaosrun.verify.check import Check, Drill, inconclusive, passed
 from chaosrun.wording import listed
 
@@ -38,8 +38,8 @@ def _up_to(leg: LegHistory, step: int) -> LegHistory:
 
 
 def _trace(trace: RankTrace, step: int) -> RankTrace:
-    saved = next((record for record in trace.checkpoints if record.step == step), None)
-    at = next((record for record in trace.steps if record.step == step), None)
+    saved = next((record for record in trace.states if record.step == step), None)
+    at = trace.steps.at(step)
     end = None
     if saved and saved.digests and at:
         end = EndRecord(
@@ -47,13 +47,14 @@ def _trace(trace: RankTrace, step: int) -> RankTrace:
             position=Position(epoch=at.epoch, batches=at.batches, step=step),
             time_s=saved.time_s,
             digests=saved.digests,
-            checkpoint=saved.name,
+            checkpoint=next((record.name for record in trace.checkpoints if record.step == step), None),
             outside=trace.end.outside if trace.end else (),
         )
     return replace(
         trace,
-        steps=tuple(record for record in trace.steps if record.step <= step),
+        steps=trace.steps.up_to(step),
         buckets=tuple(record for record in trace.buckets if record.step <= step),
+        states=tuple(record for record in trace.states if record.step <= step),
         checkpoints=tuple(record for record in trace.checkpoints if record.step <= step),
         end=end,
     )
@@ -79,7 +80,7 @@ def early_end(drill: Drill) -> Check:
 def settled_step(drill: Drill) -> int | None:
     """The step at which a leg that ran to its end could have ended; None where it never settled."""
     attempt = drill.chaos.attempts[-1] if drill.chaos.attempts else None
-    steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.checkpoints}) if attempt else []
+    steps = sorted({saved.step for trace in attempt.traces.values() for saved in trace.states}) if attempt else []
     for step in (step for step in steps if step > _came_to(drill) and step < drill.reference_lineage.final_step):
         if any(state == "differs" for state, _ in _states(drill, step)):
             return None
@@ -116,15 +117,14 @@ def _late(plan: FaultPlan, chaos: LegHistory, last: int) -> list[str]:
 
 def _came_to(drill: Drill) -> int:
     earlier = drill.chaos.attempts[:-1]
-    steps = (record.step for attempt in earlier for trace in attempt.traces.values() for record in trace.steps[-1:])
-    return max(steps, default=0)
+    return max((trace.steps.last for attempt in earlier for trace in attempt.traces.values()), default=0)
 
 
 def _states(drill: Drill, step: int) -> list[tuple[State, str]]:
     return [state_of(_saved(drill.reference, rank, step), _saved(drill.chaos, rank, step)) for rank in drill.ranks]
 
 
-def _saved(leg: LegHistory, rank: int, step: int) -> CheckpointRecord | None:
-    """What the last attempt saved at this step."""
+def _saved(leg: LegHistory, rank: int, step: int) -> StateRecord | None:
+    """What the last attempt recorded of its state at this step; where it took a checkpoint to leave, before that."""
     trace = leg.attempts[-1].traces.get(rank) if leg.attempts else None
-    return next((saved for saved in trace.checkpoints if saved.step == step), None) if trace else None
+    return next((saved for saved in trace.states if saved.step == step), None) if trace else None

@@ -4,6 +4,7 @@ Each one counts what it compared: fewer records than the job has steps times ran
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -20,11 +21,10 @@ def data_order(drill: Drill) -> Check:
     if check.status != "pass":
         return check
     records = _reference_records(drill)
-    batches = [digest for record in records for digest in record.batch]
-    if len(batches) > 1 and len(set(batches)) == 1:
+    if _alike(digest for record in records for digest in record.batch):
         return inconclusive("batches_all_alike", **check.evidence)
-    seen = [record for by_step in drill.chaos_lineage.steps.values() for record in by_step.values()]
-    known = all(record.knows_ids for record in (*records, *seen))
+    lineages = (drill.reference_lineage, drill.chaos_lineage)
+    known = all(span.knows_ids for each in lineages for rank in each.steps for span in each.chain(rank).spans)
     how = "" if known else " (by the bytes of the batches: the loader does not tell every sample id)"
     return passed(f"{check.summary}{how}", ids_known=known, **check.evidence)
 
@@ -56,7 +56,7 @@ def gradients(drill: Drill) -> Check:
     if not drill.exact_weights:
         return skipped(TOLERANCE_GIVEN)
     check = _compare(drill, ("grad",), "gradient fingerprints")
-    if check.status == "pass" and _constant([record.grad for record in _reference_records(drill)], drill):
+    if check.status == "pass" and _constant((record.grad for record in _reference_records(drill)), drill):
         return inconclusive("gradients_constant", **check.evidence)
     return check
 
@@ -69,7 +69,7 @@ def parameters(drill: Drill) -> Check:
     if problem:
         return problem
     check = _compare(drill, ("param", "state"), "parameter fingerprints")
-    if check.status == "pass" and _constant([record.param for record in _reference_records(drill)], drill):
+    if check.status == "pass" and _constant((record.param for record in _reference_records(drill)), drill):
         return inconclusive("parameters_constant", **check.evidence)
     return check
 
@@ -80,11 +80,12 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     compared = 0
     differing = 0
     for rank in drill.ranks:
-        expected, seen = (each.steps.get(rank, {}) for each in (drill.reference_lineage, drill.chaos_lineage))
-        common = expected.keys() & seen.keys()
-        compared += len(common) - drill.given
+        expected, seen = (each.chain(rank) for each in (drill.reference_lineage, drill.chaos_lineage))
+        compared += sum(expected.common(span.steps) for span in seen.spans) - drill.given
         # Of the others it is known that nothing differs.
-        for step in common & drill.apart[rank] if common else ():
+        for step in sorted(drill.apart.get(rank, ())):
+            if step not in expected or step not in seen:
+                continue
             record = seen[step]
             found = (compare(field, expected[step], record, drill.chaos, drill.losses_of(record)) for field in fields)
             if mismatch := next(filter(None, found), None):
@@ -100,12 +101,20 @@ def _compare(drill: Drill, wanted: tuple[Field, ...], what: str) -> Check:
     return passed(f"{what} of {compared} records are equal", **evidence)
 
 
-def _reference_records(drill: Drill) -> list[StepRecord]:
-    return [record for by_step in drill.reference_lineage.steps.values() for record in by_step.values()]
+def _reference_records(drill: Drill) -> Iterator[StepRecord]:
+    return (record for by_step in drill.reference_lineage.steps.values() for record in by_step.values())
 
 
-def _constant(values: list[str], drill: Drill) -> bool:
-    return drill.reference_lineage.final_step > 1 and len(set(values)) == 1
+def _alike(values: Iterable[str]) -> bool:
+    """There are two or more, and all the same. Looks no further than to the first other one."""
+    rest = iter(values)
+    first = next(rest, None)
+    second = next(rest, None)
+    return second is not None and second == first and all(value == first for value in rest)
+
+
+def _constant(values: Iterable[str], drill: Drill) -> bool:
+    return drill.reference_lineage.final_step > 1 and _alike(values)
 
 
 def _nan_since(drill: Drill) -> int | None:

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import Outcome
-from chaosrun.records.history import read_leg
+from chaosrun.records.history import LegHistory, read_leg
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import opened_files
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
@@ -126,10 +127,19 @@ def judge(run: RunLayout) -> Verdict:
         ) from error
     legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
     confirming = opened_files(recorded_leg(run, info, "confirm"), [])
-    drill = Drill.of(legs[0], legs[1], spec, plan, confirming)
-    if drill.chaos.finished and drill.chaos.outcome in EARLY:
-        drill = up_to(drill, drill.chaos.finished.final_step)
-    verdict = judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
+
+    def judged(reference: LegHistory, chaos: LegHistory) -> Verdict:
+        drill = Drill.of(reference, chaos, spec, plan, confirming)
+        if drill.chaos.finished and drill.chaos.outcome in EARLY:
+            drill = up_to(drill, drill.chaos.finished.final_step)
+        return judge_drill(drill, irreproducible=_irreproducible(info), confirmed=info.confirmed)
+
+    try:
+        verdict = judged(legs[0], legs[1])
+    except DamagedRecordError as error:
+        # Of steps that changed after they had been read nothing can be told.
+        empty = [replace(leg, attempts=(), problems=(*leg.problems, error.message)) for leg in legs]
+        verdict = judged(empty[0], empty[1])
     # A reference that was taken from the cache and is no longer the one that is judged by.
     replaced = [] if info.reference.replaced is None else [REPLACED.format(difference=info.reference.replaced)]
     masked = [masked_loads(info.masked)] if info.masked else []

@@ -155,13 +155,16 @@ def records_table(sizes: list[dict[str, Any]]) -> Table:
         "a rank, of the fewest ranks'",
         "peak",
         "bytes a step and rank",
+        "with checkpoints",
     ):
         table.add_column(name, justify="right")
     few = sizes[0]["seconds"] / sizes[0]["ranks"]
     for found in sizes:
         cells = [f"{found['ranks']}", f"{found['steps']}", f"{found['seconds']:.1f} s"]
         cells += [f"{found['records'] / found['seconds']:,.0f}", f"{found['seconds'] / found['ranks'] / few:.2f} ×"]
-        table.add_row(*cells, f"{found['peak_bytes'] / 1e6:.0f} MB", f"{found['bytes_a_step']:.0f}")
+        table.add_row(
+            *cells, f"{found['peak_bytes'] / 1e6:.0f} MB", f"{found['bytes_a_step']:.0f}", f"{found['all_bytes_a_step']:.0f}"
+        )
     return table
 
 

@@ -21,12 +21,15 @@ import xxhash
 
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault, FaultPlan
+from chaosrun.records.blocks import frames, is_footer, is_step
 from chaosrun.records.codec import to_plain
 from chaosrun.records.journal import Journal
 from chaosrun.records.layout import LegLayout, RunLayout, checkpoint_name
 from chaosrun.records.manifest import Manifest
 from chaosrun.records.position import Position
+from chaosrun.records.trace_writer import TraceWriter
 from chaosrun.records.traces import (
+    TRACE_VERSION,
     BucketsRecord,
     CheckpointRecord,
     EndRecord,
@@ -34,7 +37,6 @@ from chaosrun.records.traces import (
     SourceRecord,
     StartRecord,
     StepRecord,
-    TraceWriter,
 )
 from tests.unit.events import event
 from tests.unit.run_files import write_info
@@ -69,24 +71,36 @@ def _judged(path: Path) -> dict[str, Any]:
     from chaosrun.verify.verdict import judge
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     verdict = judge(RunLayout(path))
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
         "status": verdict.status,
         "cause": verdict.cause,
         "seconds": seconds,
+        "cpu_s": cpu,
+        "at": verdict.divergence and (verdict.divergence.rank, verdict.divergence.step),
         "peak_bytes": peak * 1024,
         "before_bytes": before * 1024,
     }
 
 
 def _sizes(run: RunLayout, ranks: int, steps: int) -> dict[str, Any]:
+    """`bytes_a_step`: between checkpoints, with what sums blocks up; `all_bytes_a_step`: with the digests and words of every
+    tensor at checkpoints, too, and what is written once."""
     attempts = run.leg("reference").attempt(1)
     size = sum(attempts.trace(rank).stat().st_size for rank in range(ranks))
+    plain = footers = count = at = 0
+    for end, content in frames(attempts.trace(ranks - 1).read_bytes()):
+        worded = len(content) > 4 * TENSORS
+        plain += (end - at) * (is_step(content) and not worded)
+        count += is_step(content) and not worded
+        footers += (end - at) * is_footer(content)
+        at = end
     rolled_back = _killed_at(steps) - _went_on_at(steps)
-    return {"records": ranks * (2 * steps + rolled_back), "bytes_a_step": size / ranks / steps}
+    about = {"bytes_a_step": plain / count + footers / steps, "all_bytes_a_step": size / ranks / steps}
+    return {"records": ranks * (2 * steps + rolled_back), **about}
 
 
 def write_run(root: Path, ranks: int, steps: int, differs: tuple[int, int] | None = None, tensors: int = TENSORS) -> RunLayout:
@@ -171,7 +185,7 @@ def _write_rank(todo: tuple[Path, int, int, int, tuple[int, int] | None, int]) -
 def _records(rank: int, ranks: int, number: int, first: int, last: int, tensors: int, other: int | None) -> Iterator[Line]:
     names = tuple(f"blocks.{index}.attention.weight" for index in range(tensors))
     yield StartRecord(
-        v=StartRecord.__annotations__["v"].__args__[0],
+        v=TRACE_VERSION,
         attempt=number,
         rank=rank,
         world_size=ranks,
@@ -195,6 +209,8 @@ def _records(rank: int, ranks: int, number: int, first: int, last: int, tensors:
         share = (place.batches - 1) * ranks * BATCH + rank * BATCH
         changed = other is not None and step >= other
         params = _words("params", step, tensors)
+        # As `observe.trace` keeps the words of tensors.
+        worded = step == first + 1 or step % EVERY_STEPS == 1
         yield StepRecord(
             step=step,
             epoch=place.epoch,
@@ -208,12 +224,13 @@ def _records(rank: int, ranks: int, number: int, first: int, last: int, tensors:
             ),
             batch=(_digest("batch", rank, step),),
             rng=_digest("rng", rank, step - 1),
-            loss=((xxhash.xxh3_64_intdigest(f"loss {rank} {step}".encode()) / 2**64).hex(),),
+            # Of a model in float32.
+            loss=(((xxhash.xxh3_64_intdigest(f"loss {rank} {step}".encode()) >> 40) / 2**24).hex(),),
             lr=((0.1 * min(1.0, step / 100)).hex(),),
             grad=_digest("grad", step),
-            grads=_words("grads", step, tensors),
+            grads=_words("grads", step, tensors) if worded else b"",
             param=_digest("param", step, "other") if changed else _digest("param", step),
-            params=params[:28] + b"ohno" + params[32:] if changed else params,
+            params=b"" if not worded else params[:28] + b"ohno" + params[32:] if changed else params,
         )
         if step % EVERY_STEPS == 0:
             name, digests = checkpoint_name(step), _digests(rank, step, tensors)

@@ -18,8 +18,9 @@ import pytest
 import ray
 from ray._private.node import Node
 
+from chaosrun.cluster.agent_client import AgentClient
 from chaosrun.cluster.forkserver import PRELOAD
-from chaosrun.cluster.ray_cluster import AgentClient, RayCluster
+from chaosrun.cluster.ray_cluster import RayCluster
 from chaosrun.errors import ChaosrunError, ResourcesError
 from chaosrun.processes import ProcessIdentity, children, identify, is_alive, marked, state_of
 from chaosrun.records.heartbeat import Heart

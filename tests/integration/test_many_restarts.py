@@ -25,7 +25,7 @@ SETTLED_AFTER = 5
 MIB = 1 << 20
 KEEP = 2
 DEATHS = ("kill", "kill", "kill", "segfault", "exception", "exit")
-RECORDS = r"rank-[01]\.(trace\.jsonl|log|end\.json|heartbeat|effects)|\.rank-[01]\.end\.json\.\d+\.tmp"
+RECORDS = r"rank-[01]\.(trace|log|end\.json|heartbeat|effects)|\.rank-[01]\.end\.json\.\d+\.tmp"
 """What an attempt leaves; the last is the record of an error that a survivor was killed over."""
 PHASES = (
     "fetch",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chaosrun.processes import ProcessIdentity, identify
+from chaosrun.records.trace_reader import read_trace
 from chaosrun.verify.verdict import Verdict
 from tests.conftest import WarmDrills, job_file
 from tests.integration.ranks import eventually
@@ -160,8 +161,8 @@ class Preempter:
     def _preempt(self, victim: ProcessIdentity) -> None:
         assert self.run is not None
         leg = next(self.run.glob("runs/*/chaos"))
-        trace = leg / "attempts" / "001" / "rank-1.trace.jsonl"
-        eventually(lambda: trace.exists() and trace.read_text().count('"kind":"step"') >= 2)
+        trace = leg / "attempts" / "001" / "rank-1.trace"
+        eventually(lambda: trace.exists() and len(read_trace(trace, 1, 1, []).steps) >= 2)
         os.kill(victim.pid, signal.SIGTERM)
         (leg / "notice-sent").touch()
 

@@ -11,7 +11,8 @@ from chaosrun.cluster.forkserver import PRELOAD
 from chaosrun.cluster.forkserver import TARGET as WORKER
 from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import LegLayout
-from chaosrun.records.traces import RankTrace, StepRecord, read_trace
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.records.traces import RankTrace, StepRecord
 from tests.integration.ranks import make_orders
 from tests.integration.test_forkserver import Server
 

@@ -19,19 +19,20 @@ TOGETHER = {"kind": "kill", "rank": "random", "at_once": 5, "at_step": 6}
 NODE = {"kind": "node", "rank": 9, "at_step": 6}
 
 
-def drill(folder: Path, *faults: dict[str, Any], **how: Any) -> tuple[Verdict, LegHistory, LegHistory]:
-    """The verdict, the reference and the leg under faults."""
+def drill(folder: Path, *faults: dict[str, Any], **how: Any) -> tuple[Verdict, LegHistory, LegHistory, list[str]]:
+    """The verdict, the reference and the leg under faults, and the nodes that were given an agent."""
     pace = Pace(steps=12, **{"step_s": 0.02, **how})
     job = write_job(folder, workers=NODES * RANKS_PER_NODE, pace=pace, faults=faults, every_steps=4)
     with SimulatedCluster(nodes=NODES, ranks_per_node=RANKS_PER_NODE, pace=pace) as cluster:
         run, verdict = carry_out_drill(folder, cluster, job)
-    return verdict, read_leg(run.leg("reference")), read_leg(run.leg("chaos"))
+        agents = [event["node"] for event in cluster.happened("agent")]
+    return verdict, read_leg(run.leg("reference")), read_leg(run.leg("chaos")), agents
 
 
 @pytest.mark.parametrize("peers_raise", [False, True], ids=["peers wait", "peers raise"])
 @pytest.mark.parametrize("fault", [KILL, TOGETHER, NODE], ids=["kill", "five at once", "node"])
 def test_ranks_lost_are_started_again_and_the_legs_are_equal(tmp_path: Path, fault: dict[str, Any], peers_raise: bool) -> None:
-    verdict, reference, chaos = drill(tmp_path, fault, peers_raise=peers_raise)
+    verdict, reference, chaos, agents = drill(tmp_path, fault, peers_raise=peers_raise)
     assert verdict.status == "PASS", verdict.hint
     assert len(reference.attempts) == 1
     assert [attempt.resume for attempt in chaos.attempts] == [None, "step-00000004"]
@@ -44,18 +45,20 @@ def test_ranks_lost_are_started_again_and_the_legs_are_equal(tmp_path: Path, fau
     assert len(placed) == (2 if fault is NODE else 1)
     if fault is NODE:
         assert "node-002" in placed[0].nodes and "node-002" not in placed[1].nodes
+    # Those of the nodes that are left go on, with their fork servers.
+    assert sorted(agents) == sorted({node for each in placed for node in each.nodes})
 
 
 def test_no_death_waits_for_a_node_that_says_nothing(tmp_path: Path) -> None:
     """Were it waited for, nobody would tell it to stop, and it would never answer."""
-    verdict, _, chaos = drill(tmp_path, KILL, slow="node-003", step_s=0.15)
+    verdict, _, chaos, _ = drill(tmp_path, KILL, slow="node-003", step_s=0.15)
     assert verdict.status == "PASS", verdict.hint
     assert len(chaos.attempts) == 2
 
 
 def test_a_rank_that_comes_back_wrong_is_a_difference(tmp_path: Path) -> None:
     """The negative control: after the restart one rank trains on other batches."""
-    verdict, _, _ = drill(tmp_path, KILL, wrong=7)
+    verdict, *_ = drill(tmp_path, KILL, wrong=7)
     assert (verdict.status, verdict.code) == ("FAIL", "batch_contents"), verdict.hint
 
 

@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import threading
+import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,14 +167,34 @@ def in_native_code() -> int:
     return ctypes.CDLL(None).rand() % 97
 
 
+def in_an_order(kept: deque[Any]) -> Callable[[], int]:
+    """Which of several things that a checkpoint knows comes first."""
+    first = kept[0]
+
+    def more() -> int:
+        kept.rotate(1)
+        return next(number for number, each in enumerate(kept) if each is first)
+
+    return more
+
+
+def in_bytes(kept: bytearray) -> int:
+    kept.append(0)
+    return len(kept)
+
+
+def in_a_semaphore(kept: threading.Semaphore) -> int:
+    kept.release()
+    return kept._value
+
+
 def in_a_tensor(tensor: torch.Tensor) -> int:
     tensor += 1
     return int(tensor.sum()) // tensor.numel()
 
 
-def counters(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: Samples, step: Callable[[], int]
-) -> dict[str, Any]:
+def counters(accelerator: Accelerator, wrapped: Any, prepared: Any, data: Samples, step: Callable[[], int]) -> dict[str, Any]:
+    model, optimizer = accelerator.unwrap_model(wrapped), prepared.optimizer
     numbers, hooked = itertools.count(1), Holder()
     generator = in_a_generator()
     hook_count = in_a_closure()
@@ -201,6 +223,14 @@ def counters(
         "tensor": lambda: functools.partial(in_a_tensor, torch.zeros(3)),
         "array": lambda: functools.partial(in_an_array, numpy.zeros(3)),
         "hook": lambda: (optimizer.register_step_post_hook(hook), lambda: hooked_by_library[0])[1],
+        "wrapper": lambda: in_an_attribute(wrapped, "calls_so_far"),
+        "prepared": lambda: in_an_attribute(prepared, "calls_so_far"),
+        "accelerator": lambda: in_an_attribute(accelerator, "calls_so_far"),
+        "namespace": lambda: in_an_attribute(types.SimpleNamespace()),
+        "order": lambda: in_an_order(deque([*model.parameters(), *model.parameters(), *range(20)])),
+        "bound": lambda: iter(range(1, 99)).__next__,
+        "bytes": lambda: functools.partial(in_bytes, bytearray()),
+        "semaphore": lambda: functools.partial(in_a_semaphore, threading.Semaphore(0)),
         "native code": lambda: in_native_code,
         "nothing": lambda: step,
     }
@@ -214,6 +244,7 @@ def in_an_array(array: numpy.ndarray) -> int:
 WHERE = (
     *("global", "closure", "default", "generator", "iterator", "object", "class", "function", "module", "dataset", "library"),
     *("environment", "file", "thread", "process", "cache", "tensor", "array", "hook", "stack", "workers"),
+    *("wrapper", "prepared", "accelerator", "namespace", "order", "bound", "bytes", "semaphore"),
 )
 
 
@@ -233,7 +264,7 @@ def main() -> None:
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     run = chaosrun.attach(accelerator)
     run.register("passing", passing := Passing())
-    known = counters(accelerator.unwrap_model(model), optimizer.optimizer, data, lambda: run.position.step + 1)
+    known = counters(accelerator, model, optimizer, data, lambda: run.position.step + 1)
     if hides == "stack":
         for batch, number in zip(run.batches(loader, epochs=3), itertools.count(1), strict=False):
             train(accelerator, model, optimizer, run, batch, lambda number=number: number)

@@ -17,8 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from chaosrun.cluster.agent_client import Sink
 from chaosrun.cluster.messages import AgentInfo, AgentLost
-from chaosrun.cluster.ray_cluster import Placement, RayCluster, Sink
+from chaosrun.cluster.ray_cluster import Placement, RayCluster
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.processes import ProcessIdentity
 from chaosrun.records.events import NodePlace
@@ -158,10 +159,11 @@ class SimulatedCluster(RayCluster):
         for number, name in enumerate(usable[:wanted]):
             ranks = tuple(range(number * self._ranks_per_node, (number + 1) * self._ranks_per_node))
             nodes[name] = NodePlace(address="127.0.0.1", ranks=ranks, gpus=())
-            client = SimulatedClient(self.folder / f"{name}.sock", name, self._take_event)
-            self._sockets.register(client.socket, selectors.EVENT_READ, client)
-            self.agents[name] = client  # type: ignore[assignment]
-            client.fetch_events()
+            if name not in self.agents:
+                client = SimulatedClient(self.folder / f"{name}.sock", name, self._take_event)
+                self._sockets.register(client.socket, selectors.EVENT_READ, client)
+                self.agents[name] = client  # type: ignore[assignment]
+                client.fetch_events()
         self.placement = Placement(nodes=nodes)
         asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
         for agent, reference in asked:

@@ -61,6 +61,7 @@ class Farm:
         """A new agent for who connects, as Ray starts a new actor for a new placement."""
         agent = self._agents[node] = SimulatedAgent(node, self._worlds, self.note, partial(self.end, node))
         self._writers[node].add(writer)
+        self.note("agent", node=node)
         try:
             while True:
                 size = int.from_bytes(await reader.readexactly(HEADER_BYTES))

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.points import FaultPoints
-from chaosrun.records.codec import RECORDS_VERSION, changed, encode
+from chaosrun.records.codec import changed, encode
 from chaosrun.records.events import RaisedError
 from chaosrun.records.heartbeat import Heart
 from chaosrun.records.journal import write_durably
@@ -20,7 +20,8 @@ from chaosrun.records.manifest import Position as StoredPosition
 from chaosrun.records.markers import WorkerEnd, write_marker
 from chaosrun.records.order import WorkerOrder
 from chaosrun.records.position import Position
-from chaosrun.records.traces import BucketsRecord, CheckpointRecord, EndRecord, StartRecord, StepRecord, TraceWriter
+from chaosrun.records.trace_writer import TraceWriter
+from chaosrun.records.traces import TRACE_VERSION, BucketsRecord, CheckpointRecord, EndRecord, StartRecord, StepRecord
 
 STAGES = ("fetch", "forward", "backward", "optimizer", "record")
 TENSORS = ("weight", "bias")
@@ -63,7 +64,7 @@ class SimulatedRank:
         self._trace = TraceWriter(self._attempt.trace(order.rank))
         self._trace.write(
             StartRecord(
-                v=RECORDS_VERSION,
+                v=TRACE_VERSION,
                 attempt=order.attempt,
                 rank=order.rank,
                 world_size=order.world_size,

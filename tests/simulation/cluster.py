@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
-from chaosrun.cluster.ray_cluster import AGAIN_S, AgentClient, Placement, RayCluster
+from chaosrun.cluster.agent_client import AGAIN_S, AgentClient
+from chaosrun.cluster.ray_cluster import Placement, RayCluster
 from chaosrun.errors import ResourcesError
 from chaosrun.records.events import NodePlace
 from tests.simulation.nodes import SimulatedNode
@@ -282,9 +283,11 @@ class SimulatedCluster(RayCluster):
         for number, node in enumerate(usable[:count]):
             own = tuple(ranks[number * self._workers // count : (number + 1) * self._workers // count])
             nodes[node.name] = NodePlace(address=f"10.0.0.{number + 1}", ranks=own)
-            if node.is_alive:
-                node.start_agent()
-            self.agents[node.name] = SimulatedClient(Handle(simulation, node), self._take_event)
+            if node.name not in self.agents:
+                if node.is_alive:
+                    node.start_agent()
+                self.agents[node.name] = SimulatedClient(Handle(simulation, node), self._take_event)
+        self._end({name: self.agents.pop(name) for name in self.agents.keys() - nodes.keys()}, lost=())
         self.placement = Placement(nodes=nodes)
         for agent in self.agents.values():
             agent.info(timeout_s=max(30.0, deadline - simulation.world.now))

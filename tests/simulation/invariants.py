@@ -12,7 +12,6 @@ from chaosrun.checkpoint.retention import FEWEST_KEPT
 from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.codec import to_plain
 from chaosrun.records.events import EVENTS, OUTCOMES, EventRecord
-from chaosrun.records.filesystem import Moment, Operation
 from chaosrun.records.history import history_of, journal_events
 from chaosrun.records.layout import MANIFEST_NAME, checkpoint_name, checkpoint_step
 from chaosrun.records.manifest import Manifest
@@ -79,12 +78,11 @@ class Invariants:
         self._damaged.add(name)
         self._committed.discard(checkpoint_step(name) or 0)
 
-    def disk(self, operation: Operation, moment: Moment) -> None:
-        renamed = operation.target if operation.kind == "rename" and moment == "after" else None
-        if renamed is not None and renamed.parent == self._leg.checkpoints:
-            self._complete(renamed.name)
-        if renamed is not None and renamed.parent == self._leg.staging:
-            self._deleted(checkpoint_step(operation.path.name) or 0)
+    def renamed(self, path: Path, target: Path) -> None:
+        if target.parent == self._leg.checkpoints:
+            self._complete(target.name)
+        if target.parent == self._leg.staging:
+            self._deleted(checkpoint_step(path.name) or 0)
 
     def _deleted(self, step: int) -> None:
         """By retention."""

@@ -59,6 +59,8 @@ class Team:
         self.members: list[SimulatedRank] = []
         self.waiting: dict[SimulatedRank, Callable[[], bool]] = {}
         self.sealed: dict[int, dict[int, dict[str, FileEntry]]] = {}
+        self.has_lost = False
+        """A rank."""
 
     def meets(self, place: str, rank: int, size: int) -> Callable[[], bool]:
         there = self.arrived.setdefault(place, set())
@@ -136,6 +138,7 @@ class SimulatedRank:
         self.is_alive = False
         self.exit_code, self.signal = code, signal_number
         self._life.close()
+        self._team.has_lost = True
         self._team.look()
         self.simulation.rank_ended(self)
         self._on_end(self)
@@ -311,16 +314,13 @@ class SimulatedRank:
     def _meet(self, place: str) -> Life:
         there = self._team.meets(place, self.rank, self.order.world_size)
         self.waits_for_peers = True
-        yield lambda: there() or self._has_lost_a_peer()
+        yield lambda: there() or self._team.has_lost
         self.waits_for_peers = False
         if not there():
             if self._random.random() < 0.3:
                 yield lambda: False  # a collective that never returns
             yield self._random.uniform(0.001, 0.5)
             raise PeerLost
-
-    def _has_lost_a_peer(self) -> bool:
-        return any(not peer.is_alive for peer in self._team.members)
 
     # Planned faults
 

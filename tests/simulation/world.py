@@ -41,6 +41,15 @@ class SteppedLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(previous)
 
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        """asyncio's own looks first whether another thread calls, or the loop is closed."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def get_debug(self) -> bool:
+        return False
+
     def call_at(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("no timer of asyncio's own: time is the world's")
 

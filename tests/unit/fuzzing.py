@@ -3,11 +3,14 @@
 import copy
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from chaosrun.records.blocks import frames
 
 AMOUNTS = [200, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 """Inputs to try: `make test`, `make nightly`."""
@@ -110,6 +113,28 @@ def changed_lines(draw: st.DrawFn, whole: bytes) -> bytes:
 def changed_file(whole: bytes) -> st.SearchStrategy[bytes]:
     """The bytes of a JSON file with something wrong in them."""
     return st.one_of(changed_bytes(whole), changed_value(json.loads(whole)).map(dumped), odd_values.map(dumped))
+
+
+@st.composite
+def changed_trace(draw: st.DrawFn, whole: bytes) -> bytes:
+    """A trace with a record dropped, doubled or moved; or its bytes changed."""
+    if draw(st.booleans()):
+        return draw(changed_bytes(whole))
+    ends = [0, *(end for end, _ in frames(whole))]
+    records = [whole[begin:end] for begin, end in pairwise(ends)]
+    at = draw(st.integers(0, len(records) - 1))
+    how = draw(st.sampled_from(["drop", "double", "move"]))
+    record = records[at] if how == "double" else records.pop(at)
+    if how != "drop":
+        records.insert(draw(st.integers(0, len(records))), record)
+    return b"".join(records)
+
+
+def changed_as(name: str, whole: bytes) -> st.SearchStrategy[bytes]:
+    """A file with something wrong in it, whose form its name tells."""
+    if name.endswith(".trace"):
+        return changed_trace(whole)
+    return changed_lines(whole) if name.endswith("jsonl") else changed_file(whole)
 
 
 def dumped(value: Any) -> bytes:

@@ -191,8 +191,11 @@ class TestCommands:
         ("tokens", "asked"),
         [
             ("diagnose latest --address auto", {"address": "auto"}),
-            ("shrink latest --max-drills 9", {"max_drills": 9, "early": "always", "address": None}),
-            ("shrink latest --to-the-end", {"max_drills": None, "early": "never", "address": None}),
+            ("shrink latest --max-drills 9", {"max_drills": 9, "early": "always", "overrides": (), "address": None}),
+            (
+                "shrink latest --to-the-end --from-the-beginning",
+                {"max_drills": None, "early": "never", "overrides": ("verify.begin=beginning",), "address": None},
+            ),
             (
                 "sweep job.yaml workers=2 --steps 1,27 --only reduce --only x* --at-once 2 --keep --saves --resume x --root r",
                 {

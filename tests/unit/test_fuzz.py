@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzzing import AMOUNTS, changed_bytes, changed_file, changed_lines, changed_value, dumped, odd_values, tried
+from fuzzing import (
+    AMOUNTS,
+    changed_as,
+    changed_bytes,
+    changed_file,
+    changed_lines,
+    changed_trace,
+    changed_value,
+    dumped,
+    odd_values,
+    tried,
+)
 from hypothesis import strategies as st
 from legs import KILLS, write_run
 
@@ -167,7 +178,7 @@ def test_suite_files(examples: int, tmp_path: Path) -> None:
     tried(examples, changed_file(dumped(suite)), check)
 
 
-@pytest.mark.parametrize("name", ["run.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace.jsonl"])
+@pytest.mark.parametrize("name", ["run.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace"])
 def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
     """Judged, or refused in a sentence; what cannot be right is no PASS, and no check crashes over it."""
     run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
@@ -185,11 +196,11 @@ def test_the_files_that_a_verdict_is_made_of(examples: int, sound: RunLayout, tm
             json.dumps(verdict.to_json())
             render_text(read_view(run, verdict))
 
-    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+    tried(examples, changed_as(name, whole), check)
 
 
 @pytest.mark.parametrize(
-    "name", ["run.json", "verdict.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace.jsonl"]
+    "name", ["run.json", "verdict.json", "plan.json", "chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace"]
 )
 def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
     run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
@@ -209,10 +220,10 @@ def test_the_files_that_a_status_is_made_of(examples: int, sound: RunLayout, tmp
             leg_end(leg_of(run, "chaos"))
             final_step(leg_of(run, "chaos"))
 
-    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+    tried(examples, changed_as(name, whole), check)
 
 
-@pytest.mark.parametrize("name", ["chaos/journal.jsonl", "chaos/attempts/001/rank-1.trace.jsonl", "chaos/faults/F1.json"])
+@pytest.mark.parametrize("name", ["chaos/journal.jsonl", "chaos/attempts/001/rank-1.trace", "chaos/faults/F1.json"])
 def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tmp_path: Path, name: str) -> None:
     """While a drill runs, its display reads whatever is there: it shows less then, and never fails."""
     run = RunLayout(Path(shutil.copytree(sound.path, tmp_path / "runs" / "run")))
@@ -230,7 +241,7 @@ def test_the_files_that_a_picture_is_made_of(examples: int, sound: RunLayout, tm
         for line in draw(follower.picture, now_s=2.0, width=70, height=20):
             assert line.plain.isprintable()
 
-    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+    tried(examples, changed_as(name, whole), check)
 
 
 def test_journals_that_are_gone_on_with(examples: int, sound: RunLayout, tmp_path: Path) -> None:
@@ -322,5 +333,5 @@ def test_what_a_dead_worker_left(examples: int, sound: RunLayout, tmp_path: Path
         assert failure is None or failure.message
 
     tried(
-        examples, st.one_of(st.tuples(changed_file(end), st.just(trace)), st.tuples(st.just(end), changed_lines(trace))), check
+        examples, st.one_of(st.tuples(changed_file(end), st.just(trace)), st.tuples(st.just(end), changed_trace(trace))), check
     )

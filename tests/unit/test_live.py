@@ -57,7 +57,7 @@ def write_steps(
     writer = PlainTraceWriter(run.leg(leg).attempt(attempt).trace(rank))
     about = {"attempt": attempt, "rank": rank, "world_size": 3, "pid": pid, "time_s": 1.0, "restored": None, "rng": "r"}
     position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
-    writer.put("start", v=2, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
+    writer.put("start", v=3, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
     words = {"rng": "r", "grad": "g", "param": "p", "params": "AAAAAA==", "grads": "AAAAAA==", "batch": ["b"], "ids": None}
     for step in steps:
         numbers = {"loss": ["0x1p-1"], "lr": ["0x1p-7"], "epoch": 0, "batches": step}

@@ -15,6 +15,7 @@ from chaosrun.observe import opened as module
 from chaosrun.observe.opened import FileWatch, caches
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.opened import TrainingTime, earlier_legs, opened_files, training_time
+from tests.records import read_lines
 from tests.unit.legs import edit_journal, edit_trace, write_run
 
 LEAVE = """
@@ -124,7 +125,7 @@ def test_a_leg_trains_from_its_first_batch_to_its_end(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     time_ = training_time(run.reference, "reference leg")
     assert time_ is not None
-    starts = [json.loads(path.open().readline())["time_s"] for path in run.reference.attempt(1).path.glob("*.trace.jsonl")]
+    starts = [next(read_lines(path))["time_s"] for path in run.reference.attempt(1).path.glob("*.trace")]
     last = json.loads(run.reference.journal.read_text().splitlines()[-1])["time_s"]
     assert (time_.since_s, time_.until_s) == (min(starts), max(last, *starts)) and time_.begun_s <= time_.since_s
     assert training_time(run.leg("confirm"), "confirm leg") is None

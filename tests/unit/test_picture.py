@@ -16,7 +16,8 @@ from chaosrun.records.journal import Journal
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import write_marker
 from chaosrun.records.tail import Tail
-from chaosrun.records.traces import RankTrace, read_ends
+from chaosrun.records.trace_reader import read_ends
+from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.follow import RunFollower
 from chaosrun.report.picture import FaultSeen, LegPicture, RunPicture, State
@@ -288,7 +289,7 @@ def write_trace(run: RunLayout, attempt: int, rank: int, steps: range) -> PlainT
     writer = PlainTraceWriter(run.leg("chaos").attempt(attempt).trace(rank))
     about = {"attempt": attempt, "rank": rank, "world_size": 2, "pid": 1, "time_s": 1.0, "restored": None, "rng": "r"}
     position = {"epoch": 0, "batches": 0, "step": steps.start - 1}
-    writer.put("start", v=2, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
+    writer.put("start", v=3, **about, position=position, param="p", params="AAAAAA==", tensors=["w"])
     for number in steps:
         writer.put(**line(number))
     return writer
@@ -395,18 +396,54 @@ class TestFollower:
         assert [problem.rpartition("/")[2][:10] for problem in leg.damage] == ["journal.js", "rank-1.tra"]
 
     def test_of_long_traces_the_ends_are_read(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("chaosrun.records.traces.ENDS_BYTES", 500)
+        monkeypatch.setattr("chaosrun.records.trace_reader.ENDS_BYTES", 500)
         append(run, STARTED, starting(1), starting(2, 50))
         for attempt, first in ((1, 1), (2, 51)):
             for rank in (0, 1):
-                write_trace(run, attempt, rank, range(first, first + 60)).close()
+                write_trace(run, attempt, rank, range(first, first + 400)).close()
         for name in ("step-00000105", "else"):
             (run.leg("chaos").checkpoints / name).mkdir(parents=True)
         follower = RunFollower(run)
         follower.poll()
         leg = follower.picture.legs["chaos"]
-        assert (leg.step, leg.lost_steps, leg.kept, leg.step_s) == (110, 10, (105,), pytest.approx(1.0))
-        assert len(leg.history.attempts[0].traces[0].steps) < 20
+        assert (leg.step, leg.lost_steps, leg.kept, leg.step_s) == (450, 350, (105,), pytest.approx(1.0))
+        assert len(leg.history.attempts[0].traces[0].steps) < 140
+
+    def test_of_many_ranks_a_look_reads_some_traces_and_those_of_struck_ranks(
+        self, run: RunLayout, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[tuple[int, int]] = []
+
+        def read_too(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+            read.append((attempt, rank))
+            return read_ends(path, attempt, rank, problems)
+
+        monkeypatch.setattr("chaosrun.report.follow.read_ends", read_too)
+        ranks = range(200)
+        append(run, {**STARTED, "workers": len(ranks)}, starting(1), observed(7), starting(2, 5))
+        for rank in ranks:
+            write_trace(run, 1, rank, range(1, 8)).close()
+            write_trace(run, 2, rank, range(6, 9)).close()
+        for rank in range(100):
+            heart = Heart()
+            heart.open(run.leg("chaos").attempt(2).heartbeat(rank))
+            heart.beat("fetch", 10)
+        follower = RunFollower(run)
+        follower.poll()
+        steps = [lane.step for lane in follower.picture.legs["chaos"].lanes.values()]
+        assert steps == [9] * 100 + [8] * 100
+        assert (1, 7) in read and 125 <= len([rank for attempt, rank in read if attempt == 2]) <= 126, "whose beats nobody sees"
+        assert 50 <= len([rank for attempt, rank in read if attempt == 1]) <= 51
+        append(run, {"event": "leg.finished", "outcome": "completed", "message": "m", "hint": None, "final_step": 9})
+        read.clear()
+        follower = RunFollower(run)
+        follower.poll()
+        leg = follower.picture.legs["chaos"]
+        assert len(read) <= 2 * 51 and {lane.step for lane in leg.lanes.values()} == {9}
+        assert (leg.reached, leg.lost_steps) == (8, 2)
+        for _ in range(3):
+            follower.poll()
+        assert sorted(read) == [(attempt, rank) for attempt in (1, 2) for rank in ranks], "all in turn, each once"
 
     def test_nothing_is_read_twice(self, run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
         append(run, STARTED, starting(1), starting(2))
@@ -438,9 +475,13 @@ class TestFollower:
 
         def write(rank: int) -> None:
             path = run.leg("chaos").attempt(1).trace(rank)
-            whole = b"".join(json.dumps(line(number)).encode() + b"\n" for number in range(1, steps + 1))
+            elsewhere = RunLayout(run.path / "elsewhere")
+            write_trace(elsewhere, 1, rank, range(1, steps + 1)).close()
+            trace = elsewhere.leg("chaos").attempt(1).trace(rank)
+            begin = path.stat().st_size
+            whole = trace.read_bytes()
             with path.open("ab", buffering=0) as file:
-                for start in range(0, len(whole), 37):
+                for start in range(begin, len(whole), 37):
                     file.write(whole[start : start + 37])
 
         writers = [threading.Thread(target=write, args=(rank,)) for rank in (0, 1)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from legs import KILLS, edit_trace, only, put, write_run
@@ -10,10 +11,11 @@ from msgspec import structs
 
 from chaosrun.observe.own import OwnState
 from chaosrun.protocol.settling import Decided, Settling, Standing
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.order import Settle, WorkerOrder
 from chaosrun.records.run_file import read_run
-from chaosrun.records.traces import CheckpointRecord, read_trace
+from chaosrun.records.trace_reader import read_trace
+from chaosrun.records.traces import CheckpointRecord, StateRecord
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.workers import order_template
 
@@ -62,10 +64,14 @@ def left_at(
         if step in differs:
             record = replace_digests(record)
         try:
-            settling.look(record)
+            settling.look(step, record, never, never)
         except Decided:
             return step, settling.left
     return None, settling.left
+
+
+def never() -> StateRecord:
+    raise AssertionError("it has a checkpoint")
 
 
 def _checkpoints(run: RunLayout, problems: list[str]) -> Sequence[CheckpointRecord]:
@@ -110,6 +116,57 @@ def test_it_leaves_where_that_is_decided(
 )
 def test_all_ranks_leave_or_none(run: RunLayout, others: tuple[Standing, ...], left: tuple[int | None, str | None]) -> None:
     assert left_at(run, "stop", others=others) == left
+
+
+@pytest.mark.parametrize(("every_steps", "due"), [(50, (10, 20, 30, 40)), (12, (2, 4, 6, 8, 10)), (9, ())])
+def test_between_checkpoints_the_state_is_due_a_few_times(run: RunLayout, every_steps: int, due: tuple[int, ...]) -> None:
+    order = replace(order_of(run, "stop"), every_steps=every_steps)
+    assert due_of(order) == due
+    assert due_of(replace(order, looks_after=15)) == tuple(step for step in due if step > 15)
+    reference = replace(order, leg="reference", settle="")
+    assert due_of(reference) == due
+    # A chaos leg whose faults are not over, and a reference that no early end rests on.
+    assert due_of(replace(order, settle="")) == due_of(replace(reference, looks_after=None)) == ()
+
+
+def due_of(order: WorkerOrder) -> tuple[int, ...]:
+    settling = Settling(order, LegLayout(Path(order.leg_path)))
+    return tuple(step for step in range(1, order.every_steps) if settling.is_due(step))
+
+
+@pytest.mark.parametrize(
+    ("settle", "equal", "left"),
+    [
+        ("stop", True, (8, "settled")),
+        ("go_on", True, (8, "settled")),
+        ("watch", True, (None, None)),
+        # One more checkpoint, at which it differs: the report has its curves.
+        ("stop", False, (12, "differed")),
+        ("go_on", False, (None, None)),
+    ],
+)
+def test_a_leg_settles_between_checkpoints(
+    run: RunLayout, settle: Settle, equal: bool, left: tuple[int | None, str | None]
+) -> None:
+    """At step 8 neither leg takes a checkpoint by itself; who leaves there does."""
+    saved = {each.step: each for each in _checkpoints(run, [])}
+    edit_trace(run, "reference", 1, RANK, only("checkpoint", as_state, step=8))
+    settling, taken = Team(replace(order_of(run, settle), every_steps=40), run.leg("chaos")), list[int]()
+    here, later = (saved[step] if equal else replace_digests(saved[step]) for step in (8, 12))
+    state = StateRecord(step=8, time_s=0.0, digests=here.digests, own=here.own)
+    at: int | None = None
+    try:
+        settling.look(8, None, lambda: state, lambda: taken.append(8))
+        settling.look(12, later, never, never)
+    except Decided:
+        at = 8 if taken else 12
+    assert (at, settling.left) == left
+    # What was equal once needs no further look, and at what differs the next checkpoint decides.
+    assert settling.is_due(16) is not equal
+
+
+def as_state(line: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in line.items() if key in StateRecord.__struct_fields__}, "kind": "state"}
 
 
 def test_a_step_that_an_attempt_before_had_come_to_decides_nothing(run: RunLayout) -> None:

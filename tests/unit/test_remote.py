@@ -298,8 +298,8 @@ class TestLandings:
 
     def test_where_and_how(self, run: RunLayout) -> None:
         write_steps(run, "chaos", 1, 1, range(1, 10), pid=4211)
-        with open(run.leg("chaos").attempt(1).trace(1), "a") as file:
-            file.write('{"kind":"st')
+        with open(run.leg("chaos").attempt(1).trace(1), "ab") as file:
+            file.write(b"\xcc\xf4\xc4\x30\x84\xa4kind\xa2st")
         self.write(run, *STARTED, requested("F1"), DIED, observed("F1"), {"event": "attempt.stopped"})
         (seen,) = api.landings(run, ["F1"], timeout_s=30)
         assert seen.settled and seen.sentence == "landed in attempt 1: rank 1 after step 9, pid 4211: SIGKILL"

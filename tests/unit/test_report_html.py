@@ -26,7 +26,7 @@ from chaosrun.report.view import read_view
 from chaosrun.verify.hazards import Hazard
 from chaosrun.verify.verdict import Verdict, judge
 from tests.long_runs import write_long_run
-from tests.unit.fuzzing import AMOUNTS, changed_file, changed_lines, tried
+from tests.unit.fuzzing import AMOUNTS, changed_as, tried
 from tests.unit.legs import Bugs, copy_run, drop, edit_journal, edit_trace, only, put, write_run
 from tests.unit.script_legs import write_script_run
 from tests.unit.test_report_diagnosis import DIAGNOSIS
@@ -202,7 +202,7 @@ DAMAGE: dict[str, Callable[[RunLayout], Any]] = {
     "run.json": lambda run: run.run_json.write_text("{"),
     "plan.json": lambda run: run.plan_json.write_text("[]"),
     "diagnosis.json": lambda run: run.diagnosis_json.write_bytes(b"\xff\0"),
-    "rank-1.trace.jsonl": lambda run: run.leg("chaos").attempt(2).trace(1).write_text('{"kind": "start"}\n'),
+    "rank-1.trace": lambda run: run.leg("chaos").attempt(2).trace(1).write_bytes(b"\xc4\x01\xc0"),
     "journal.jsonl": lambda run: run.leg("chaos").journal.write_text("nothing\n"),
     "environment.json": lambda run: run.leg("chaos").environment.write_text("nothing"),
 }
@@ -325,7 +325,7 @@ def test_a_diagnosis_is_told(run: RunLayout) -> None:
 
 @pytest.mark.parametrize("examples", [20, *AMOUNTS[1:]])
 @pytest.mark.parametrize(
-    "name", ["chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace.jsonl", "run.json", "plan.json", "diagnosis.json"]
+    "name", ["chaos/journal.jsonl", "chaos/attempts/002/rank-1.trace", "run.json", "plan.json", "diagnosis.json"]
 )
 def test_whatever_lies_in_a_runs_files_there_is_a_page(run: RunLayout, examples: int, name: str) -> None:
     verdict = judge(run)
@@ -340,7 +340,7 @@ def test_whatever_lies_in_a_runs_files_there_is_a_page(run: RunLayout, examples:
         with contextlib.suppress(ChaosrunError):
             render_html(read_view(run, judge(run)))
 
-    tried(examples, changed_lines(whole) if name.endswith("jsonl") else changed_file(whole), check)
+    tried(examples, changed_as(name, whole), check)
 
 
 def test_ten_thousand_steps_on_eight_ranks_stay_small(tmp_path: Path, whole: RunLayout) -> None:

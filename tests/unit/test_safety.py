@@ -14,8 +14,8 @@ PACKAGE = ROOT / "chaosrun"
 SIGNALLING = {"kill", "killpg", "pidfd_send_signal", "pthread_kill", "raise_signal", "send_signal", "terminate", "tgkill"}
 ALLOWED_SIGNALS = {
     "cluster/agent.py:_close_server": "its own child; asyncio signals none that it has reaped",
-    "cluster/ray_cluster.py:abandon": "an actor, by Ray's handle",
-    "cluster/ray_cluster.py:close": "an actor, by Ray's handle",
+    "cluster/agent_client.py:abandon": "an actor, by Ray's handle",
+    "cluster/agent_client.py:close": "an actor, by Ray's handle",
     "cluster/probe_pool.py:_lose": "an actor, by Ray's handle",
     "cluster/probe_pool.py:close": "an actor, by Ray's handle",
     "cluster/attempts.py:kill_group": "a child that has not been reaped, and the group it leads",

@@ -1,8 +1,10 @@
 """Shrinking a plan: delta debugging, simpler faults, faults as a job file says them, and what counts as the same failure."""
 
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verdicts import PASSED
 
+from chaosrun.campaign.ddmin import ddmin, simpler
 from chaosrun.campaign.report.text import render_shrunk
-from chaosrun.campaign.shrink import Case, ddmin, open_case, reduce_faults, simpler, symptom_of
+from chaosrun.campaign.shrink import Case, open_case, reduce_faults, symptom_of
 from chaosrun.errors import UsageError
 from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
@@ -28,11 +31,15 @@ from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import Verdict
 
 
+def first_that(fails: Callable[[tuple[Any, ...]], bool]) -> Callable[[Sequence[tuple[Any, ...]]], tuple[Any, ...] | None]:
+    return lambda parts: next((part for part in parts if fails(part)), None)
+
+
 class TestDdmin:
     @given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=5))
     def test_finds_exactly_what_it_takes(self, length: int, needed: set[int]) -> None:
         needed = {item % length for item in needed}
-        assert ddmin(range(length), lambda part: needed <= set(part)) == tuple(sorted(needed))
+        assert ddmin(range(length), first_that(lambda part: needed <= set(part))) == tuple(sorted(needed))
 
     @given(st.integers(1, 12), st.sets(st.frozensets(st.integers(0, 11), min_size=1), min_size=1, max_size=6))
     def test_nothing_can_be_left_out(self, length: int, causes: set[frozenset[int]]) -> None:
@@ -44,7 +51,7 @@ class TestDdmin:
             shows = any(cause <= set(part) for cause in causes) and not (hidden <= set(part) and len(part) == 4)
             return bool(part) and (shows or part == everything)
 
-        left = ddmin(everything, fails)
+        left = ddmin(everything, first_that(fails))
         assert left and fails(left) and sorted(left) == list(left)
         assert not any(fails(left[:place] + left[place + 1 :]) for place in range(len(left)) if len(left) > 1)
 
@@ -55,7 +62,7 @@ class TestDdmin:
             asked.append(part)
             return 5 in part
 
-        assert ddmin(range(8), fails) == (5,)
+        assert ddmin(range(8), first_that(fails)) == (5,)
         assert len(set(asked)) <= 6
         assert all(part and len(part) < 8 for part in asked)
 
@@ -234,19 +241,29 @@ def test_symptoms() -> None:
 class Drills:
     """Answers as a job would whose symptom depends on its schedule alone, and counts."""
 
-    def __init__(self, job: Path, symptom: Callable[[list[Fault]], str | None]) -> None:
+    def __init__(self, job: Path, symptom: Callable[[list[Fault]], str | None], *, room: int = 1) -> None:
         self._job = job
         self._symptom = symptom
+        self._room = room
         self.seen: list[list[dict[str, Any]]] = []
         self.records: list[dict[str, Any]] = []
 
-    def __call__(self, overrides: Sequence[str]) -> str | None:
+    def __call__(self, candidates: Mapping[str, Sequence[str]], looked_for: str | None) -> dict[str, str | None]:
+        """As many side by side as there is room for, the last of them the first to end."""
+        found: dict[str, str | None] = {}
+        for together in batched(candidates, self._room):
+            found |= {key: self.drill(candidates[key]) for key in reversed(together)}
+            if looked_for in found.values():
+                break
+        return found
+
+    def drill(self, overrides: Sequence[str]) -> str | None:
         faults = make_plan(load_job(self._job, overrides).spec).faults
         self.seen.append(unnamed(faults))
         return self._symptom(list(faults))
 
     def verify(self, overrides: Sequence[str]) -> tuple[RunLayout, str | None]:
-        return RunLayout(self._job.parent / "verified"), self(overrides)
+        return RunLayout(self._job.parent / "verified"), self.drill(overrides)
 
     def shrink(self, schedule: list[Entry], *, symptom: str | None = "FAIL: rng", limit: int = 100) -> Any:
         run = RunLayout(self._job.parent / "here" / "runs" / "run")
@@ -262,7 +279,24 @@ SCHEDULE: list[Entry] = [
 ]
 
 
+def batched(keys: Iterable[str], size: int) -> Iterator[list[str]]:
+    keys = iter(keys)
+    while together := list(islice(keys, size)):
+        yield together
+
+
 class TestShrink:
+    @pytest.mark.parametrize("limit", [5, 100])
+    def test_how_many_run_side_by_side_changes_nothing(self, job: Path, tmp_path: Path, limit: int) -> None:
+        told = []
+        for room in (1, 3, 8):
+            drills = Drills(job, lambda faults: "FAIL: rng" if {18, 12} <= {f.at_step for f in faults} else None, room=room)
+            shrunk = drills.shrink(SCHEDULE, limit=limit)
+            told.append((shrunk.schedule, shrunk.drills, shrunk.refused, shrunk.smallest, drills.records))
+            assert (len(drills.seen) > shrunk.drills + 1) == (room > 1 and limit > 5), "those ahead of their turn do not count"
+            shutil.rmtree(job.parent / "here")
+        assert told[0] == told[1] == told[2]
+
     def test_to_the_one_that_matters(self, job: Path) -> None:
         drills = Drills(job, lambda faults: "FAIL: rng" if any(f.at_step == 18 and f.rank == 1 for f in faults) else None)
         shrunk = drills.shrink(SCHEDULE)

@@ -37,7 +37,7 @@ def test_all_that_is_compared_is_looked_at() -> None:
         assert not alike(record(), changed(record(), **{name: value})), name
 
 
-@pytest.mark.parametrize(("rank", "step"), [(0, 1), (2, 77), (1, 133), (2, 200)])
+@pytest.mark.parametrize(("rank", "step"), [(0, 1), (2, 77), (1, 101), (1, 133), (2, 200)])
 def test_a_single_difference_among_many_records_is_named(tmp_path: Path, rank: int, step: int) -> None:
     verdict = judge(write_run(tmp_path, 3, 200, differs=(rank, step), tensors=10))
     found = verdict.divergence
@@ -45,7 +45,8 @@ def test_a_single_difference_among_many_records_is_named(tmp_path: Path, rank: i
     # Killed after step 133 and gone on from step 100: what differs before that differs in the first attempt.
     attempt = 1 if step <= 133 else 2
     assert (found.step, found.ranks, found.attempt) == (step, (rank,), attempt)
-    assert found.tensor == "blocks.7.attention.weight"
+    # Of other steps than those after a checkpoint nobody keeps the words of tensors.
+    assert found.tensor == ("blocks.7.attention.weight" if step in (1, 101) else None)
 
 
 def test_none_is_none(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from chaosrun.verify.check import Check, Drill, passed
 from chaosrun.verify.checks import CHECKS, PREMISES, REQUIRED, run_checks
 from chaosrun.verify.settled import EARLY, up_to
 from chaosrun.verify.verdict import judge_drill
+from tests.records import read_lines, write_lines
 
 Break = Callable[[RunLayout], None]
 
@@ -103,7 +104,7 @@ def environment(text: str | None) -> Break:
 
 def forget_rank(leg: str, rank: int) -> Break:
     def broken(run: RunLayout) -> None:
-        for path in run.leg(leg).path.glob(f"attempts/*/rank-{rank}.trace.jsonl"):
+        for path in run.leg(leg).path.glob(f"attempts/*/rank-{rank}.trace"):
             path.unlink()
 
     return broken
@@ -111,7 +112,7 @@ def forget_rank(leg: str, rank: int) -> Break:
 
 def empty_traces(leg: str) -> Break:
     def broken(run: RunLayout) -> None:
-        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace.jsonl"):
+        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace"):
             path.write_bytes(b"")
 
     return broken
@@ -119,14 +120,14 @@ def empty_traces(leg: str) -> Break:
 
 def stranger(run: RunLayout) -> None:
     folder = run.leg("chaos").attempt(4)
-    text = folder.trace(0).read_text().replace('"rank":0', '"rank":3')
-    folder.trace(3).write_text(text)
+    lines = [{**line, "rank": 3} if "rank" in line else line for line in read_lines(folder.trace(0))]
+    write_lines(folder.trace(3), lines)
 
 
 def twice(run: RunLayout) -> None:
     path = run.leg("chaos").attempt(2).trace(0)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines, next(line for line in lines if '"step":6,"epoch"' in line)]))
+    lines = list(read_lines(path))
+    write_lines(path, [*lines, next(line for line in lines if line["kind"] == "step" and line["step"] == 6)])
 
 
 def flip_checkpoint(leg: str) -> Break:

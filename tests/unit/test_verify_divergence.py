@@ -1,6 +1,5 @@
 """Where the chaos leg first left the reference, and what it is said to be: each broken restore names its own cause."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.divergence import Divergence
 from chaosrun.verify.verdict import judge
+from tests.records import read_lines
 
 
 def diverging(run: RunLayout) -> Divergence:
@@ -125,7 +125,7 @@ def restored_as(component: str, values: dict[str, str]) -> Any:
 
 
 def checkpointed(run: RunLayout, rank: int, step: int) -> dict[str, dict[str, str]]:
-    lines = map(json.loads, run.leg("reference").attempt(1).trace(rank).read_text().splitlines())
+    lines = read_lines(run.leg("reference").attempt(1).trace(rank))
     return next(line["digests"] for line in lines if line["kind"] == "checkpoint" and line["step"] == step)
 
 
@@ -317,7 +317,7 @@ def test_restored_weights_come_before_the_loss(run: RunLayout) -> None:
 
 def test_weights_of_another_checkpoint_are_recognised(run: RunLayout) -> None:
     path = run.leg("reference").attempt(1).trace(0)
-    param = next(line for line in path.read_text().splitlines() if '"step":2,"epoch"' in line).split('"param":"')[1][:16]
+    param = next(line["param"] for line in read_lines(path) if line["kind"] == "step" and line["step"] == 2)
     for rank in range(3):
         edit_trace(run, "chaos", 2, rank, only("start", put(param=param)))
     assert diverging(run).cause == "weights of another step"
@@ -368,9 +368,9 @@ def test_drifting_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_data_of_another_rank(run: RunLayout) -> None:
-    lines = run.leg("reference").attempt(1).trace(0).read_text().splitlines()
-    other = next(line for line in lines if '"step":7,"epoch"' in line)
-    edit_trace(run, "chaos", 2, 1, only("step", put(ids=json.loads(other)["ids"]), step=7))
+    lines = read_lines(run.leg("reference").attempt(1).trace(0))
+    other = next(line for line in lines if line["kind"] == "step" and line["step"] == 7)
+    edit_trace(run, "chaos", 2, 1, only("step", put(ids=other["ids"]), step=7))
     assert diverging(run).cause == "data of another rank"
     assert "rank 0's of step 7" in diverging(run).hint
 

@@ -1,7 +1,6 @@
 """A script that saves and resumes by itself: evidence shows where its restarts went on, and each broken resume has its "
 "cause."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.verify.check import Check
 from chaosrun.verify.libraries import KNOWN
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines, write_lines
 
 
 def check_of(verdict: Verdict, name: str) -> Check:
@@ -213,7 +213,7 @@ def test_a_count_of_steps_that_is_off_shows_where_it_saves(tmp_path: Path) -> No
     run = write_script_run(tmp_path, kills=SCRIPT_KILLS[:1])
 
     def earlier(line: dict[str, Any]) -> dict[str, Any]:
-        return {**line, "step": line["step"] - 1, "held": {**line["held"], "average": "0" * 16} if line["held"] else {}}
+        return {**line, "step": line["step"] - 1, "held": {**line["held"], "average": "0" * 16} if line.get("held") else {}}
 
     edit_trace(run, "chaos", 2, 0, only("save", earlier))
     verdict = judge(run)
@@ -225,9 +225,10 @@ def test_one_that_removed_its_newest_checkpoint_is_told_so(tmp_path: Path) -> No
     run = write_script_run(tmp_path, bugs=Bugs(stale_checkpoint=True), kills=LATER)
     assert judge(run).code == "checkpoint_passed_over"
     trace = run.leg("chaos").attempt(1).trace(0)
-    saved = next(line for line in reversed(trace.read_text().splitlines()) if '"kind":"save"' in line)
-    gone = {**json.loads(saved), "path": "ckpt-8", "how": "remove"}
-    trace.write_text(trace.read_text().replace(saved, f"{saved}\n{json.dumps(gone, separators=(',', ':'))}"))
+    lines = list(read_lines(trace))
+    saved = next(line for line in reversed(lines) if line["kind"] == "save")
+    place = lines.index(saved) + 1
+    write_lines(trace, [*lines[:place], {**saved, "path": "ckpt-8", "how": "remove"}, *lines[place:]])
     assert judge(run).code == "newest_removed"
 
 

@@ -1,6 +1,5 @@
 """What the records tell of how samples are loaded: warnings, and the hint of a difference in the contents of a batch."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from legs import Bugs, write_run
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
+from tests.records import read_lines, write_lines
 
 Streams = dict[str, str]
 
@@ -21,8 +21,8 @@ def streams(python: int, numpy: int, torch: int) -> Streams:
 def insert(run: RunLayout, leg: str, rank: int, kind: str, **fields: Any) -> None:
     """A line of this kind after the first attempt's `start`."""
     path = run.leg(leg).attempt(1).trace(rank)
-    start, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([start, json.dumps({"kind": kind, **fields}) + "\n", *rest]))
+    start, *rest = read_lines(path)
+    write_lines(path, [start, {"kind": kind, **fields}, *rest])
 
 
 def test_an_epoch_that_a_source_was_not_told_is_not_the_scripts(tmp_path: Path) -> None:
@@ -36,9 +36,8 @@ def test_an_epoch_that_a_source_was_not_told_is_not_the_scripts(tmp_path: Path) 
 def source(run: RunLayout, leg: str, attempt: int, epoch: int, own: str | None, **held: str) -> None:
     """What rank 0's data source held when the attempt opened an epoch."""
     path = run.leg(leg).attempt(attempt).trace(0)
-    start, *rest = path.read_text().splitlines(keepends=True)
-    line = {"kind": "source", "epoch": epoch, "own": own, "held": held}
-    path.write_text("".join([start, json.dumps(line) + "\n", *rest]))
+    start, *rest = read_lines(path)
+    write_lines(path, [start, {"kind": "source", "epoch": epoch, "own": own, "held": held}, *rest])
 
 
 @pytest.mark.parametrize(

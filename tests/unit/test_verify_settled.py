@@ -12,10 +12,12 @@ from legs import KILLS, Bugs, copy_run, drop, edit_journal, edit_trace, only, pu
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.records.layout import RunLayout, checkpoint_name
 from chaosrun.records.run_file import Early, read_run
+from chaosrun.records.traces import StateRecord
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import early
 from chaosrun.supervise.workers import order_template
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines, write_lines
 
 STEPS, SETTLED = 12, 8
 KILLED = KILLS[0]
@@ -63,6 +65,34 @@ def test_a_settled_leg_passes_and_says_what_it_rests_on(settled: RunLayout) -> N
     assert by_name["completed"] == "the reference ended at step 12; the chaos leg was ended at step 8 on every rank"
     assert "24 records are equal" in by_name["losses"]
     json.dumps(verdict.to_json(), allow_nan=False)
+
+
+def between_checkpoints(root: Path, **seen: Any) -> RunLayout:
+    """As if at step 8 the reference had only recorded its state, and the chaos leg, before it saved; `seen`: of its record."""
+    run = settled_run(root)
+    for rank in RANKS:
+        edit_trace(run, "reference", 1, rank, only("checkpoint", as_state, step=SETTLED))
+        path = run.leg("chaos").attempt(LAST).trace(rank)
+        lines = list(read_lines(path))
+        place = next(number for number, line in enumerate(lines) if (line["kind"], line.get("step")) == ("checkpoint", SETTLED))
+        write_lines(path, [*lines[:place], {**as_state(lines[place]), **seen}, *lines[place:]])
+    return run
+
+
+def as_state(line: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in line.items() if key in StateRecord.__struct_fields__}, "kind": "state"}
+
+
+def test_a_leg_settles_between_two_checkpoints(tmp_path: Path) -> None:
+    verdict = judge(between_checkpoints(tmp_path))
+    assert (verdict.status, verdict.code) == ("PASS", "settled"), verdict.cause
+    assert verdict.settled == "settled at step 8 of 12: complete state equal"
+
+
+@pytest.mark.parametrize(("seen", "why"), [({"own": "other"}, "keeps beside"), ({"unseen": ["a counter"]}, "a counter")])
+def test_what_was_recorded_before_the_save_decides(tmp_path: Path, seen: dict[str, Any], why: str) -> None:
+    verdict = judge(between_checkpoints(tmp_path, **seen))
+    assert verdict.status == "INCONCLUSIVE" and why in verdict.cause
 
 
 def of_checkpoint(leg: str, change: Any, rank: int = 1) -> Break:

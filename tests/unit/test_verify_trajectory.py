@@ -11,6 +11,7 @@ from chaosrun import api, cli
 from chaosrun.errors import UsageError
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.trajectory import Difference, Trajectory, compare_trajectories, trajectory
+from tests.records import read_lines
 from tests.unit.legs import STEPS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
 
 
@@ -26,7 +27,7 @@ def edited(run: RunLayout, tmp_path: Path) -> RunLayout:
 
 
 def recorded(run: RunLayout, rank: int, step: int) -> list[float]:
-    lines = map(json.loads, run.reference.attempt(1).trace(rank).read_text().splitlines())
+    lines = read_lines(run.reference.attempt(1).trace(rank))
     return [float.fromhex(loss) for line in lines if line["kind"] == "step" and line["step"] == step for loss in line["loss"]]
 
 

@@ -23,6 +23,7 @@ from chaosrun.verify.code_checks import WANDERS, wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.compare import Kind
 from chaosrun.verify.verdict import Verdict, judge
+from tests.records import read_lines, torn, write_lines
 
 
 def failing(verdict: Verdict) -> list[str]:
@@ -66,7 +67,7 @@ def test_account_of_faults_and_attempts(run: RunLayout) -> None:
     deaths = [json.loads(line) for line in run.leg("chaos").journal.read_text().splitlines()]
     died_s = next(event["died_s"] for event in deaths if event["event"] == "worker.exited")
     first = next(
-        json.loads(line) for line in run.leg("chaos").attempt(2).trace(0).read_text().splitlines() if '"step":5' in line
+        line for line in read_lines(run.leg("chaos").attempt(2).trace(0)) if line["kind"] == "step" and line["step"] == 5
     )
     assert verdict.attempts[0].recovery_s is None
     assert verdict.attempts[1].recovery_s == first["time_s"] - died_s
@@ -398,15 +399,17 @@ def test_unfinished_leg(run: RunLayout) -> None:
 
 
 def test_torn_last_line_of_a_killed_rank_is_tolerated(run: RunLayout) -> None:
-    with run.leg("chaos").attempt(1).trace(1).open("a") as file:
-        file.write('{"kind":"step","step":7,"epo')
+    path = run.leg("chaos").attempt(1).trace(1)
+    record = torn(path)
+    with path.open("ab") as file:
+        file.write(record)
     assert judge(run).status == "PASS"
 
 
 def test_damaged_middle_line_is_never_a_pass(run: RunLayout) -> None:
     path = run.leg("chaos").attempt(1).trace(1)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:-1], lines[-1][:-9] + "\n"]))
+    data, record = path.read_bytes(), torn(path)
+    path.write_bytes(data[: -len(record) - 5] + record + b"\xc0" * 9)
     verdict = judge(run)
     assert (verdict.status, verdict.exit_code) == ("INCONCLUSIVE", 6)
     assert "the records are damaged" in verdict.cause
@@ -414,14 +417,14 @@ def test_damaged_middle_line_is_never_a_pass(run: RunLayout) -> None:
 
 def test_missing_rank_is_never_a_pass(run: RunLayout) -> None:
     for leg in ("reference", "chaos"):
-        for path in run.leg(leg).path.glob("attempts/*/rank-2.trace.jsonl"):
+        for path in run.leg(leg).path.glob("attempts/*/rank-2.trace"):
             path.unlink()
     assert judge(run).status == "INCONCLUSIVE"
 
 
 def test_empty_traces_are_never_a_pass(run: RunLayout) -> None:
     for leg in ("reference", "chaos"):
-        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace.jsonl"):
+        for path in run.leg(leg).path.glob("attempts/*/rank-*.trace"):
             path.write_bytes(b"")
     assert judge(run).status == "INCONCLUSIVE"
 
@@ -561,8 +564,7 @@ NOT_COMPARED = {
 
 def test_no_recorded_value_changes_unseen(run: RunLayout) -> None:
     path = run.leg("chaos").attempt(4).trace(1)
-    original = path.read_text()
-    lines = [json.loads(line) for line in original.splitlines()]
+    lines = list(read_lines(path))
     unseen: list[tuple[str, str, Any]] = []
     judged = 0
     seen_kinds: set[str] = set()
@@ -575,14 +577,14 @@ def test_no_recorded_value_changes_unseen(run: RunLayout) -> None:
                 continue
             for other in variants(line[key]):
                 changed = [*lines[:number], {**line, key: other}, *lines[number + 1 :]]
-                path.write_text("".join(json.dumps(entry) + "\n" for entry in changed))
+                write_lines(path, changed)
                 judged += 1
                 if judge(run).status == "PASS":
                     unseen.append((line["kind"], key, other))
     assert seen_kinds == {"start", "buckets", "step", "checkpoint", "end"}
     assert judged > 70
     assert unseen == []
-    path.write_text(original)
+    write_lines(path, lines)
     assert judge(run).status == "PASS"
 
 

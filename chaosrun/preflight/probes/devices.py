@@ -54,7 +54,7 @@ class DevicesFacts(Struct, frozen=True, kw_only=True):
     """By the device's name."""
 
 
-def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, Any]]) -> DevicesFacts:
+def probe(*, gpus: int, patience_s: float, works: dict[str, dict[str, object]]) -> DevicesFacts:
     """`gpus`: as Ray counts them; `patience_s` of a phase; `works`: what the probe `compute` takes, by kind of device (cpu,
     cuda)."""
     visible = visible_gpus()

@@ -7,7 +7,7 @@ fingerprint differs is the one that computes something else: its input was still
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -77,8 +77,6 @@ def _computed(device: "torch.device") -> "Iterator[Tensor]":
     convolution, norm, query, end = weights
     averages, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     counts = [torch.tensor(0.0) for _ in weights]
-    plain: dict[str, Any] = {"foreach": False, "fused": False, "amsgrad": False, "maximize": False}
-    rates: dict[str, Any] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
     for _ in range(STEPS):
         yield (maps := functional.conv2d(images, convolution, padding=1))
         yield (tokens := functional.layer_norm(maps.flatten(2).transpose(1, 2), (WIDTH,), norm))
@@ -91,7 +89,11 @@ def _computed(device: "torch.device") -> "Iterator[Tensor]":
         gradients = torch.autograd.grad((results - targets).square().sum() + 1e-6 * total, weights)
         yield from reversed(gradients)
         with torch.no_grad():
-            adamw(weights, list(gradients), averages, squares, [], counts, **plain, **rates)
+            adamw(
+                *(weights, list(gradients), averages, squares, [], counts),
+                **{"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8},
+                **dict.fromkeys(("foreach", "fused", "amsgrad", "maximize"), False),
+            )
         yield torch.cat([weight.detach().flatten() for weight in weights])
 
 

@@ -102,7 +102,7 @@ def report_of(result: Result, good_file: str | None = None) -> Report:
         costs=", ".join(f"{run.name} {clock(run.seconds)}" for run in result.checks),
         skips=_skips(problems(result, skipped), nodes),
         measures=measures(result),
-        values=[(_titled(each), each.measured, each.reason) for each in values],
+        values=[(each.title, each.measured, each.reason) for each in values],
         commands=commands(result, good_file),
         good_file=good_file,
     )
@@ -319,7 +319,3 @@ def _is_whole_value(finding: Finding) -> bool:
     """What was found of the whole cluster and is no number; what is wrong with it is told as a problem."""
     whole = finding.node is None and finding.status in (Status.PASS, Status.SKIP)
     return whole and bool(finding.measured) and finding.measure is None
-
-
-def _titled(finding: Finding) -> str:
-    return f"{finding.check}: {finding.name}{f' ({finding.device})' if finding.device else ''}"

@@ -9,8 +9,7 @@ from pathlib import Path
 from chaosrun.report.html.drawing import SHAPES
 from chaosrun.report.html.losses import losses
 from chaosrun.report.html.page import environment
-from chaosrun.report.html.particulars import particulars
-from chaosrun.report.html.restarts import PHASE_MEANINGS, restarts
+from chaosrun.report.html.particulars import PHASE_MEANINGS, particulars, restarts
 from chaosrun.report.html.samples import ledger
 from chaosrun.report.html.source import read_source
 from chaosrun.report.html.timeline import timeline

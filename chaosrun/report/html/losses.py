@@ -64,7 +64,7 @@ def losses(source: Source) -> Shown | None:
         "largest_at": largest_at,
         "precision": precision,
         "replayed": replayed,
-        "tails": len(source.chaos.chain.tails),
+        "tails": sum(len(span.steps) for span in source.chaos.chain.cut_off),
         "only_reference": len(reference.keys() - chaos.keys()) if chaos else 0,
         "only_chaos": len(chaos.keys() - reference.keys()) if reference else 0,
         "not_finite": sum(not math.isfinite(value) for value in (*reference.values(), *chaos.values())),

@@ -1,7 +1,9 @@
-"""The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files."""
+"""The rest of a drill's page, as rows to print: the divergence, both legs' environments, a diagnosis, the run's files; what the
+restarts took: their recovery in phases, where each attempt went on, and what the leg's time went into."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from chaosrun.records.events import PlacementAcquired
@@ -11,7 +13,8 @@ from chaosrun.report.html.source import Leg, Source
 from chaosrun.report.page import shown
 from chaosrun.report.sentences import not_preloaded
 from chaosrun.verify.compare import differing_keys
-from chaosrun.wording import listed, rank_list
+from chaosrun.verify.recovery_times import RecoveryTimes, Work, recoveries_of, work_of
+from chaosrun.wording import count, listed, rank_list, span
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
@@ -25,6 +28,16 @@ FILES = (
     *("reference/journal.jsonl", "chaos/journal.jsonl", "chaos/attempts", "chaos/checkpoints", "chaos/quarantine"),
 )
 """Of a run, for who wants to look further."""
+PHASE_MEANINGS = {
+    "detect": "from the death, or a hang's last sign of life, until the supervisor knew",
+    "stop": "until no process of the attempt was left",
+    "start": "until the new ranks had built their training and turned to the checkpoint",
+    "restore": "until the last rank held the saved state",
+    "first_step": "until the first new step was recorded, DDP's buckets primed on the way",
+}
+MOST_ROWS = 300
+Piece = tuple[int, str, float]
+"""Of a bar: colour, words, seconds."""
 
 
 def particulars(source: Source) -> Shown:
@@ -94,3 +107,51 @@ def _diagnosed(found: "Diagnosis") -> Iterator[tuple[str, str]]:
     yield "replayed", "; ".join(replay_sentences(found.replay))
     if found.hint:
         yield "what to do", found.hint
+
+
+# Restarts
+
+
+def restarts(source: Source) -> Shown | None:
+    """`times`: of each recovery; `parts`: what the wall time went into. None without a chaos leg that began."""
+    leg = source.chaos
+    if not leg.history.attempts:
+        return None
+    times, work = recoveries_of(leg.history), work_of(leg.history, leg.chain)
+    return {
+        "quarantined": {attempt.number: attempt.quarantined for attempt in leg.history.attempts},
+        "times": times[:MOST_ROWS],
+        "recovered": _recovered(times),
+        "work": work,
+        "parts": _parts(times, work),
+    }
+
+
+def _recovered(times: Sequence[RecoveryTimes]) -> str:
+    known = sorted((entry.total_s, entry.attempt) for entry in times if entry.total_s is not None)
+    restarted = count(len(times), "restart")
+    if not known:
+        return f"{restarted}, of which none came to a first step that could be timed."
+    unknown = "" if len(known) == len(times) else f" {count(len(times) - len(known), 'restart')} never came to a first step."
+    if len(known) == 1:
+        return f"{restarted}: {span(known[0][0])} from the end of the attempt to the next first step.{unknown}"
+    middle = median(total_s for total_s, _ in known)
+    worst = known[-1]
+    return f"{restarted}: {span(middle)} in the median, {span(worst[0])} at worst (attempt {worst[1]}).{unknown}"
+
+
+def _parts(times: Sequence[RecoveryTimes], work: Work) -> tuple[Piece, ...]:
+    if not work.wall_s:
+        return ()
+    # A recovery's first step is work: it is among the steps that were kept, or lost again.
+    down_s = sum(
+        seconds for entry in times for phase, seconds in entry.phases.items() if phase != "first_step" and seconds is not None
+    )
+    rest_s = work.wall_s - work.kept_s - work.lost_s - down_s
+    found = [
+        (3, "steps that count", work.kept_s),
+        (0, "steps done for nothing", work.lost_s),
+        (1, "down: from a death until the state was back", down_s),
+        (5, "the rest: first start, and the end", max(0.0, rest_s)),
+    ]
+    return tuple(part for part in found if part[2] > 0)

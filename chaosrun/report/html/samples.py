@@ -64,7 +64,7 @@ def _seen(source: Source, number: int | None) -> Lineage:
         rank: {**chain.steps.get(rank, {}), **{record.step: record for record in trace.steps}}
         for rank, trace in attempt.traces.items()
     }
-    return Lineage(steps={**chain.steps, **steps}, tails=(), repeated=())
+    return Lineage(steps={**chain.steps, **steps})
 
 
 def _rows(

@@ -1,0 +1,76 @@
+"""The search for a smallest fault plan that fails, and simpler faults in the place of others. Pure: `first` tries the plans of
+a round, in whichever order, and returns the first of them that fails."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from chaosrun.spec.fragment import Entry
+
+WHEN_AND_WHO = frozenset({"rank", "phase", "at_step", "occurrence", "attempt", "after"})
+"""Keys that entries of every kind may have; the others are options."""
+
+T = TypeVar("T")
+First = Callable[[Sequence[tuple[T, ...]]], tuple[T, ...] | None]
+
+
+def ddmin(items: Sequence[T], first: First[T]) -> tuple[T, ...]:
+    """A part of `items`, in their order, that fails and would not if any one of them were left out (1-minimal): delta
+    debugging, the algorithm ddmin of A. Zeller and R. Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE
+    Transactions on Software Engineering 28(2), 2002, section 3.2.
+
+    `items` must fail, and nothing at all must not: neither is tried. `first` is asked about the same part more than once, so
+    it had better remember. Asks on the order of log n times where one item is to blame, n² at worst.
+    """
+    kept = tuple(items)
+    granularity = 2
+    while len(kept) >= 2:
+        # As many parts, none empty, that differ by at most one in length.
+        bounds = [number * len(kept) // granularity for number in range(granularity + 1)]
+        parts = [kept[start:end] for start, end in pairwise(bounds)]
+        rests = [(*kept[:start], *kept[end:]) for start, end in pairwise(bounds)]
+        if found := first(parts):
+            # Reduce to a part.
+            kept, granularity = found, 2
+        elif granularity > 2 and (found := first(rests)):
+            # Reduce to a complement: what is left of the parts stays as fine as it was. (Of two parts each is the other's.)
+            kept, granularity = found, granularity - 1
+        elif granularity < len(kept):
+            granularity = min(2 * granularity, len(kept))
+        else:
+            break
+    return kept
+
+
+def simplify(schedule: tuple[Entry, ...], first: First[Entry]) -> None:
+    """Put simpler faults in the place of those that are left, for as long as it fails."""
+    place = 0
+    while place < len(schedule):
+        changed = [(*schedule[:place], entry, *schedule[place + 1 :]) for entry in simpler(schedule[place])]
+        if (found := first(changed)) is None:
+            place += 1
+        else:
+            schedule = found
+
+
+def simpler(entry: Entry) -> Iterator[Entry]:
+    """Entries of `faults.schedule` that ask for less, the boldest first: a plain kill after the step; a kill; each key left
+    out; one rank instead of all; half the step. Not all of them can be planned. Each is smaller: the search for one ends.
+    """
+    plain = {key: entry[key] for key in ("rank", "at_step") if key in entry}
+    found: list[Entry] = [plain] if "at_step" in entry else []
+    if "kind" in entry:
+        found.append({key: value for key, value in entry.items() if key in WHEN_AND_WHO})
+    found += [_without(entry, key) for key in entry if key not in ("rank", "at_step", "kind")]
+    if entry.get("rank") == "all":
+        found.append({**entry, "rank": 0})
+    step = entry.get("at_step")
+    if isinstance(step, int) and step > 1:
+        found.append({**entry, "at_step": step // 2})
+    for number, candidate in enumerate(found):
+        if candidate != entry and candidate not in found[:number]:
+            yield candidate
+
+
+def _without(entry: Entry, key: str) -> Entry:
+    return {other: value for other, value in entry.items() if other != key}

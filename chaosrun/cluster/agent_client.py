@@ -1,0 +1,115 @@
+"""One agent, as the supervisor's process sees it: calls to the actor, and its events, which are always being waited for."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+
+from chaosrun.cluster.messages import AgentEvent, AgentInfo, AgentLost, NodeEvent
+from chaosrun.errors import ChaosrunError, RecoveryError, ResourcesError
+
+AGAIN_S = 0.2
+Sink = Callable[[str, NodeEvent], None]
+"""Takes (node id, event); called from another thread."""
+
+
+class AgentClient:
+    """One agent. Beside the agent's own events the sink gets an AgentLost when the agent or its node dies."""
+
+    def __init__(self, handle: Any, node_id: str, sink: Sink) -> None:
+        self.node_id = node_id
+        self._handle = handle
+        self._sink = sink
+        self._closing = False
+        self._heard = 0
+        """Events of this agent so far."""
+        self._stop: tuple[Any, ...] | None = None
+        """What the last stop said, until the next start."""
+        self._pump = threading.Thread(target=self._carry_events, name=f"agent-events-{node_id[:8]}", daemon=True)
+        self._pump.start()
+
+    def submit(self, method: str, *arguments: Any) -> Any:
+        """Begin a call; `collect` waits for it. Lets several agents work at once."""
+        if method in ("start", "stop"):
+            self._stop = arguments if method == "stop" else None
+        return getattr(self._handle, method).remote(*arguments)
+
+    def collect(self, reference: Any, *, timeout_s: float) -> Any:
+        try:
+            return ray.get(reference, timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise ResourcesError(
+                f"the agent on node {self.node_id[:8]} did not answer within {timeout_s:.0f} s",
+                hint="is the node overloaded or cut off?",
+            ) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ChaosrunError):
+                raise error.cause from error
+            raise
+        except RayActorError as error:
+            raise RecoveryError(
+                f"the agent on node {self.node_id[:8]} is gone: {_first_line(error)}", hint="did the node or its raylet die?"
+            ) from error
+
+    def has_answered(self, reference: Any) -> bool:
+        """`collect` would not have to wait."""
+        return bool(ray.wait([reference], timeout=0)[0])
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
+        return self.collect(self.submit(method, *arguments), timeout_s=timeout_s)
+
+    def info(self, *, timeout_s: float = 60.0) -> AgentInfo:
+        return self.call("info", timeout_s=timeout_s)
+
+    def close(self, shutdown: Any = None, *, timeout_s: float = 10.0) -> None:
+        """Have the agent kill all below it, unless `shutdown` has it do so already, then end it."""
+        self._closing = True
+        try:
+            self.collect(shutdown or self.submit_shutdown(), timeout_s=timeout_s)
+        except (RecoveryError, ResourcesError):
+            # Dead or stuck: its fork server kills everything when the agent's end of the socket goes.
+            pass
+        finally:
+            ray.kill(self._handle, no_restart=True)
+            self._pump.join(timeout=timeout_s)
+
+    def submit_shutdown(self) -> Any:
+        """Begin to end it, so that several end at once; `close` waits for it."""
+        self._closing = True
+        return self.submit("shutdown")
+
+    def abandon(self) -> None:
+        """Forget an agent whose processes are known to be gone: Ray may take long to learn of it, and would be waited for."""
+        self._closing = True
+        ray.kill(self._handle, no_restart=True)
+
+    def _carry_events(self) -> None:
+        while self._take_events(self.submit("events", self._heard)):
+            pass
+
+    def _take_events(self, reference: Any) -> bool:
+        """Pass on what the agent has told; False when there will be nothing more."""
+        try:
+            events: list[AgentEvent] = ray.get(reference)
+        except ActorUnavailableError:
+            # Cut off, perhaps for a moment: what it was telling it tells again; a stop, for which nobody waits, is repeated.
+            # When it is dead, Ray says so.
+            time.sleep(AGAIN_S)
+            if self._stop is not None and not self._closing:
+                self.submit("stop", *self._stop)
+            return not self._closing
+        except RayActorError as error:
+            if not self._closing:
+                self._sink(self.node_id, AgentLost(message=_first_line(error)))
+            return False
+        self._heard += len(events)
+        for event in events:
+            self._sink(self.node_id, event)
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,217 @@
+"""What one value of a script holds, so that nothing of it is left out: its parts by name, or an error that says that there is
+more than can be looked at. `script_state` shows what is nearest and may leave out; this here may not.
+
+Objects of classes in Python hold their attributes and slots. Of what is written in C the garbage collector knows the parts that
+are objects; what may have others tells them as it does to `copy` and `pickle`, and refuses where it would leave anything out
+(object.__reduce_ex__). Changes nothing.
+"""
+
+import abc
+import contextlib
+import functools
+import gc
+import itertools
+import logging
+import os
+import re
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+Held = Iterator[tuple[str, Any]]
+PACKAGE = f"{Path(__file__).parent.parent}/"
+INSTALLED = (*(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE, "<frozen")
+OWN_FILES = (PACKAGE, f"{Path(accelerate.__file__).parent}/")
+OURS = ("chaosrun", "accelerate", "logging", "ray")
+"""Packages whose objects are looked at by others (`observe.state`), or change nothing of a training: only what a script adds to
+them counts."""
+STATELESS = (
+    *(types.CodeType, types.EllipsisType, types.NotImplementedType, type(threading.RLock()), type(vars(abc.ABC)["_abc_impl"])),
+    *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.distributed.ProcessGroup, numpy.ufunc, object),
+)
+"""What keeps nothing, or what its text tells; `object` itself and no subclass of it."""
+OF_OBJECTS = (
+    *(list, tuple, set, frozenset, deque, dict, defaultdict, OrderedDict, types.MappingProxyType, types.SimpleNamespace),
+    *(types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.CellType, functools.partial),
+    *(property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType),
+)
+"""Types in C all of whose parts, in their order, are objects."""
+HEAP_TYPE = 1 << 9
+MODULE_INTERNALS = frozenset(vars(torch.nn.Module()))
+OF_SGD = frozenset(vars(torch.optim.SGD([torch.zeros(())]))) - {
+    "defaults",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+}
+"""What an optimizer keeps that checkpoints hold."""
+COUNTING = (enumerate, zip, map, filter, reversed, *(kind for kind in vars(itertools).values() if isinstance(kind, type)))
+"""Iterators that a loop may go by, kept on the stack of the function that runs."""
+SETS = re.compile(r"\bself\.(\w+)(?=(?:, self\.\w+)*(?:: [^=\n]+)? [-+*/|&]?= )|\bsetattr\(self, \"(\w+)\"")
+"""How a class in Python sets its attributes."""
+
+
+def held(value: Any) -> list[tuple[str, Any]]:
+    """Its parts, by name. Raises TypeError for what keeps more than it tells, and whatever a value raises that is looked at."""
+    kind = type(value)
+    if kind in STATELESS or kind.__module__ == "typing":
+        return []
+    if isinstance(value, DistributedDataParallel):
+        return [("module", value.module), *added(value)]
+    ours = kind.__module__.partition(".")[0] in OURS and not issubclass(kind, logging.LoggerAdapter)
+    return list(added(value) if ours else _parts(value, kind))
+
+
+def _parts(value: Any, kind: type) -> Held:
+    match value:
+        case types.ModuleType():
+            if is_of_the_job(getattr(value, "__file__", None)) or (value.__spec__ is None and not hasattr(value, "__file__")):
+                yield from variables(value)
+        case types.FunctionType():
+            yield from _of_function(value)
+        case types.GeneratorType():
+            if (frame := value.gi_frame) is not None and not is_our_generator(value):
+                yield "line", frame.f_lasti
+                views = {id(frame), id(frame.f_locals)}  # which are there once somebody has asked for them
+                yield from (each for each in _referents(value) if id(each[1]) not in views)
+        case type():
+            # Of a library's class what a script may count in, and no more: it has no state of its own.
+            own = is_of_the_job(file_of(value))
+            yield from ((key, child) for key, child in variables(value) if own or type(child) in (int, float, str))
+            yield "bases", value.__bases__
+        case weakref.ref():
+            yield "to", value()
+        case _ if hasattr(kind, "cache_info") and hasattr(kind, "cache_clear"):
+            yield from (("cache", str(value.cache_info())), *_referents(value))
+        case _:
+            yield from _of_object(value, kind)
+
+
+def _referents(value: Any) -> Held:
+    return ((str(number), part) for number, part in enumerate(gc.get_referents(value)))
+
+
+def _of_object(value: Any, kind: type) -> Held:
+    native = _native(kind)
+    if native in OF_OBJECTS or kind.__name__ == "_lru_list_elem":  # an entry of functools.lru_cache
+        yield from _referents(value)
+    elif native is object:
+        pass
+    elif any(isinstance(getattr(kind, name), types.FunctionType) for name in ("__reduce__", "__reduce_ex__")):
+        raise TypeError("tells of itself what it likes")
+    elif native is type(threading.Lock()):
+        yield "locked", value.locked()
+    else:
+        reduced = value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            raise TypeError(f"is known by its name, {reduced}")
+        for number, part in enumerate(reduced[1:], 1):  # the items that are to be added come as iterators
+            yield f"at/{number}", list(part) if number > 2 and isinstance(part, Iterator) else part
+    if kind is not native:
+        yield "class", kind
+        yield from attributes(value)
+
+
+def _of_function(value: types.FunctionType) -> Held:
+    """Its variables. Of a library's function, too: it may be a wrapper around the script's."""
+    if value.__code__.co_filename.startswith(OWN_FILES):
+        return
+    yield from (("closure", value.__closure__), ("defaults", value.__defaults__), ("keyword defaults", value.__kwdefaults__))
+    yield from vars(value).items()
+    if value.__code__.co_filename.startswith("<"):
+        # Made by exec: nobody else may know its globals.
+        yield from ((name, value.__globals__[name]) for name in value.__code__.co_names if name in value.__globals__)
+
+
+def variables(value: Any) -> Held:
+    """Of a module or class."""
+    return ((key, child) for key, child in vars(value).items() if not (key.startswith("__") and key.endswith("__")))
+
+
+def attributes(value: Any) -> Held:
+    """In its dictionary and its slots; not what checkpoints hold, nor what is empty in every module."""
+    saved = OF_SGD if isinstance(value, torch.optim.Optimizer) else ()
+    empty = MODULE_INTERNALS if isinstance(value, torch.nn.Module) else ()
+    with contextlib.suppress(AttributeError):
+        own = object.__getattribute__(value, "__dict__").items()
+        yield from ((key, child) for key, child in own if key not in saved and (key not in empty or child))
+    for name, slot in _slots(type(value)):
+        with contextlib.suppress(AttributeError):  # one that has no value yet
+            yield name, slot.__get__(value)
+
+
+def added(value: Any) -> Held:
+    """Attributes that no code of a library sets."""
+    known = _set_by_libraries(type(value))
+    return ((key, child) for key, child in getattr(value, "__dict__", {}).items() if key not in known)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _set_by_libraries(kind: type) -> frozenset[str]:
+    files = {getattr(sys.modules.get(base.__module__), "__file__", None) or "" for base in kind.__mro__}
+    texts = (Path(file).read_text() for file in files if file.endswith(".py") and not is_of_the_job(file))
+    return MODULE_INTERNALS.union(*(name for names in map(SETS.findall, texts) for name in names))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
+    found = ((name, slot) for base in kind.__mro__ for name, slot in vars(base).items())
+    return tuple((name, slot) for name, slot in found if isinstance(slot, types.MemberDescriptorType) and name != "__dict__")
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _native(kind: type) -> type:
+    """The nearest of its bases that is written in C."""
+    return next(base for base in kind.__mro__ if not _is_in_python(base))
+
+
+def _is_in_python(kind: type) -> bool:
+    """Made by a class statement: it adds nothing to an instance but attributes and slots, and has no constructor in C."""
+    own = vars(kind)
+    adds = kind.__base__ is not None and kind.__basicsize__ != kind.__base__.__basicsize__
+    if not kind.__flags__ & HEAP_TYPE or (adds and own.keys().isdisjoint(("__dict__", "__weakref__", "__slots__"))):
+        return False
+    new = own.get("__new__")
+    return not isinstance(new, types.BuiltinFunctionType) or new.__self__ is not kind
+
+
+def is_our_generator(value: Any) -> bool:
+    """The protocol's way through the loader: where it stands is the position."""
+    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(PACKAGE)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def file_of(kind: type) -> str | None:
+    """Where a class is written. A module may have taken another one's name, and others may have given it functions."""
+    if kind.__module__ in ("builtins", "itertools", "types", "functools", "collections"):
+        return None
+    functions = (value for value in vars(kind).values() if isinstance(value, types.FunctionType))
+    own = (each.__code__.co_filename for each in functions if each.__qualname__.startswith(f"{kind.__qualname__}."))
+    return next(filter(os.path.exists, own), getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def is_of_the_job(file: str | None) -> bool:
+    """Neither installed, nor Python's, nor chaosrun's own."""
+    if file is None or not os.path.exists(file):
+        return False
+    folder, name = os.path.split(file)
+    real = os.path.realpath(file) if os.path.islink(file) else os.path.join(_real(folder), name)
+    return not real.startswith(INSTALLED)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _real(folder: str) -> str:
+    """Thousands of modules lie in hundreds of folders, and each attempt asks for them anew."""
+    return os.path.realpath(folder)

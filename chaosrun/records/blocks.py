@@ -1,0 +1,367 @@
+"""How a trace's records become bytes: the form of `rank-R.trace`, which docs/traces.md tells readers in other languages.
+
+The file is a sequence of frames: a size with a check of its own, so that a size that was damaged is not taken for a record that
+was cut off; one MessagePack value; and its CRC-16. The value is an array of numbers and bytes for a step, a map for any other
+record, and behind the last step of each block an array that begins with "block" and sums it up. Knows how records are packed
+and unpacked, and neither files nor what follows what.
+"""
+
+import math
+import struct
+from binascii import crc_hqx
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import xxhash
+
+from chaosrun.records.codec import Count, DamagedRecordError, EarlierVersionError, Record, changed, convert
+from chaosrun.records.traces import (
+    TRACE_VERSION,
+    AtLeastOne,
+    Block,
+    EndRecord,
+    Line,
+    StartRecord,
+    StateRecord,
+    StepRecord,
+    expect_words,
+)
+
+MARK = b"\x92\xa5block"
+"""With what the array behind a block begins."""
+HEAD_BYTES = 3
+"""Of a frame: before its content."""
+TICKS = 10_000
+"""A second's, in which the times of steps are counted; never later than they were."""
+_MOST = 0xFFFF
+"""Bytes of a frame's content. One that is so long is gone on with in the next frame."""
+_DIGITS = 16
+"""Of a digest."""
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.decode
+Texts = bytes | list[str]
+"""8 bytes for each, or texts where one is not 16 digits."""
+Ids = bytes | list[Any] | None
+"""Of one micro-batch. Bytes: how many an integer has, and such integers, little-endian."""
+
+
+def framed(content: bytes) -> bytes:
+    parts = [content[at : at + _MOST] for at in range(0, len(content) + 1, _MOST)]
+    return b"".join(struct.pack(">HB", len(part), _check(len(part))) + part + _crc(part) for part in parts)
+
+
+def _check(size: int) -> int:
+    return (size ^ size >> 8 ^ 0xA5) & 0xFF
+
+
+def _crc(part: bytes) -> bytes:
+    return crc_hqx(part, 0).to_bytes(2, "big")
+
+
+def frames(data: bytes | memoryview, at: int = 0) -> Iterator[tuple[int, bytes]]:
+    """What was framed, from a place on: the place behind each, and the content. A last one that was cut off is left out.
+
+    Raises DamagedRecordError for bytes that are no frame.
+    """
+    parts: list[bytes] = []
+    while at + HEAD_BYTES <= len(data):
+        size, check = struct.unpack_from(">HB", data, at)
+        if check != _check(size):
+            raise DamagedRecordError(f"no record at byte {at}")
+        begin, at = at + HEAD_BYTES, at + HEAD_BYTES + size + 2
+        if at > len(data):
+            return
+        part = bytes(data[begin : at - 2])
+        if _crc(part) != data[at - 2 : at]:
+            raise DamagedRecordError(f"the record at byte {begin} is not what was written")
+        parts.append(part)
+        if size < _MOST:
+            yield at, b"".join(parts)
+            parts = []
+
+
+def is_footer(content: bytes) -> bool:
+    return content.startswith(MARK)
+
+
+def is_step(content: bytes) -> bool:
+    return content[:1].hex().startswith("9") and not is_footer(content)
+
+
+_FOOTERS = msgspec.msgpack.Decoder(tuple[str, Block])
+
+
+def summed(block: Block, before: bytes, region: bytes | bytearray | memoryview) -> Block:
+    """A block of these bytes with its running digest. `before`: that of the block before."""
+    hasher = xxhash.xxh3_64(before)
+    hasher.update(_pack(changed(block, running=b"")))
+    hasher.update(region)
+    return changed(block, running=hasher.digest())
+
+
+def packed_footer(block: Block) -> bytes:
+    """What follows a block."""
+    return _pack(("block", block))
+
+
+def unpacked_footer(content: bytes) -> Block:
+    """Raises ValueError."""
+    return _FOOTERS.decode(content)[1]
+
+
+class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A step. What may be nil is then as `_expected` of the step before it in its block."""
+
+    step: AtLeastOne
+    ticks: int
+    """Since the step before; of a block's first one, since 1970."""
+    digests: Texts
+    """rng, gradients, parameters, each micro-batch."""
+    loss: bytes | list[float]
+    """float32, little-endian, where that says all of them."""
+    ids: Ids
+    """A list with those of each micro-batch, or of a single one its own bytes."""
+    lr: list[float] | None = None
+    state: Texts | None = None
+    settings: Texts | None = None
+    began: Texts | None = None
+    epoch: Count | None = None
+    batches: Count | None = None
+    items: Count | None = None
+    """0: none."""
+    grads: bytes | None = None
+    params: bytes | None = None
+
+
+_ROWS = msgspec.msgpack.Decoder(_Row)
+_Change = Callable[[Any], Any]
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    return list(map(float.fromhex, texts))
+
+
+def _hex(values: Sequence[float]) -> tuple[str, ...]:
+    return tuple(map(float.hex, values))
+
+
+_TEXT: tuple[_Change, _Change] = (lambda text: _short([text]), lambda packed: _long(packed)[0])
+_PLAIN: tuple[_Change, _Change] = (lambda value: value, lambda value: value)
+_REST: dict[str, tuple[_Change, _Change]] = {
+    "lr": (_numbers, _hex),
+    **dict.fromkeys(("state", "settings", "began"), _TEXT),
+    **dict.fromkeys(("epoch", "batches"), _PLAIN),
+    "items": (lambda items: items or 0, lambda items: items or None),
+    **dict.fromkeys(("grads", "params"), _PLAIN),
+}
+"""Fields that may be expected, in the order of `_Row`: how they are packed and unpacked."""
+_FIRST: dict[str, Any] = {"lr": (), "state": "", "settings": "", "began": "", "epoch": 0, "batches": 0, "items": None}
+
+
+def _expected(before: StepRecord | None) -> dict[str, Any]:
+    """What a step holds if it is like the one before it."""
+    held = {name: getattr(before, name) for name in _FIRST} if before else dict(_FIRST)
+    return held | {"batches": held["batches"] + (len(before.batch) if before else 1), "grads": b"", "params": b""}
+
+
+class Scribe:
+    """Packs the steps of one block, and sums them up."""
+
+    def __init__(self) -> None:
+        self.first = self.last = 0
+        self._knows_ids = True
+        self._param, self._digest = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._before: StepRecord | None = None
+
+    def packed(self, record: StepRecord) -> bytes:
+        before, expected = self._before, _expected(self._before)
+        ids = None if record.ids is None else list(map(_packed_ids, record.ids))
+        row = [
+            record.step,
+            _ticks(record) - (_ticks(before) if before else 0),
+            _short([record.rng, record.grad, record.param, *record.batch]),
+            _floats(_numbers(record.loss)),
+            ids[0] if ids and len(ids) == 1 and isinstance(ids[0], bytes) else ids,
+        ]
+        values = {name: getattr(record, name) for name in _REST}
+        row += [None if values[name] == expected[name] else pack(values[name]) for name, (pack, _) in _REST.items()]
+        while row[-1] is None and len(row) > 5:
+            row.pop()
+        self.take(record)
+        return _pack(row)
+
+    def take(self, record: StepRecord) -> None:
+        """Sum it up."""
+        self.first, self.last = self.first or record.step, record.step
+        self._knows_ids = self._knows_ids and record.knows_ids
+        self._param.update(f"{record.param} ".encode())
+        texts = (record.rng, record.grad, record.param, record.state, record.settings, record.began)
+        place = (record.step, record.epoch, record.batches)
+        self._digest.update(_pack((place, record.ids, record.batch, record.loss, record.lr, texts)))
+        self._before = record
+
+    def block(self, at: int, size: int, others: Sequence[int] = ()) -> Block:
+        """Of so many bytes, which lie at this place."""
+        about = (tuple(others), self._knows_ids, self._param.digest(), self._digest.digest())
+        return Block(self.first, self.last - self.first + 1, at, size, *about)
+
+
+class Reading:
+    """Unpacks what a trace holds, in its order, from the beginning of a block on."""
+
+    def __init__(self, attempt: int, rank: int, tensors: Sequence[str] = (), names: "Names | None" = None) -> None:
+        self._attempt, self._rank, self._tensors, self._names = attempt, rank, tensors, names
+        self._before: StepRecord | None = None
+
+    def record(self, content: bytes) -> Line | None:
+        """None for what ends a block. Raises ValueError."""
+        if is_step(content):
+            return self._step(content)
+        if is_footer(content):
+            self._before = None
+            return None
+        found = unpacked_record(content, self._names)
+        if isinstance(found, StartRecord):
+            self._tensors = found.tensors
+        return found
+
+    def _step(self, content: bytes) -> StepRecord:
+        row, before = _ROWS.decode(content), self._before
+        fields = _expected(before)
+        for name, (_, unpack) in _REST.items():
+            if (packed := getattr(row, name)) is not None:
+                fields[name] = unpack(packed)
+        rng, grad, param, *batch = _long(row.digests)
+        losses = struct.unpack(f"<{len(row.loss) // 4}f", row.loss) if isinstance(row.loss, bytes) else row.loss
+        ids = [row.ids] if isinstance(row.ids, bytes) else row.ids
+        found = StepRecord(
+            step=row.step,
+            time_s=(row.ticks + (_ticks(before) if before else 0)) / TICKS,
+            rng=rng,
+            grad=grad,
+            param=param,
+            batch=tuple(batch),
+            loss=_hex(losses),
+            ids=None if ids is None else tuple(map(_unpacked_ids, ids)),
+            attempt=self._attempt,
+            rank=self._rank,
+            **fields,
+        )
+        _expect_sound(found, self._tensors)
+        self._before = found
+        return found
+
+
+def _expect_sound(step: StepRecord, tensors: Sequence[str]) -> None:
+    where = f"step {step.step}: "
+    stepped = bool(step.grad or step.grads or step.lr)
+    if step.params or step.grads:
+        expect_words(step.params, tensors, where, "parameters")
+        if stepped:
+            expect_words(step.grads, tensors, where, "gradients")
+    if not all((step.rng, step.param, step.batch, *step.batch)):
+        raise ValueError(f"{where}not all of it is there")
+    if stepped and (missing := [name for name in ("grad", "lr", "loss") if not getattr(step, name)]):
+        raise ValueError(f"{where}gradients without {missing[0]}")
+
+
+Names = dict[str, list[str]]
+"""Of the values of a state by component, as they were written last: a file names them once."""
+
+
+def packed_record(record: Record, names: Names) -> bytes:
+    """Any but a step."""
+    plain: dict[str, Any] = msgspec.to_builtins(record, builtin_types=(bytes,), str_keys=True)
+    digests: dict[str, Any] | None = plain.get("digests")
+    for component, values in (digests or {}).items():
+        known, names[component] = names.get(component), list(values)
+        assert digests is not None
+        digests[component] = (None if known == names[component] else names[component], _short(list(values.values())))
+    return _pack(plain)
+
+
+def unpacked_record(content: bytes, names: Names | None) -> Line:
+    """Any but a step. `names`: None where it is not known what was written before; digests are left out then. Raises
+    ValueError."""
+    plain = _unpack(content)
+    if not isinstance(plain, dict):
+        raise ValueError("a record is a map")
+    if plain.get("kind") == "start" and plain.get("v") != TRACE_VERSION:
+        raise DamagedRecordError(f"version {plain.get('v')!r:.20}, this chaosrun reads version {TRACE_VERSION}")
+    digests = plain.pop("digests", None)
+    try:
+        found: Line = convert({**plain, "digests": {}} if plain.get("kind") == "end" else plain, Line)
+        if digests is None or names is None:
+            return found
+        if not isinstance(found, StartRecord | StateRecord | EndRecord):
+            raise ValueError("digests of nothing")
+        told = convert(digests, dict[str, tuple[list[str] | None, Texts]])
+        return changed(found, digests={component: _component(names, component, *each) for component, each in told.items()})
+    except (ValueError, LookupError) as error:
+        raise DamagedRecordError(str(error).replace(" - at `$.", " at `")) from error
+
+
+def _component(names: Names, component: str, own: list[str] | None, values: Texts) -> Mapping[str, str]:
+    if own is not None:
+        names[component] = own
+    return _by_name(tuple(names[component]), values if isinstance(values, bytes) else tuple(values))
+
+
+@lru_cache(maxsize=4096)
+def _by_name(names: tuple[str, ...], values: bytes | tuple[str, ...]) -> Mapping[str, str]:
+    """Replicas hold the same at the same step, and so do legs: one of them is kept."""
+    return dict(zip(names, _long(values), strict=True))
+
+
+def earlier_version(path: object) -> str:
+    """What is said of a trace of lines."""
+    told = f"{path}: written by an earlier chaosrun (a trace of version 2, this one reads version {TRACE_VERSION})"
+    return EarlierVersionError(told).message
+
+
+def _ticks(record: StepRecord) -> int:
+    return math.floor(record.time_s * TICKS + 1e-3)
+
+
+def _short(texts: Sequence[str]) -> Texts:
+    joined = "".join(texts)
+    try:
+        packed = bytes.fromhex(joined)
+    except ValueError:
+        return list(texts)
+    return packed if packed.hex() == joined and all(len(text) == _DIGITS for text in texts) else list(texts)
+
+
+def _long(packed: bytes | Sequence[str]) -> Sequence[str]:
+    if not isinstance(packed, bytes):
+        return packed
+    text = packed.hex()
+    return [text[at : at + _DIGITS] for at in range(0, len(text), _DIGITS)]
+
+
+def _floats(values: list[float]) -> bytes | list[float]:
+    form = f"<{len(values)}f"
+    try:
+        packed = struct.pack(form, *values)
+    except OverflowError:
+        return values
+    return packed if list(struct.unpack(form, packed)) == values else values
+
+
+def _packed_ids(ids: Sequence[Any] | None) -> Ids:
+    if ids is None:
+        return None
+    if any(type(sample) is not int or sample < 0 for sample in ids):
+        return list(ids)
+    width = max([1, *((sample.bit_length() + 7) // 8 for sample in ids)])
+    return bytes([width]) + b"".join(sample.to_bytes(width, "little") for sample in ids)
+
+
+def _unpacked_ids(ids: Ids) -> tuple[Any, ...] | None:
+    if ids is None or isinstance(ids, list):
+        return None if ids is None else tuple(ids)
+    if not isinstance(ids, bytes) or not ids or not ids[0] or (len(ids) - 1) % ids[0]:
+        raise ValueError("no sample ids")
+    return tuple([int.from_bytes(ids[at : at + ids[0]], "little") for at in range(1, len(ids), ids[0])])

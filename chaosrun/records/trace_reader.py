@@ -1,0 +1,285 @@
+"""Reading a trace.
+
+Reading never fails on content: a file is read up to its first bad record, and that one becomes a problem; a last one that was
+cut off is left out. Blocks whose bytes are what was written are not looked into: their steps are read when somebody asks.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TypeVar
+
+from chaosrun.records.blocks import (
+    HEAD_BYTES,
+    MARK,
+    Names,
+    Reading,
+    Scribe,
+    earlier_version,
+    frames,
+    is_footer,
+    is_step,
+    summed,
+    unpacked_footer,
+    unpacked_record,
+)
+from chaosrun.records.codec import DamagedRecordError
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.traces import (
+    Block,
+    BucketsRecord,
+    CheckpointRecord,
+    EndRecord,
+    Line,
+    LoaderWorkersRecord,
+    Moment,
+    ProbeRecord,
+    RankTrace,
+    SaveRecord,
+    SourceRecord,
+    StartRecord,
+    StateRecord,
+    StepRecord,
+    Steps,
+)
+
+ENDS_BYTES = 1 << 15
+OPENED_BLOCKS = 2048
+"""So many are kept at hand, of all traces together."""
+_L = TypeVar("_L")
+
+
+def read_trace(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+    """Read one trace up to its first bad record; that one becomes a problem."""
+    return _whole(path, attempt, rank, problems).trace
+
+
+def _whole(path: Path, attempt: int, rank: int, problems: list[str]) -> "_Found":
+    found = _Found(path, attempt, rank)
+    try:
+        found.read(path.read_bytes(), 0, b"")
+    except FileNotFoundError:
+        earlier = path.with_suffix(".trace.jsonl")
+        problems.append(earlier_version(earlier) if earlier.exists() else f"{path.name} is missing")
+    except ValueError as error:
+        problems.append(f"{path}: record {found.number + 1}: {getattr(error, 'message', error)}")
+    return found
+
+
+def read_ends(path: Path, attempt: int, rank: int, problems: list[str]) -> RankTrace:
+    """Its first record and its last ones, back to a step at least: where the rank began and how far it came, however long the
+    trace is. Without digests."""
+    size, last = path.stat().st_size, ENDS_BYTES
+    while last < size:
+        found, data = _Found(path, attempt, rank), _bytes_at(path, size - last)
+        try:
+            found.begin()
+            # From behind the first block that ends here.
+            if behind := next(_footers(data, 0), None):
+                _, end, content = behind
+                found.read(data, end, unpacked_footer(content).running, size - last)
+        except ValueError as error:
+            problems.append(f"{path}: {getattr(error, 'message', error)}")
+            return found.trace
+        if found.blocks:
+            break
+        last *= 4
+    else:
+        found = _whole(path, attempt, rank, problems)
+    found.blocks = found.blocks[-2:]
+    return found.trace
+
+
+def trace_files(leg: LegLayout) -> list[tuple[int, int, Path]]:
+    """Attempt, rank and path of each trace of a leg."""
+    found = ((number, path) for number in leg.attempts() for path in leg.attempt(number).path.glob("rank-*.trace"))
+    named = ((number, path.stem.removeprefix("rank-"), path) for number, path in found)
+    return sorted((number, int(rank), path) for number, rank, path in named if rank.isascii() and rank.isdecimal())
+
+
+def read_start(path: Path) -> StartRecord | None:
+    """How a trace begins; None where it does not, or not yet."""
+    with suppress(ValueError, OSError):
+        record = _first(path)
+        return record if isinstance(record, StartRecord) else None
+    return None
+
+
+def read_moments(path: Path) -> list[Moment]:
+    """The moments of one trace, from its start on, as far as it is sound; none where there is no trace."""
+    moments: list[Moment] = []
+    with suppress(DamagedRecordError, FileNotFoundError):
+        for record in all_records(path, 0, 0):
+            if isinstance(record, StartRecord):
+                step = record.position.step
+                moments.append(Moment(step=step, weights=record.param, optimizer=record.state, rates=None))
+            elif isinstance(record, StepRecord) and moments:
+                rates = record.lr or moments[-1].rates
+                after = {"rates_after": rates, "rng_after": record.rng, "data_after": record.batch[0]}
+                moments[-1] = replace(moments[-1], **after, weights_after=record.began or None)
+                moments.append(Moment(step=record.step, weights=record.param, optimizer=record.state, rates=rates))
+    return moments
+
+
+def all_records(path: Path, attempt: int, rank: int) -> Iterator[Line]:
+    """Every record of a trace in the order of time. Raises DamagedRecordError, FileNotFoundError."""
+    reading = Reading(attempt, rank, names={})
+    try:
+        for _, content in frames(path.read_bytes()):
+            if record := reading.record(content):
+                yield record
+    except ValueError as error:
+        raise DamagedRecordError(f"{path}: {getattr(error, 'message', error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: Path
+    attempt: int
+    rank: int
+    tensors: tuple[str, ...]
+
+
+@lru_cache(maxsize=OPENED_BLOCKS)
+def _opened(source: _Source, block: Block) -> Sequence[StepRecord]:
+    try:
+        reading = Reading(source.attempt, source.rank, source.tensors)
+        region = _bytes_at(source.path, block.at, block.size)
+        found = [reading.record(content) for _, content in frames(region) if is_step(content)]
+        steps = [record for record in found if isinstance(record, StepRecord)]
+        if [record.step for record in steps] != list(block.steps):
+            raise ValueError("other steps lie there")
+    except ValueError as error:
+        raise DamagedRecordError(f"{source.path}: steps {block.first} to {block.last}: {error}") from error
+    return steps
+
+
+class _Found:
+    """What is found in one trace."""
+
+    def __init__(self, path: Path, attempt: int, rank: int) -> None:
+        self.number = 0
+        """Of records that are sound."""
+        self.blocks: list[Block] = []
+        self._path, self._attempt, self._rank = path, attempt, rank
+        self._lines: list[Line] = []
+        self._names: Names | None = {}
+
+    @property
+    def start(self) -> StartRecord | None:
+        return next(_of(StartRecord, self._lines), None)
+
+    @property
+    def trace(self) -> RankTrace:
+        tensors = self.start.tensors if self.start else ()
+        return RankTrace(
+            attempt=self._attempt,
+            rank=self._rank,
+            start=self.start,
+            probe=next(_of(ProbeRecord, self._lines), None),
+            sources=tuple(_of(SourceRecord, self._lines)),
+            loader_workers=tuple(_of(LoaderWorkersRecord, self._lines)),
+            buckets=tuple(_of(BucketsRecord, self._lines)),
+            steps=Steps(self.blocks, partial(_opened, _Source(self._path, self._attempt, self._rank, tensors))),
+            states=tuple(_of(StateRecord, self._lines)),
+            checkpoints=tuple(_of(CheckpointRecord, self._lines)),
+            saves=tuple(_of(SaveRecord, self._lines)),
+            end=next(_of(EndRecord, self._lines), None),
+        )
+
+    def begin(self) -> None:
+        """With the first record of the file; what comes behind it is left out. Raises ValueError, OSError."""
+        if first := _first(self._path):
+            self._take(first)
+        self._names = None
+
+    def read(self, data: bytes, at: int, running: bytes, offset: int = 0) -> None:
+        """From the beginning of a block on; `offset`: of these bytes in the file. Raises ValueError."""
+        for head, end, content in _footers(data, at):
+            region, block = memoryview(data)[at:head], unpacked_footer(content)
+            if block.at != at + offset or block != summed(block, running, region):
+                break
+            self._full(block, region)
+            at, running = end, block.running
+        self._rest(memoryview(data)[at:], at + offset)
+
+    def _full(self, block: Block, region: memoryview) -> None:
+        """One that is what its footer says. Its steps are not looked at."""
+        for place in block.others:
+            _, content = next(frames(region, place))
+            self._take(unpacked_record(content, self._names))
+        self._expect_started("step")
+        self.blocks.append(block)
+        self.number += block.count
+
+    def _rest(self, data: memoryview, at: int) -> None:
+        """What follows the last full block, record by record."""
+        scribe, size = Scribe(), 0
+        reading = Reading(self._attempt, self._rank, self.start.tensors if self.start else (), self._names)
+        try:
+            for end, content in frames(data):
+                record = reading.record(content)
+                if record is None:
+                    raise ValueError("the block that ends here is not what was written")
+                if isinstance(record, StepRecord):
+                    self._expect_started("step")
+                    if scribe.first and record.step != scribe.last + 1:
+                        raise ValueError(f"step {record.step} follows step {scribe.last}")
+                    scribe.take(record)
+                    self.number += 1
+                else:
+                    self._take(record)
+                size = end
+        finally:
+            if scribe.first:
+                self.blocks.append(summed(scribe.block(at, size), b"", data[:size]))
+
+    def _take(self, record: Line) -> None:
+        """Raises ValueError for one that is out of place."""
+        if isinstance(record, StartRecord):
+            if (record.attempt, record.rank) != (self._attempt, self._rank):
+                told = f"attempt {self._attempt} rank {self._rank} says it is of attempt {record.attempt} rank {record.rank}"
+                raise ValueError(f"the file of {told}")
+            if self._lines:
+                raise ValueError("a 'start' record is out of place")
+        else:
+            self._expect_started(str(record.__struct_config__.tag))
+        self._lines.append(record)
+        self.number += 1
+
+    def _expect_started(self, kind: str) -> None:
+        if not self._lines or isinstance(self._lines[-1], EndRecord):
+            raise ValueError(f"a {kind!r} record is out of place")
+
+
+def _first(path: Path) -> Line | None:
+    """The first record of a file; None where there is none yet. Raises ValueError, OSError."""
+    with path.open("rb") as file:
+        data = file.read(ENDS_BYTES)
+        found = next(frames(data), None) or next(frames(data + file.read()), None)
+    return found and unpacked_record(found[1], {})
+
+
+def _footers(data: bytes, at: int) -> Iterator[tuple[int, int, bytes]]:
+    """What looks like the frame behind a block, from a place on: where it begins and ends, and its content."""
+    place = data.find(MARK, at)
+    while place >= 0:
+        head = place - HEAD_BYTES
+        with suppress(ValueError):
+            end, content = next(frames(data, max(at, head)), (0, b""))
+            if is_footer(content):
+                yield head, end, content
+        place = data.find(MARK, place + 1)
+
+
+def _of(kind: type[_L], lines: Sequence[Line]) -> Iterator[_L]:
+    return (line for line in lines if isinstance(line, kind))
+
+
+def _bytes_at(path: Path, at: int, size: int = -1) -> bytes:
+    """Of a file. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(at)
+        return file.read(size)
