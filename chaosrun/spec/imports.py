@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from chaosrun.spec.launch import attaches, problem_of_script, program_file
+from chaosrun.spec.launch import attaches, problem_of_script, program_file, syntax_tree
 from chaosrun.spec.problems import Problem
 from chaosrun.spec.source import Job
 
@@ -36,7 +36,7 @@ def not_there(job: Job) -> Iterator[Problem]:
     text = source.decode(errors="replace")
     beside = str(job.directory if job.spec.module else script.parent)
     if not LOOKS_ELSEWHERE.search(source):
-        for node, name in _imports(ast.parse(source)):
+        for node, name in _imports(syntax_tree(source)):
             if not _is_found(name, [beside, *places]):
                 message = f"ModuleNotFoundError: No module named {name.partition('.')[0]!r}"
                 hint = f"install it in {sys.prefix}, where chaosrun is, or name its folder in env: {{PYTHONPATH: …}}"

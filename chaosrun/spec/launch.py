@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -30,6 +31,16 @@ NEAR = 0.75
 """How like a placeholder a word in braces is that stands for it, from 0 to 1."""
 
 
+_PARSES = threading.Lock()
+
+
+def syntax_tree(source: bytes) -> ast.Module:
+    """As `ast.parse`, one thread at a time: CPython counts the depth of a tree once for all threads, and raises a SystemError
+    where two build one at once (seen with 3.11.7; drills of a sweep run side by side). Raises SyntaxError, ValueError."""
+    with _PARSES:
+        return ast.parse(source)
+
+
 def attaches(script: Path) -> bool:
     """Whether a script has chaosrun save and resume; False where it cannot be read."""
     try:
@@ -41,7 +52,7 @@ def attaches(script: Path) -> bool:
 def own_loads(script: Path) -> tuple[str, ...]:
     """Where a script loads checkpoints by itself, as far as its text shows: "torch.load, line 12"."""
     try:
-        tree = ast.parse(script.read_bytes())
+        tree = syntax_tree(script.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
