@@ -182,7 +182,8 @@ class Scheduler(Generic[D, R]):
     """None: as many as there is room for."""
     on_result: Callable[[D, R], bool]
     """Returns whether to begin more of them."""
-    on_start: Callable[[D], None] = lambda drill: None
+    tell: Listener
+    """Told of each drill, by name: `drill.began`, `drill.left`; with `drill.at` which attempt of which leg it is at."""
     _waiting: list[Task[D]] = field(default_factory=list)
     _running: dict[str, Task[D]] = field(default_factory=dict)
     _made: set[str | None] = field(default_factory=lambda: {None})
@@ -236,16 +237,22 @@ class Scheduler(Generic[D, R]):
         self._running[task.name] = task
         if task.reference not in self._made:
             self._making[task.reference] = task
-        self.on_start(task.drill)
+        self._tell("drill.began", task)
         threads.submit(self._work, task, cluster)
+
+    def _tell(self, event: str, task: Task[D], **about: object) -> None:
+        self.tell({"leg": None, "event": event, "drill": task.name, **about})
 
     def _work(self, task: Task[D], cluster: "RayCluster | None") -> None:
         """In a thread of its own."""
 
         def listen(record: EventRecord) -> None:
+            event, leg = record.get("event"), record.get("leg")
             # The undisturbed leg is over: begun here, or gone on with.
-            if record.get("event") in ("leg.started", "supervisor.resumed") and record.get("leg") == "chaos":
+            if event in ("leg.started", "supervisor.resumed") and leg == "chaos":
                 self._events.put(partial(self._reference_made, task))
+            if event == "attempt.starting":
+                self._events.put(partial(self._tell, "drill.at", task, of_leg=leg, attempt=record["attempt"]))
 
         try:
             result, sound = self.carry(task.drill, cluster, self._supervisors, listen)
@@ -272,6 +279,7 @@ class Scheduler(Generic[D, R]):
 
     def _leave(self, task: Task[D], cluster: "RayCluster | None", *, sound: bool) -> None:
         del self._running[task.name]
+        self._tell("drill.left", task)
         self._stop_waiting_for(task)  # if it did not make it, the next one does
         if cluster is not None:
             self.pool.give_back(task.shape, cluster, sound=sound)

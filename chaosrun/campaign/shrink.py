@@ -32,6 +32,7 @@ from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, carry_out
 from chaosrun.supervise.runs import remove_run
 from chaosrun.verify.verdict import Verdict
+from chaosrun.wording import count
 
 SHRUNK_VERSION = 1
 MAX_DRILLS = 100
@@ -150,7 +151,6 @@ class _Trials:
     case: Case
     drill: RunDrills
     limit: int
-    on_record: Listener
     symptom: str | None = None
     """What counts as failing in the same way."""
     drills: int = 0
@@ -187,9 +187,7 @@ class _Trials:
             self.drills += 1
             if key not in self._ahead:
                 self._ahead |= self.drill({key: overrides}, self.symptom)
-            self._known[key] = found = self._ahead[key]
-            about = {"number": self.drills, "faults": len(schedule), "of": len(self.case.schedule), "symptom": found}
-            self.on_record({"leg": None, "event": "shrink.tried", **about})
+            self._known[key] = self._ahead[key]
         return self._known[key]
 
     def _planned(self, schedule: tuple[Entry, ...]) -> tuple[str, Sequence[str]] | None:
@@ -225,11 +223,11 @@ def shrink(
         interrupts.check(run)
         case = open_case(run)
         case = replace(case, overrides=(*case.overrides, *overrides))
-        listener, shape = on_event or (lambda record: None), Shape.of(case.job.spec)
+        shape = Shape.of(case.job.spec)
         try:
             with one_ray(address, [shape], interrupts) as pool:
-                drills = _Drills(case, early, address, pool, shape)
-                return reduce_faults(case, drills.symptoms, drills.verify, limit=max_drills or MAX_DRILLS, on_record=listener)
+                drills = _Drills(case, early, address, pool, shape, on_event or (lambda record: None))
+                return reduce_faults(case, drills.symptoms, drills.verify, limit=max_drills or MAX_DRILLS)
         except InterruptedRunError as error:
             raise InterruptedRunError("interrupted", hint=AGAIN.format(run=run_argument(run))) from error
         finally:
@@ -237,15 +235,10 @@ def shrink(
 
 
 def reduce_faults(
-    case: Case,
-    drill: RunDrills,
-    verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]],
-    *,
-    limit: int,
-    on_record: Listener,
+    case: Case, drill: RunDrills, verify: Callable[[Sequence[str]], tuple[RunLayout, str | None]], *, limit: int
 ) -> Shrunk:
     """`drill` carries candidates out, `verify` the drill of what is left, whose run is kept. Writes shrunk.yaml."""
-    trials = _Trials(case=case, drill=drill, limit=max(1, limit), on_record=on_record, smallest=case.schedule)
+    trials = _Trials(case=case, drill=drill, limit=max(1, limit), smallest=case.schedule)
     seen = trials.seen(case.schedule)
     trials.symptom = case.symptom or seen
     if seen is None or seen != trials.symptom:
@@ -295,6 +288,8 @@ class _Drills:
     address: str | None
     pool: PlacementPool
     shape: Shape
+    on_event: Listener
+    _begun: int = 0
 
     def symptoms(self, candidates: Candidates, looked_for: str | None) -> dict[str, str | None]:
         """Of drills that leave nothing behind."""
@@ -315,24 +310,35 @@ class _Drills:
 
     def _carried_out(self, runs: Mapping[str, RunLayout], looked_for: str | None) -> dict[str, str | None]:
         found: dict[str, str | None] = {}
+        tasks = {key: self._task(key, FaultPlan.read(run.plan_json)) for key, run in runs.items()}
 
         def on_result(key: str, symptom: str | None) -> bool:
             found[key] = symptom
+            self.on_event({"leg": None, "event": "shrink.tried", "drill": tasks[key].name, "symptom": symptom})
             return symptom is None or symptom != looked_for
 
-        kinds = {key: [fault.kind for fault in FaultPlan.read(run.plan_json).faults] for key, run in runs.items()}
-        tasks = [Task(key, key, self.shape, needs_all=takes_agents(kinds[key])) for key in runs]
         carry = partial(self._carry, runs)
-        Scheduler(carry=carry, pool=self.pool, at_once=None, on_result=on_result).run(tasks)
+        scheduler = Scheduler(carry=carry, pool=self.pool, at_once=None, on_result=on_result, tell=self.on_event)
+        scheduler.run([*tasks.values()])
         return found
 
+    def _task(self, key: str, plan: FaultPlan) -> Task[str]:
+        self._begun += 1
+        name = f"candidate {self._begun}, {len(plan.faults)} of {count(len(self.case.schedule), 'fault')}"
+        return Task(key, name, self.shape, needs_all=takes_agents([fault.kind for fault in plan.faults]))
+
     def _carry(
-        self, runs: Mapping[str, RunLayout], key: str, cluster: RayCluster | None, supervisors: RunningSupervisors, _: Listener
+        self,
+        runs: Mapping[str, RunLayout],
+        key: str,
+        cluster: RayCluster | None,
+        supervisors: RunningSupervisors,
+        listen: Listener,
     ) -> tuple[str | None, bool]:
         run = runs[key]
         try:
             with OneOfMany(supervisors.watch()) as interrupts:
-                verdict = carry_out(run, self.root, self.address, lambda record: None, interrupts, cluster=cluster)
+                verdict = carry_out(run, self.root, self.address, listen, interrupts, cluster=cluster)
         except ChaosrunError:
             raise
         except Exception as error:

@@ -158,9 +158,6 @@ class SuiteRun:
         left = [drill for drill in self.plan.drills if drill.name not in progress.results]
         results = dict(progress.results)
 
-        def on_start(drill: PlannedDrill) -> None:
-            self.tell("suite.drill", name=drill.name, number=len(results) + 1)
-
         def on_result(drill: PlannedDrill, result: DrillResult) -> bool:
             results[drill.name] = result
             self.keep(drill, result)
@@ -168,7 +165,7 @@ class SuiteRun:
             self.tell("suite.ended", name=drill.name, number=len(results), cause="; ".join(result.surprises), **about)
             return result.ok or not self.plan.fail_fast
 
-        scheduler = Scheduler(carry=self._carry, pool=pool, at_once=at_once, on_start=on_start, on_result=on_result)
+        scheduler = Scheduler(carry=self._carry, pool=pool, at_once=at_once, on_result=on_result, tell=self.on_record)
         try:
             if not (self.plan.fail_fast and any(not result.ok for result in results.values())):
                 scheduler.run([drill.task for drill in left])

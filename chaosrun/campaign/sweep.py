@@ -108,7 +108,7 @@ def sweep(
                 pool.give_back(run.shape, cluster, sound=True)
             tasks = [Task(point, point.id, run.shape) for point in run.known.left]
             try:
-                Scheduler(carry=run.carry, pool=pool, at_once=at_once, on_result=run.on_result).run(tasks)
+                Scheduler(carry=run.carry, pool=pool, at_once=at_once, on_result=run.on_result, tell=run.on_event).run(tasks)
             except (KeyboardInterrupt, InterruptedRunError) as error:
                 tried = f"{len(run.known.tried)} of {len(run.known.points)} points tried"
                 hint = f"`{folder.resume_command(run.known.job)}` goes on with the sweep"
@@ -263,7 +263,7 @@ class _SweepRun:
             code, cause = error.exit_code, error.message
             return PointResult(status="INCONCLUSIVE", exit_code=code, cause=cause, reached=False, run=None, took_s=0.0), True
         try:
-            verdict = drill_on(cluster, run, self.root, watch=supervisors.watch())
+            verdict = drill_on(cluster, run, self.root, watch=supervisors.watch(), on_record=listen)
         except InterruptedRunError:
             remove_run(run)
             if supervisors.interrupted:

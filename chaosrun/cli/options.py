@@ -189,9 +189,13 @@ def as_text(page: "RenderableType") -> str:
 @contextmanager
 def ticking(*, quiet: bool, preflight: bool = False) -> "Iterator[Callable[[EventRecord], None] | None]":
     """As `report.live.progress`, for many drills, or a preflight."""
-    from chaosrun.report.ticker import Ticker as kind
+    from chaosrun.preflight.report.ticker import PreflightTicker
+    from chaosrun.report.live import is_live_terminal
+    from chaosrun.report.ticker import DrillsTicker
 
-    if preflight:
-        from chaosrun.preflight.report.ticker import PreflightTicker as kind
     with redirect_stdout(sys.stderr):
-        yield None if quiet else kind(sys.stderr).on_event
+        if quiet or preflight:
+            yield None if quiet else PreflightTicker(sys.stderr).on_event
+            return
+        with DrillsTicker(sys.stderr, terminal=is_live_terminal(sys.stderr, os.environ)) as ticker:
+            yield ticker.on_event

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO, cast
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from chaosrun.records.events import EventRecord, WorkerExited
@@ -58,6 +58,16 @@ class _Screen(Console):
         return False
 
 
+def live_on(stream: TextIO, leaving: LeavingStream, drawn: Callable[[], RenderableType] | None = None) -> Live:
+    """What changes in place on the terminal `stream`, through `leaving`. A thread of its own draws what `drawn` returns
+    again and again; None: its user draws."""
+    system = "standard" if has_colour(stream, os.environ) else None
+    screen = _Screen(file=cast("TextIO", leaving), force_terminal=True, color_system=system, width=80, height=24,
+                     highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip
+    return Live(console=screen, auto_refresh=drawn is not None, get_renderable=drawn, transient=True, redirect_stdout=False,
+                redirect_stderr=False)  # fmt: skip
+
+
 class Display:
     """Lines or frames on a stream. Has no thread of its own; `refresh` whenever it is time."""
 
@@ -77,10 +87,7 @@ class Display:
         self._follower: RunFollower | None = None
         self._live: Live | None = None
         if terminal:
-            system = "standard" if has_colour(stream, os.environ) else None
-            screen = _Screen(file=cast("TextIO", self._stream), force_terminal=True, color_system=system, width=80, height=24,
-                             highlight=False, markup=False, emoji=False, _environ={"TERM": "xterm"})  # fmt: skip
-            self._live = Live(console=screen, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live = live_on(stream, self._stream)
 
     @property
     def follower(self) -> RunFollower | None:

@@ -1,36 +1,44 @@
 """Progress of much on stderr, a line for each event. A terminal that goes away ends the display, not what it shows."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TextIO
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
 from chaosrun.records.events import EventRecord
 from chaosrun.report.escapes import on_one_line
-from chaosrun.report.output import LeavingStream
+from chaosrun.report.live import live_on
+from chaosrun.report.output import LeavingStream, size_of
+from chaosrun.wording import count, listed, span
 
 _WORDS = {
     "sweep.survey": "sweep {sweep}: looking for points, the job undisturbed and killed once",
+    "drill.began": "{drill} begins{beside}",
     "sweep.tried": "{number}/{of} {point}: {status}{because}",
     "sweep.cancelled": "{point}: cancelled, and left to be resumed",
-    "shrink.tried": "drill {number}, {faults} of {of} faults: {found}",
+    "shrink.tried": "{drill}: {found}",
     "suite.started": "suite {suite}: {of} drills{seeded}",
-    "suite.drill": "{number}/{of} {name} begins",
     "suite.anew": "{name} starts again: its earlier run was incomplete",
     "suite.ended": "{number}/{of} {name}: {ended}{because}",
 }
 
 
-def tick(record: EventRecord) -> str:
-    """What an event of a sweep, a shrink or a suite says."""
+def tick(record: EventRecord, others: Sequence[str] = ()) -> str:
+    """What an event of a sweep, a shrink or a suite says; "" where nothing. `others`: drills under way."""
     cause = record.get("cause")
     about = {
         "because": "" if _passes(record) else f", not as expected: {cause}" if "ok" in record else f": {cause}",
+        "beside": f", beside {listed(others)}" if others else "",
         "found": record.get("symptom") or "does not fail",
         "seeded": "" if record.get("seed") is None else f", seed {record['seed']}",
         "ended": record.get("status") or ("cancelled" if record.get("cancelled") else "not run"),
     }
-    name = str(record["event"])
-    return _WORDS.get(name, name).format_map({**record, **about})
+    return _WORDS.get(str(record["event"]), "").format_map({**record, **about})
 
 
 def _passes(record: EventRecord) -> bool:
@@ -49,5 +57,73 @@ class Ticker:
         self.tell(tick(record))
 
     def tell(self, sentence: str) -> None:
+        self._stream.write(self.line(sentence) + "\n")
+
+    def line(self, sentence: str) -> str:
         minutes, seconds = divmod(int(self._now_s() - self._began_s), 60)
-        self._stream.write(f"[{minutes}:{seconds:02}] {on_one_line(sentence)}\n")
+        return f"[{minutes}:{seconds:02}] {on_one_line(sentence)}"
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    began_s: float
+    at: str = "begins"
+
+
+class DrillsTicker(Ticker, AbstractContextManager["DrillsTicker"]):
+    """Of many drills, several of them under way: on a terminal those are shown below the sentences, with what each is at and
+    since when; elsewhere each has a line when it begins, that names the others, and one when it ends. A context manager."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        terminal: bool,
+        now_s: Callable[[], float] = time.monotonic,
+        size: Callable[[TextIO], tuple[int, int]] = size_of,
+    ) -> None:
+        super().__init__(stream, now_s=now_s)
+        self._under_way: dict[str, _UnderWay] = {}
+        self._size = lambda: size(stream)
+        self.live: Live | None = None
+        if terminal:
+            self.live = live_on(stream, self._stream, self._drawn)
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self._under_way.clear()
+            self.live.stop()
+
+    def on_event(self, record: EventRecord) -> None:
+        event, drill = record["event"], str(record.get("drill"))
+        others = tuple(self._under_way)
+        if event == "drill.began":
+            self._under_way[drill] = _UnderWay(self._now_s())
+        elif event == "drill.at":
+            self._under_way[drill].at = f"{record['of_leg']}, attempt {record['attempt']}"
+        elif event == "drill.left":
+            del self._under_way[drill]
+        if self.live is not None:
+            self.live.start()
+        if (self.live is None or event != "drill.began") and (sentence := tick(record, others)):
+            self.tell(sentence)
+
+    def tell(self, sentence: str) -> None:
+        if self.live is None:
+            super().tell(sentence)
+        else:
+            self.live.console.print(self.line(sentence), soft_wrap=True)
+
+    def _drawn(self) -> Group:
+        """The drills under way, a line each."""
+        under_way = list(self._under_way.items())
+        if self.live is None or not under_way:
+            return Group()
+        columns, rows = self.live.console.size = self._size()
+        most = max(len(name) for name, _ in under_way)
+        lines = [Text(f"{count(len(under_way), 'drill')} under way", style="bold")]
+        for name, each in under_way:
+            line = Text(on_one_line(f"{name:<{most}}  {span(self._now_s() - each.began_s):>6}  {each.at}"), no_wrap=True)
+            line.truncate(max(1, columns - 1), overflow="ellipsis")
+            lines.append(line)
+        return Group(*lines[: max(1, rows - 1)])

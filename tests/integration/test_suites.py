@@ -55,7 +55,8 @@ class Suite:
         return api.suite(SuiteRequest(path=self.file), root=self.root, on_event=self.events.append, **options)
 
     def heard(self) -> list[str]:
-        return [f"{record['event']} {record.get('name', '')}".strip() for record in self.events]
+        names = [(record["event"], record.get("drill", record.get("name", ""))) for record in self.events]
+        return [f"{event} {name}".strip() for event, name in names if event != "drill.at"]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,11 @@ def test_two_at_once_and_one_table(suite: Suite) -> None:
     # Neither waited for the other.
     names = [drill.name for drill in result.drills]
     assert suite.heard()[0] == "suite.started"
-    assert sorted(suite.heard()[1:3]) == sorted(f"suite.drill {name}" for name in names)
+    assert sorted(suite.heard()[1:3]) == sorted(f"drill.began {name}" for name in names)
+    # Of each it is told what it is at.
+    at = {(record["drill"], record["of_leg"], record["attempt"]) for record in suite.events if record["event"] == "drill.at"}
+    legs = (("reference", 1), ("chaos", 1), ("chaos", 2))
+    assert at == {*((name, *leg) for name in names for leg in legs), (names[1], "confirm", 1)}
     table = rendered(render_suite(result), width=160, colour=False)
     assert "data order at step 8, rank 0: expected samples [5], seen [1]" in " ".join(table.split())
     assert {run.status for run in api.list_runs(suite.root)} == {"PASS", "FAIL"}
@@ -107,7 +112,8 @@ def test_a_drill_that_was_cut_short_goes_on_and_one_that_had_ended_is_judged(sui
     assert again.as_expected
     assert {drill.name: drill.run for drill in again.drills} == runs
     assert RunLayout(cut.path).verdict_json.is_file()
-    assert sorted(suite.heard()[1:]) == sorted(f"suite.{what} {name}" for what in ("drill", "ended") for name in runs)
+    events = ("drill.began", "drill.left", "suite.ended")
+    assert sorted(suite.heard()[1:]) == sorted(f"{event} {name}" for event in events for name in runs)
 
 
 def test_a_job_that_changed_is_not_gone_on_with(suite: Suite) -> None:

@@ -49,11 +49,18 @@ class Stage:
 
     room: Room
     act: Callable[[PlannedDrill, Listener], None] = lambda drill, listen: None
-    began: list[str] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     beside: dict[str, set[str]] = field(default_factory=dict)
     ok: Callable[[str], bool] = lambda name: True
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def began(self) -> list[str]:
+        return [name for event, name in self.told if event == "drill.began"]
+
+    def hear(self, record: dict[str, Any]) -> None:
+        self.told.append((record["event"], record["drill"]))
 
     def run(self, wanted: list[PlannedDrill], *, at_once: int = 9, fail_fast: bool = False) -> None:
         running: set[str] = set()
@@ -71,16 +78,13 @@ class Stage:
             return DrillResult(name=drill.name, run=None, status="PASS", expected="PASS", surprises=surprises), True
 
         def on_result(drill: PlannedDrill, result: DrillResult) -> bool:
+            assert self.told[-1] == ("drill.left", drill.name)
             self.ended.append(drill.name)
             return result.ok or not fail_fast
 
-        Scheduler(
-            carry=carry,
-            pool=cast(PlacementPool, self.room),
-            at_once=at_once,
-            on_start=lambda drill: self.began.append(drill.name),
-            on_result=on_result,
-        ).run([drill.task for drill in wanted])
+        Scheduler(carry=carry, pool=cast(PlacementPool, self.room), at_once=at_once, tell=self.hear, on_result=on_result).run(
+            [drill.task for drill in wanted]
+        )
         assert self.room.used == 0
 
 

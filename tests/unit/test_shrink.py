@@ -246,7 +246,6 @@ class Drills:
         self._symptom = symptom
         self._room = room
         self.seen: list[list[dict[str, Any]]] = []
-        self.records: list[dict[str, Any]] = []
 
     def __call__(self, candidates: Mapping[str, Sequence[str]], looked_for: str | None) -> dict[str, str | None]:
         """As many side by side as there is room for, the last of them the first to end."""
@@ -269,7 +268,7 @@ class Drills:
         run = RunLayout(self._job.parent / "here" / "runs" / "run")
         run.path.mkdir(parents=True)
         case = Case(run=run, job=load_job(self._job), overrides=(), schedule=tuple(schedule), symptom=symptom)
-        return reduce_faults(case, self, self.verify, limit=limit, on_record=self.records.append)
+        return reduce_faults(case, self, self.verify, limit=limit)
 
 
 SCHEDULE: list[Entry] = [
@@ -292,7 +291,7 @@ class TestShrink:
         for room in (1, 3, 8):
             drills = Drills(job, lambda faults: "FAIL: rng" if {18, 12} <= {f.at_step for f in faults} else None, room=room)
             shrunk = drills.shrink(SCHEDULE, limit=limit)
-            told.append((shrunk.schedule, shrunk.drills, shrunk.refused, shrunk.smallest, drills.records))
+            told.append((shrunk.schedule, shrunk.drills, shrunk.refused, shrunk.smallest))
             assert (len(drills.seen) > shrunk.drills + 1) == (room > 1 and limit > 5), "those ahead of their turn do not count"
             shutil.rmtree(job.parent / "here")
         assert told[0] == told[1] == told[2]
@@ -304,7 +303,7 @@ class TestShrink:
         assert (shrunk.symptom, shrunk.seen, shrunk.smallest, shrunk.exit_code) == ("FAIL: rng", "FAIL: rng", True, 0)
         # None twice, but for the last, which verifies.
         seen = list(map(str, drills.seen))
-        assert len(set(seen)) == len(seen) - 1 == shrunk.drills == len(drills.records)
+        assert len(set(seen)) == len(seen) - 1 == shrunk.drills
         assert shrunk.path.read_text() == shrunk.fragment
         assert shrunk.fragment.splitlines()[1:] == ["faults:", "  schedule:", "    - {rank: 1, at_step: 18}"]
         text = rendered(render_shrunk(shrunk), width=100, colour=False)

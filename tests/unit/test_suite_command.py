@@ -13,7 +13,8 @@ from chaosrun import cli
 from chaosrun.campaign.results import DrillResult
 from chaosrun.campaign.suite_run import SuiteRun
 from chaosrun.errors import InterruptedRunError
-from chaosrun.report.ticker import Ticker
+from chaosrun.report.ticker import DrillsTicker
+from tests.terminal import Grid
 
 SUITE = "name: toys\njob: job.yaml\nmatrix: {workers: [1, 2], faults: [spot, torture]}\ndrills:\n  - {name: a}\n  - {name: b}\n"
 
@@ -83,10 +84,14 @@ def test_a_drill_that_cannot_be_planned_stops_everything(suite: Path, capsys: py
 
 def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    ticker = Ticker(stream)
+    ticker = DrillsTicker(stream, terminal=False)
     about = {"leg": None, "of": 2}
     ticker.on_event({**about, "event": "suite.started", "suite": "toys-1", "seed": 7})
-    ticker.on_event({**about, "event": "suite.drill", "name": "a", "number": 1})
+    ticker.on_event({**about, "event": "drill.began", "drill": "a"})
+    ticker.on_event({**about, "event": "drill.at", "drill": "a", "of_leg": "chaos", "attempt": 2})
+    ticker.on_event({**about, "event": "drill.began", "drill": "b"})
+    ticker.on_event({**about, "event": "drill.began", "drill": "c"})
+    ticker.on_event({**about, "event": "drill.left", "drill": "a"})
     ticker.on_event({**about, "event": "suite.ended", "name": "a", "number": 1, "status": "FAIL", "ok": True, "cause": ""})
     ticker.on_event(
         {**about, "event": "suite.ended", "name": "b", "number": 2, "status": None, "ok": False, "cause": "no room"}
@@ -96,11 +101,41 @@ def test_progress_is_a_line_a_drill(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.partition("] ")[2] for line in stream.getvalue().splitlines()]
     assert lines == [
         "suite toys-1: 2 drills, seed 7",
-        "1/2 a begins",
+        "a begins",
+        "b begins, beside a",
+        "c begins, beside a, b",
         "1/2 a: FAIL",
         "2/2 b: not run, not as expected: no room",
         "3/2 c: cancelled, not as expected: it was cancelled",
     ]
+
+
+def test_a_terminal_shows_the_drills_under_way_below_what_ended() -> None:
+    stream, now_s = io.StringIO(), 0.0
+
+    def grid() -> list[str]:
+        text = Grid(40, 6).feed(stream.getvalue().replace("\n", "\r\n")).text
+        return [line for line in text.split("\n") if line]
+
+    def shown() -> list[str]:
+        assert ticker.live is not None
+        ticker.live.refresh()
+        return grid()
+
+    with DrillsTicker(stream, terminal=True, now_s=lambda: now_s, size=lambda _: (40, 6)) as ticker:
+        for drill in ("forward@7/rank0", "a"):
+            ticker.on_event({"event": "drill.began", "drill": drill})
+        ticker.on_event({"event": "drill.at", "drill": "a", "of_leg": "chaos", "attempt": 2})
+        now_s = 4.2
+        assert shown() == ["2 drills under way", "forward@7/rank0   4.2 s  begins", "a                 4.2 s  chaos, attemp…"]
+        ticker.on_event({"event": "drill.left", "drill": "forward@7/rank0"})
+        ticker.on_event({"event": "sweep.tried", "number": 1, "of": 9, "point": "forward@7/rank0", "status": "PASS"})
+        assert shown() == ["[0:04] 1/9 forward@7/rank0: PASS", "1 drill under way", "a   4.2 s  chaos, attempt 2"]
+        for number in range(9):  # more than the terminal has rows
+            ticker.on_event({"event": "drill.began", "drill": str(number)})
+        assert shown()[1:3] == ["10 drills under way", "a   4.2 s  chaos, attempt 2"] and len(shown()) == 6
+    # What is under way is gone from the terminal, what ended stays.
+    assert grid() == ["[0:04] 1/9 forward@7/rank0: PASS"]
 
 
 def test_a_suite_that_is_cut_short_hands_out_what_had_ended(
