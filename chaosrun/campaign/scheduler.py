@@ -48,14 +48,15 @@ class Shape:
 
 @dataclass(slots=True)
 class PlacementPool:
-    """As many placements at once as one Ray has room for, reckoned by what it has handed out itself: Ray learns of a
-    reservation only when it is made. Used by one thread."""
+    """As many placements at once as the nodes of one Ray have room for, each on as few nodes as can be; reckoned by what it has
+    handed out itself: Ray learns of a reservation only when it is made. Used by one thread."""
 
     address: str | None
     postponed: Postponed
-    _free: dict[str, float]
+    _free: dict[str, dict[str, float]]
+    """By node, what was free before the first."""
     _idle: "list[tuple[Shape, RayCluster]]" = field(default_factory=list)
-    _used: int = 0
+    _used: "list[RayCluster]" = field(default_factory=list)
 
     def take(self, shape: Shape, *, fresh: bool = False) -> "RayCluster | None":
         """A placement for a drill; None while there is no room for it. Where nothing is in use it gets one in any case: whoever
@@ -63,21 +64,21 @@ class PlacementPool:
         for entry in self._idle:
             if entry[0] == shape and not fresh:
                 self._idle.remove(entry)
-                self._used += 1
+                self._used.append(entry[1])
                 return entry[1]
         cluster = shape.connect(self.address, self.postponed)
-        while self._idle and not self._has_room(cluster):
+        while (places := cluster.places_within(self._left())) is None and self._idle:
             self._close(*self._idle[0])
-        if not self._has_room(cluster) and self._used:
+        if places is None and self._used:
             cluster.close()
             return None
-        self._reserve(cluster, 1)
-        self._used += 1
+        cluster.prefer(places or {})
+        self._used.append(cluster)
         return cluster
 
     def give_back(self, shape: Shape, cluster: "RayCluster", *, sound: bool) -> None:
         """`sound`: its agents may serve the next drill."""
-        self._used -= 1
+        self._used.remove(cluster)
         self._idle.append((shape, cluster))
         if not sound:
             self._close(shape, cluster)
@@ -87,16 +88,17 @@ class PlacementPool:
         while self._idle:
             self._close(*self._idle[0])
 
-    def _has_room(self, cluster: "RayCluster") -> bool:
-        return all(self._free.get(name, 0.0) + 1e-6 >= amount for name, amount in cluster.needs.items() if amount)
-
-    def _reserve(self, cluster: "RayCluster", times: int) -> None:
-        for name, amount in cluster.needs.items():
-            self._free[name] = self._free.get(name, 0.0) - times * amount
+    def _left(self) -> dict[str, dict[str, float]]:
+        left = {node: {**amounts} for node, amounts in self._free.items()}
+        for cluster in (*self._used, *(cluster for _, cluster in self._idle)):
+            for node, workers in cluster.places.items():
+                for name, amount in cluster.bundle.items():
+                    if name in left.get(node, ()):
+                        left[node][name] -= workers * amount
+        return left
 
     def _close(self, shape: Shape, cluster: "RayCluster") -> None:
         self._idle.remove((shape, cluster))
-        self._reserve(cluster, -1)
         with self.postponed():
             cluster.close()
 
@@ -109,7 +111,7 @@ def one_ray(address: str | None, shapes: Sequence[Shape], interrupts: Interrupts
     cluster = Shape(workers, cpu, 0).connect(address, interrupts.postponed)
     try:
         interrupts.check()
-        pool = PlacementPool(address, interrupts.postponed, cluster.free)
+        pool = PlacementPool(address, interrupts.postponed, cluster.free())
         try:
             yield pool
         finally:

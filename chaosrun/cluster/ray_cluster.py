@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -27,6 +28,9 @@ from chaosrun.processes import ProcessIdentity, child_called
 from chaosrun.records.events import NodePlace, NotPreloaded
 from chaosrun.records.order import WorkerOrder
 from chaosrun.spec.bounds import crowded
+
+PREFERRED_S = 5.0
+"""So long it is tried to place workers on the nodes that they were given, before any others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         self._workers = workers
         self._cpu = cpu
         self._only_on = frozenset(only_on)
+        self._preferred: frozenset[str] = frozenset()
+        self.places: Mapping[str, int] = {}
+        """How many workers each node has; before there is a placement, is to have."""
         self._spread = spread
         self._group: PlacementGroup | None = None
         self._closed = False
@@ -86,14 +93,22 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         return self.kind == "private" and self._workers * self._cpu > cpu_count()
 
     @property
-    def needs(self) -> dict[str, float]:
-        """What a placement takes."""
-        return {"CPU": self._workers * self._cpu, "GPU": float(self._workers * self.gpu)}
+    def bundle(self) -> dict[str, float]:
+        """What a worker takes."""
+        return {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
 
-    @property
-    def free(self) -> dict[str, float]:
-        """What nobody has reserved, as far as Ray has heard."""
-        return {name: float(ray.available_resources().get(name, 0.0)) for name in ("CPU", "GPU")}
+    def places_within(self, free: Mapping[str, Mapping[str, float]]) -> dict[str, int] | None:
+        """How many workers each node would have where that much is free by node; None: they do not fit."""
+        return places_for(self._workers, self.bundle, free, spread=self._spread)
+
+    def prefer(self, places: Mapping[str, int]) -> None:
+        """Be placed there first; elsewhere where somebody else has taken that meanwhile, and after a loss."""
+        self.places, self._preferred = places, frozenset(places)
+
+    @staticmethod
+    def free() -> dict[str, dict[str, float]]:
+        """By node that lives, what nobody has reserved, as far as Ray has heard."""
+        return {node: dict(amounts) for node, amounts in available_resources_per_node().items()}
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -118,22 +133,20 @@ class RayCluster(AbstractContextManager["RayCluster"]):
                     raise
 
     def _acquire(self, deadline: float, avoid: Collection[str], timeout_s: float) -> Placement:
-        bundle: dict[str, float] = {"CPU": self._cpu, **({"GPU": self.gpu} if self.gpu else {})}
+        bundle = self.bundle
         if self.kind == "private" and self._workers * self.gpu > ray.cluster_resources().get("GPU", 0):
             # Nobody will add a GPU to this machine while we wait.
             raise self._no_placement(bundle, avoid, waited_s=0)
         if self._only_on and self._only_on <= set(avoid):
             raise self._no_placement(bundle, avoid, waited_s=0)
-        allowed = self._selector(avoid)
-        where: dict[str, Any] = {"bundle_label_selector": [{"ray.io/node-id": allowed}] * self._workers} if allowed else {}
-        strategy = "STRICT_SPREAD" if self._spread else "PACK"
-        self._group = group = placement_group([bundle] * self._workers, strategy=strategy, **where)
-        if not group.wait(max(0.0, deadline - time.monotonic())):
-            error = self._no_placement(bundle, avoid, waited_s=timeout_s)
-            self.release()
-            raise error
+        preferred, self._preferred = self._preferred.difference(avoid), frozenset()
+        reserved = bool(preferred) and self._reserve(_in(preferred), min(PREFERRED_S, timeout_s / 2))
+        if not reserved and not self._reserve(self._selector(avoid), max(0.0, deadline - time.monotonic())):
+            raise self._no_placement(bundle, avoid, waited_s=timeout_s)
+        group = self._group
+        assert group is not None, "reserved"
         gpus = self._gpus_of_bundles(deadline) if self.gpu else {}
-        node_of_bundle: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        node_of_bundle: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         bundles_of_node: dict[str, list[int]] = {}
         for index in range(self._workers):
@@ -150,15 +163,24 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             rank += len(bundles)
         self._end({node_id: self.agents.pop(node_id) for node_id in self.agents.keys() - nodes.keys()}, lost=())
         self.placement = Placement(nodes=nodes)
+        self.places = {node: len(place.ranks) for node, place in nodes.items()}
         asked = [(agent, agent.submit("info")) for agent in self.agents.values()]
         for agent, reference in asked:
             agent.collect(reference, timeout_s=max(30.0, deadline - time.monotonic()))
         return self.placement
 
+    def _reserve(self, allowed: str | None, wait_s: float) -> bool:
+        where: dict[str, Any] = {"bundle_label_selector": [{"ray.io/node-id": allowed}] * self._workers} if allowed else {}
+        strategy = "STRICT_SPREAD" if self._spread else "PACK"
+        self._group = placement_group([self.bundle] * self._workers, strategy=strategy, **where)
+        if not (reserved := self._group.wait(wait_s)):
+            self.release()
+        return reserved
+
     def _selector(self, avoid: Collection[str]) -> str | None:
         """Which nodes may be used, as Ray's label selectors say it; None: any."""
         if self._only_on:
-            return f"in({','.join(sorted(self._only_on.difference(avoid)))})"
+            return _in(self._only_on.difference(avoid))
         return f"!in({','.join(sorted(avoid))})" if avoid else None
 
     def _take_event(self, node_id: str, event: NodeEvent) -> None:
@@ -280,6 +302,30 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             self.release()
         finally:
             self._connection.close()
+
+
+def places_for(
+    workers: int, bundle: Mapping[str, float], free: Mapping[str, Mapping[str, float]], *, spread: bool = False
+) -> dict[str, int] | None:
+    """How many workers that take a bundle each come onto which node, on as few nodes as can be, of which none is larger than it
+    has to be; None: they do not fit. `free`: by node; `spread`: one worker a node."""
+    fits: dict[str, int] = {}
+    for node, amounts in free.items():
+        rooms = [int((amounts.get(name, 0.0) + 1e-6) / amount) for name, amount in bundle.items() if amount]
+        if (room := min(rooms, default=workers)) > 0:
+            fits[node] = 1 if spread else room
+    places: dict[str, int] = {}
+    while left := workers - sum(places.values()):
+        if not fits:
+            return None
+        # The smallest that has room for all that are left, else the one with the most room.
+        node = min(fits, key=lambda node: (fits[node] < left, fits[node] if fits[node] >= left else -fits[node]))
+        places[node] = min(left, fits.pop(node))
+    return places
+
+
+def _in(nodes: Collection[str]) -> str:
+    return f"in({','.join(sorted(nodes))})"
 
 
 def _assigned_gpus() -> list[Any]:

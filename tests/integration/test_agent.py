@@ -298,6 +298,23 @@ def test_two_nodes_meet_at_the_port_that_the_first_one_chose(tmp_path: Path) -> 
     assert (told["bound"], told["spread"]) == (told["nodes"], sorted(told["nodes"]))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("reckoned", ["by node", "sum"])
+def test_a_drill_begins_where_a_node_has_room_for_its_ranks(reckoned: str) -> None:
+    driver = subprocess.run(
+        [sys.executable, "-m", "tests.integration.drive_free_nodes", reckoned], capture_output=True, text=True, timeout=300
+    )
+    assert driver.returncode == 0, driver
+    told = json.loads(driver.stdout.splitlines()[-1])
+    wide = told["wide wide"]
+    if reckoned == "sum":  # the control: it is begun, and has no place
+        assert "no place for 1 workers with CPU 3 each within 6 s" in wide["where"]["wide 1"]
+        return
+    assert wide == {"most": 1, "where": {"wide 0": [5.0], "wide 1": [5.0]}}
+    assert told["narrow whole"] == {"most": 2, "where": {"narrow 0": [2.0], "whole 1": [5.0]}}
+    assert sorted(told["both"]["where"]["both 0"]) == [2.0, 5.0, 5.0]
+
+
 def run_driver(leg: Path, then: str) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-m", "tests.integration.drive_cluster", str(leg), then]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ})
