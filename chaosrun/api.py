@@ -15,7 +15,7 @@ from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.runs import default_root
 
 if TYPE_CHECKING:
-    from chaosrun.campaign.drill import RunResult, resume, submit, verify
+    from chaosrun.campaign.drill import RunResult, resume, run, submit, verify
     from chaosrun.campaign.shrink import shrink
     from chaosrun.campaign.suite_run import suite, suite_plan
     from chaosrun.campaign.sweep import sweep
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chaosrun.preflight.conduct import Request
     from chaosrun.preflight.engine import Listener as PreflightListener
     from chaosrun.preflight.result import Result
-    from chaosrun.records.run_file import Early, RunSummary
+    from chaosrun.records.run_file import Early, Kind, RunSummary
     from chaosrun.report.landings import Landed
     from chaosrun.report.write import Report, ReportFormat
     from chaosrun.spec.command_line import TypedJob
@@ -60,6 +60,7 @@ __all__ = [
     "preflight",
     "report",
     "resume",
+    "run",
     "schema",
     "shrink",
     "submit",
@@ -76,7 +77,7 @@ PROGRAM = "chaosrun.cli.supervisor"
 _HOMES = {
     name: f"chaosrun.{home}"
     for home, names in {
-        "campaign.drill": ("RunResult", "resume", "submit", "verify"),
+        "campaign.drill": ("RunResult", "resume", "run", "submit", "verify"),
         "campaign.shrink": ("shrink",),
         "campaign.suite_run": ("suite", "suite_plan"),
         "campaign.sweep": ("sweep",),
@@ -108,14 +109,17 @@ def begin(
     address: str | None = None,
     reference: str = "auto",
     early: "Early" = "long",
+    kind: "Kind" = "drill",
+    metrics_port: int | None = None,
 ) -> "SupervisorProcess":
-    """Begin a drill in a process of its own, tied to this one until it is detached; it is being supervised when this returns.
-    Raises as `submit` before anything starts."""
+    """Begin a drill, or a run in production, in a process of its own, tied to this one until it is detached; it is being
+    supervised when this returns. Raises as `submit` before anything starts."""
     from chaosrun.supervise.process import SupervisorProcess
     from chaosrun.supervise.run import create
 
     base = (default_root() if root is None else root).absolute()
-    return SupervisorProcess.tied(create(job, overrides, base, address, reference, early), address, program=PROGRAM)
+    made = create(job, overrides, base, address, reference, early, kind, metrics_port)
+    return SupervisorProcess.tied(made, address, program=PROGRAM)
 
 
 def go_on(run: RunLayout, *, address: str | None = None) -> "SupervisorProcess":

@@ -56,6 +56,23 @@ def submit(
         return _carried_out(create(job, overrides, base, address, reference, early), base, address, on_event, interrupts)
 
 
+def run(
+    job: Path | TypedJob,
+    *,
+    overrides: Sequence[str] = (),
+    root: Path | None = None,
+    address: str | None = None,
+    metrics_port: int | None = None,
+    on_event: Listener | None = None,
+) -> RunResult:
+    """Run the job in production: one leg, no planned fault, every real recovery judged. `metrics_port`: where /metrics is
+    served meanwhile. Raises as `submit`, and UsageError where the same job is being run already."""
+    with Interrupts() as interrupts:
+        base = (default_root() if root is None else root).absolute()
+        made = create(job, overrides, base, address, "auto", kind="run", metrics_port=metrics_port)
+        return _carried_out(made, base, address, on_event, interrupts)
+
+
 def resume(run: RunLayout, *, address: str | None = None, on_event: Listener | None = None) -> RunResult:
     """Continue a run whose supervisor died or was interrupted, from its journal; one that has ended is only judged again.
 

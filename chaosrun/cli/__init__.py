@@ -47,8 +47,8 @@ OF_ANY_JOB = "Usage: chaosrun {command} [OPTIONS] JOB [KEY=VALUE...] [-- ARGUMEN
 
 DRILL_HERE = ("suite", "sweep", "shrink", "diagnose", "preflight")
 """Commands that connect their own process to Ray; the others leave that to a process that supervises."""
-TAKE_COMMANDS = ("submit", "plan", "validate", "sweep")
-for command in (drills.submit, drills.plan, drills.validate, campaigns.sweep):
+TAKE_COMMANDS = ("submit", "run", "plan", "validate", "sweep")
+for command in (drills.submit, drills.run, drills.plan, drills.validate, campaigns.sweep):
     app.command(command, usage=OF_ANY_JOB.format(command=command.__name__))
 for command in (drills.resume, drills.verify, drills.diagnose, campaigns.shrink, runs.status, runs.logs):
     app.command(command)

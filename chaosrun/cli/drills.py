@@ -78,6 +78,33 @@ def submit(
     return _shown(result, output, quiet=quiet, verbose=verbose)
 
 
+def run(
+    job: Drilled = None,
+    /,
+    *overrides: Overrides,
+    asked: WayIn = NOTHING,
+    after: After = (),
+    address: Address = None,
+    metrics_port: Annotated[int | None, Parameter(help="Serve /metrics for Prometheus on this port; default: nowhere.")] = None,
+    detach: Detach = False,
+    root: Root = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+    output: Format = "text",
+) -> int:
+    """Run a job in production, without a reference or planned faults; every real recovery is judged."""
+    from chaosrun import api
+    from chaosrun.report.live import progress
+
+    asked_for, changes = job_asked(job, overrides, after, asked, quiet=quiet)
+    wanted = {"overrides": changes, "root": root, "address": address, "metrics_port": metrics_port}
+    if detach or at_a_terminal():
+        return _tied(api.begin(asked_for, **wanted, kind="run"), detach, quiet, verbose, output)
+    with progress(quiet=quiet) as on_event:
+        result = api.run(asked_for, **wanted, on_event=on_event)
+    return _shown(result, output, quiet=quiet, verbose=verbose)
+
+
 def resume(
     run: Run,
     /,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chaosrun.report.sentences import Told
 
 POLL_S = 0.2
-Leg = Annotated[Literal["reference", "chaos", "confirm"] | None, Parameter(help="Default: the chaos leg, once it has begun.")]
+Leg = Annotated[Literal["reference", "chaos", "confirm", "run"] | None, Parameter(help="Default: chaos, or run, once begun.")]
 
 
 def list_(*, root: Root = None, quiet: Quiet = False, output: Format = "text") -> int:
@@ -125,7 +125,7 @@ def trace(
     from chaosrun.records.trace_reader import all_records, trace_files
 
     layout = api.find_run(run, root)
-    name = leg or ("chaos" if layout.leg("chaos").attempts() else "reference")
+    name = leg or (layout.main if layout.leg(layout.main).attempts() else "reference")
     found = [place for place in trace_files(layout.leg(name)) if attempt in (None, place[0]) and rank in (None, place[1])]
     if not found:
         hint = f"`chaosrun status {run_argument(layout)}` tells what there is"

@@ -18,12 +18,14 @@ Outcome = Literal[
     "user_error",
     "recovery_failed",
     "inexact_restore",
+    "diverged",
     "fault_missed",
     "resources",
     "timeout",
     "interrupted",
 ]
-"""settled, differed: ended early, since its complete state was the reference's, or was not (`records.settled`)."""
+"""settled, differed: ended early, since its complete state was the reference's, or was not (`records.settled`). diverged: a run
+in production was stopped, since steps that were done again came out otherwise."""
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 EndCode = Literal[
     "failed_inside_chaosrun",
@@ -43,7 +45,7 @@ EndCode = Literal[
     "launcher_misused",
 ]
 """What is known of an end beside its outcome; what each means and whose fault it is says `verify.code_ends`."""
-CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore")
+CONCLUSIVE: tuple[Outcome, ...] = ("completed", "settled", "differed", "inexact_restore", "diverged")
 """How a leg ended that says whether the job came back; with any other outcome its drill is INCONCLUSIVE."""
 TRAINED: tuple[Outcome, ...] = ("completed", "settled", "differed")
 """How a leg ended that trained as far as it was asked to."""
@@ -256,6 +258,40 @@ class AttemptStopped(OfAttempt, frozen=True, kw_only=True, tag="attempt.stopped"
     killed: tuple[int, ...] = ()
 
 
+class RecoveryAgreed(OfAttempt, frozen=True, kw_only=True, tag="recovery.agreed"):
+    """A run in production was held against itself: what this attempt restored and did again is as it was before."""
+
+    steps: Count
+    """Done again and compared, on any rank."""
+    last: Count = 0
+    """The last of them; 0 without one."""
+    states: Count
+    """Ranks whose restored state was held against the saved one."""
+
+
+class RecoveryDiverged(OfAttempt, frozen=True, kw_only=True, tag="recovery.diverged"):
+    """Likewise, and it is not."""
+
+    step: Count
+    rank: Count
+    quantity: str
+    """The first that differs: a kind of `verify.compare`."""
+    tensor: str | None = None
+    code: str
+    """Of the cause, see `verify.codes`."""
+    what: str
+    """The cause in words."""
+
+
+class RecoveryUnjudged(OfAttempt, frozen=True, kw_only=True, tag="recovery.unjudged"):
+    """Likewise, and nothing can be said."""
+
+    why: str
+
+
+Judgement = RecoveryAgreed | RecoveryDiverged | RecoveryUnjudged
+
+
 class OutputsReplacing(OfAttempt, frozen=True, kw_only=True, tag="outputs.replacing"):
     """The power was cut: the script's outputs are about to become what the disk would hold."""
 
@@ -298,6 +334,9 @@ JournalEvent = (
     | HangDeclared
     | DeathUnplanned
     | AttemptStopped
+    | RecoveryAgreed
+    | RecoveryDiverged
+    | RecoveryUnjudged
     | OutputsReplacing
     | OutputsReplaced
     | LegFinished

@@ -23,7 +23,9 @@ def checkpoint_step(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-LEGS = ("reference", "chaos", "confirm")
+RUN = "run"
+"""The only leg of a run in production."""
+LEGS = ("reference", "chaos", "confirm", RUN)
 """In the order in which a run has them."""
 
 
@@ -168,6 +170,11 @@ class RunLayout:
 
     def leg(self, name: str, storage: Path | None = None) -> LegLayout:
         return LegLayout(self.path / name, storage)
+
+    @property
+    def main(self) -> str:
+        """The leg that is asked about: under faults, or in production."""
+        return RUN if (self.path / RUN).is_dir() else "chaos"
 
     @property
     def reference(self) -> LegLayout:

@@ -27,6 +27,10 @@ Early = Literal["never", "long", "always", "watch"]
 where it could have."""
 
 
+Kind = Literal["drill", "run"]
+"""run: in production, one leg without a reference."""
+
+
 class Reference(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Where a run has its undisturbed leg from."""
 
@@ -66,6 +70,9 @@ class RunInfo(Record, frozen=True, kw_only=True, omit_defaults=False):
     """How two undisturbed runs differed."""
     wanders: str | None = None
     """The quantity in which they did first."""
+    kind: Kind = "drill"
+    metrics_port: Count | None = None
+    """Where whoever supervises it serves /metrics."""
     masked: tuple[str, ...] = ()
     """Loads in the script that do not count, as chaosrun restores: "torch.load, line 12"."""
     early: Early = "never"

@@ -15,6 +15,8 @@ from chaosrun.records.run_file import DAMAGED, read_object, read_run
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     name: str | None = None
+    in_production: bool = False
+    """No drill: one leg, held against itself."""
     job: str | None = None
     """Path of the job file."""
     typed: tuple[str, ...] = ()
@@ -84,6 +86,7 @@ def read_facts(run: RunLayout) -> RunFacts:
     return replace(
         facts,
         name=spec.name,
+        in_production=info.kind == "run",
         job=info.job,
         typed=info.typed or (),
         directory=info.directory,
@@ -114,7 +117,7 @@ def _with_injected(spec: object, plan: FaultPlan) -> tuple[str, ...]:
 
 def read_versions(run: RunLayout) -> dict[str, str]:
     """Of Python and the libraries, as the chaos leg's environment has them, or the reference's where there is none to read."""
-    for leg in ("chaos", "reference"):
+    for leg in (run.main, "reference"):
         with suppress(UsageError):  # that it is damaged, the check of the records says
             if found := read_object(run.leg(leg).environment):
                 return {name: str(found[name]) for name in ("python", "torch", "accelerate", "numpy") if name in found}

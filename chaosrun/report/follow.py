@@ -25,7 +25,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.heartbeat import Heartbeat, read_heartbeat
 from chaosrun.records.history import LegHistory, history_of
-from chaosrun.records.layout import LEGS, LegLayout, RunLayout, checkpoint_step
+from chaosrun.records.layout import LEGS, RUN, LegLayout, RunLayout, checkpoint_step
 from chaosrun.records.markers import read_marker
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.records.tail import Tail
@@ -258,7 +258,8 @@ class _LegFollower:
                 place = f"step {step}" if step else "the beginning"
                 if start.found and start.found.step is None:
                     nearest = f", nearest to step {step}" if step else ""
-                    place = f"a state that the undisturbed run never had{nearest}"
+                    never = "was never recorded" if self._name == RUN else "the undisturbed run never had"
+                    place = f"a state that {never}{nearest}"
                 about = {"leg": self._name, "attempt": attempt, "step": step, "place": place, "time_s": start.time_s}
                 yield Told.notice({"event": "attempt.placed", **about})
 

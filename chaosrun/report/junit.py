@@ -210,7 +210,7 @@ def _seconds(run: RunLayout, facts: RunFacts) -> float:
     from chaosrun.verify.recovery_times import pauses
 
     total = 0.0
-    for leg in ("chaos", "confirm", *(() if facts.reference_source else ("reference",))):
+    for leg in (run.main, "confirm", *(() if facts.reference_source else ("reference",))):
         events = read_leg(run.leg(leg), traces=None).journal
         waits_s = sum(end - begin for begin, end in pauses(events))
         total += events[-1].time_s - events[0].time_s - waits_s if events else 0.0

@@ -47,7 +47,7 @@ class Landed:
 def read_landings(run: RunLayout, faults: Sequence[str]) -> tuple[Landed, ...]:
     """Of each of these faults what the chaos leg's files say so far. Raises UsageError when they are damaged."""
     planned = {fault.id: fault for fault in FaultPlan.read(run.plan_json).faults}
-    leg = run.leg("chaos")
+    leg = run.leg(run.main)
     try:
         journal = list(read_records(leg.journal, EVENTS)) if leg.journal.exists() else []
     except DamagedRecordError as error:

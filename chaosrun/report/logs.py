@@ -36,7 +36,7 @@ def select_logs(run: RunLayout, *, leg: str | None, attempt: int | None, rank: i
 
     Raises UsageError, naming what there is, when there is no such log.
     """
-    name = leg or ("chaos" if run.leg("chaos").attempts() else "reference")
+    name = leg or (run.main if run.leg(run.main).attempts() else "reference")
     attempts = run.leg(name).attempts()
     if not attempts:
         raise UsageError(f"run {run.run_id} has no logs of a {name} leg yet", hint=f"see `chaosrun status {run_argument(run)}`")

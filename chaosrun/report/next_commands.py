@@ -36,7 +36,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     inspect = command("inspect", "verify", "-v", *where)
     if verdict.divergence is not None:
         place = ["--attempt", str(verdict.divergence.attempt), "--rank", str(verdict.divergence.rank)]
-        inspect = command("inspect", "logs", where[0], "--leg", "chaos", *place, *where[1:])
+        inspect = command("inspect", "logs", where[0], "--leg", run.main, *place, *where[1:])
     elif verdict.outcome not in CONCLUSIVE:
         inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
@@ -56,7 +56,15 @@ def repeat_command(run: RunLayout, facts: RunFacts) -> Command | None:
     dashes = words.index("--") if "--" in words else len(words)
     if facts.typed and facts.directory not in (None, os.getcwd()):
         notes.append(f"in {facts.directory}")
-    found = command("repeat", "submit", *words[:dashes], *facts.overrides, *facts.injected, *where, *words[dashes:])
+    found = command(
+        "repeat",
+        "run" if facts.in_production else "submit",
+        *words[:dashes],
+        *facts.overrides,
+        *facts.injected,
+        *where,
+        *words[dashes:],
+    )
     return Command(label=found.label, line=found.line, note="; ".join(notes) or None)
 
 

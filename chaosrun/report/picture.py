@@ -28,6 +28,7 @@ from chaosrun.records.events import (
 )
 from chaosrun.records.heartbeat import Heartbeat
 from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.layout import RUN
 from chaosrun.records.traces import RankTrace
 from chaosrun.report.facts import RunFacts
 from chaosrun.report.sentences import sentence
@@ -305,7 +306,7 @@ class RunPicture:
         return next((end for end in ends if end), None) or self.facts.max_steps
 
     def seen(self, fault: Fault) -> FaultSeen:
-        chaos = next((leg for name, leg in self.legs.items() if name.endswith("chaos")), None)
+        chaos = next((leg for name, leg in self.legs.items() if name in ("chaos", RUN)), None)
         return (chaos.faults.get(fault.id) if chaos else None) or FaultSeen(rank=fault.rank, step=fault.at_step)
 
     def remaining_s(self) -> float | None:

@@ -31,6 +31,9 @@ from chaosrun.records.events import (
     OutputsReplacing,
     PlacementAcquired,
     RaisedError,
+    RecoveryAgreed,
+    RecoveryDiverged,
+    RecoveryUnjudged,
     StagingCleared,
     SupervisorResumed,
     WorkerExited,
@@ -48,6 +51,8 @@ _NOTICES = {
     "reference.uncached": "not kept in the cache for other drills: {message}",
     "chaos.begins": "begins at the beginning: {why}",
     "attempt.placed": "attempt {attempt} goes on from {place}",
+    "supervisor.lost": "the supervisor (pid {pid}) ended {how}: another one takes over",
+    "faults.not_struck": "faults that the job file plans are not struck in a run: `chaosrun submit` drills the job with them",
     "supervisor.ended": "{faults} ended the supervisor (pid {pid}): another one takes over",
 }
 """What a supervisor tells beside its journals."""
@@ -206,6 +211,12 @@ def _replaced(event: OutputsReplaced) -> str:
     return f"{event.fault}: of the outputs {', '.join(changes) or 'nothing was lost'}"
 
 
+def _agreed(event: RecoveryAgreed) -> str:
+    how = f"{count(event.steps, 'step')} done twice, up to step {event.last}, equal"
+    how = how if event.steps else "judged by restored state alone, no step was done twice"
+    return f"recovery of attempt {event.attempt}: {how}"
+
+
 def _finished(event: LegFinished) -> str:
     outcome, message = event.outcome.replace("_", " "), event.message
     # What the newest checkpoint has: where a leg ended that did not complete is not known to the journal.
@@ -236,6 +247,12 @@ _SENTENCES: Mapping[type[JournalEvent], Callable[[Any], str]] = {
     HangDeclared: lambda event: event.message,
     DeathUnplanned: _unplanned,
     AttemptStopped: _stopped,
+    RecoveryAgreed: _agreed,
+    RecoveryDiverged: lambda event: (
+        f"ALARM: attempt {event.attempt} did not come back as it had been: {event.what}: step {event.step}, rank {event.rank}"
+        + (f", {event.tensor}" if event.tensor else "")
+    ),
+    RecoveryUnjudged: lambda event: f"recovery of attempt {event.attempt} cannot be judged: {event.why}",
     OutputsReplacing: lambda event: f"{event.fault} cut the power: what was not synced is {event.unsynced}",
     OutputsReplaced: _replaced,
     LegFinished: _finished,

@@ -197,7 +197,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
     damage: list[str] = []
     facts = readable(lambda: read_facts(run), damage) or RunFacts()
     spec, plan = readable(lambda: _spec(run), damage), readable(lambda: FaultPlan.read(run.plan_json), damage)
-    legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", "chaos")}
+    legs = {leg: read_leg(run.leg(leg), traces=None) for leg in ("reference", run.main)}
     repeat = repeat_command(run, facts)
     return RunView(
         run=run,
@@ -212,7 +212,7 @@ def read_view(run: RunLayout, verdict: "Verdict") -> RunView:
         place=verdict.place,
         blame=verdict.blame,
         tried=_tried(facts, spec, plan),
-        killed=_killed(verdict, facts, legs["chaos"]),
+        killed=_killed(verdict, facts, legs[run.main]),
         faults_title=_faults_title(verdict.faults, facts),
         faults_sentence=_faults_sentence(verdict, facts),
         faults=tuple(_fault_row(fault, verdict) for fault in verdict.faults),
@@ -251,8 +251,9 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
     name = facts.name or "a job whose file cannot be read"
     workers = "" if facts.workers is None else f" on {count(facts.workers, 'worker')}"
     every = "" if spec is None else f", a checkpoint every {count(spec.checkpoint.every_steps, 'step')}"
-    if spec is not None and spec.by == "script":
-        every = ", with its own checkpoints"
+    every = ", with its own checkpoints" if spec is not None and spec.by == "script" else every
+    if facts.in_production:
+        return f"{name}{workers}{every}: run in production, each restart held against what was recorded before"
     if plan is None:
         again = "once with its faults"
     elif not plan.faults:
@@ -268,8 +269,7 @@ def _tried(facts: RunFacts, spec: "JobSpec | None", plan: FaultPlan | None) -> s
 
 def _killed(verdict: "Verdict", facts: RunFacts, chaos: LegHistory) -> str:
     faults = verdict.faults
-    deaths = len(chaos.events(DeathUnplanned))
-    unplanned = f" {count(deaths, 'death')} nobody had planned." if deaths else ""
+    unplanned = f" {count(deaths, 'death')} nobody had planned." if (deaths := len(chaos.events(DeathUnplanned))) else ""
     if not chaos.journal:
         return "Nothing: the disturbed run never began."
     if not faults:

@@ -305,4 +305,7 @@ class FaultsSpec(Section):
         description="in the place of schedule, random and replay: a preset's name (spot, flaky-node, torture) or file; "
         "needs max_steps",
     )
+    allow_inject: Flag = Field(
+        default=False, description="let `chaosrun inject` strike a `chaosrun run` of this job, as on a game day; drills take it"
+    )
     allow_cluster_faults: Flag = Field(default=False, description="let faults of kind raylet strike a cluster that was joined")

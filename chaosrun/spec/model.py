@@ -108,6 +108,11 @@ class RecoverySpec(Section):
         default=1.0,
         description="rest before the second unplanned restart without progress, such as 1s; doubled each time, at most 30 s",
     )
+    on_divergence: Literal["stop", "warn"] = Field(
+        default="stop",
+        description="of `chaosrun run`: when what an attempt restores, or does again, is not what was recorded before: stop "
+        "with everything kept, or warn and go on; the verdict is FAIL either way",
+    )
     preload: tuple[Text, ...] = Field(
         default=(), description="modules imported once, before the workers are forked, so that a restart need not import them"
     )

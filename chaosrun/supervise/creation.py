@@ -9,14 +9,22 @@ from chaosrun.errors import UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
-from chaosrun.records.layout import RunLayout
-from chaosrun.records.run_file import Early, Reference, RunInfo, claim, write_run
+from chaosrun.records.layout import LEGS, RUN, RunLayout
+from chaosrun.records.run_file import Early, Kind, Reference, RunInfo, claim, write_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
 
 
 def create_run(
-    root: Path, job: Job, *, plan: FaultPlan, overrides: list[str], reference: str, early: Early = "never"
+    root: Path,
+    job: Job,
+    *,
+    plan: FaultPlan,
+    overrides: list[str],
+    reference: str,
+    early: Early = "never",
+    kind: Kind = "drill",
+    metrics_port: int | None = None,
 ) -> RunLayout:
     """Make a run directory of its own and write down what is going to happen, before anything starts."""
     spec = job.spec
@@ -42,13 +50,17 @@ def create_run(
             overrides=tuple(overrides),
             spec=spec.model_dump(mode="json"),
             reference=Reference(mode=reference),
-            storage={leg: str(storage / leg) if storage else None for leg in ("reference", "chaos", "confirm")},
+            storage={leg: str(storage / leg) if storage else None for leg in LEGS},
             storage_nonce=nonce,
             irreproducible=None,
             masked=job.masked,
             early=early,
+            kind=kind,
+            metrics_port=metrics_port,
         ),
     )
+    if kind == "run":
+        run.leg(RUN).path.mkdir()
     return run
 
 

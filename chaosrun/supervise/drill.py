@@ -23,7 +23,7 @@ from chaosrun.plan.permission import ask_permission
 from chaosrun.records.codec import changed
 from chaosrun.records.events import EventRecord
 from chaosrun.records.journal import write_durably
-from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.records.layout import RUN, LegLayout, RunLayout
 from chaosrun.records.locks import locked
 from chaosrun.records.naming import run_argument
 from chaosrun.records.opened import TrainingTime, earlier_legs, of_a_training, opened_files, training_time
@@ -33,6 +33,7 @@ from chaosrun.records.supervision import supervision
 from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import beginning, early
+from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
@@ -44,8 +45,8 @@ from chaosrun.wording import count
 if TYPE_CHECKING:
     from chaosrun.cluster.workers import ClusterWorkers
 
-RESUMABLE = (None, "interrupted", "resources")
-"""Ends of a leg after which `chaosrun resume` can do better: None while it runs."""
+RESUMABLE = (None, "interrupted", "resources", "diverged")
+"""Ends of a leg after which `chaosrun resume` can do better: None while it runs; diverged: a person decides to go on."""
 STORAGE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
@@ -97,6 +98,7 @@ class LegRunner:
             recovery=spec.recovery,
             deadline_s=deadline_s,
             on_record=self.on_record,
+            judge=RecoveryJudge(leg, spec) if name == RUN else None,
         )
         try:
             self.on_supervisor(supervisor)
@@ -134,7 +136,7 @@ class Drill:
         self.legs.ask_permission(plan, spec)
         if self.deadline_s is None and spec.timeout is not None:
             self.deadline_s = time.time() + spec.timeout
-        if self._reference(spec, info) and _outcome(self._leg("chaos")) in RESUMABLE:
+        if self._reference(spec, info) and outcome_of(self._leg("chaos")) in RESUMABLE:
             if spec.by == "script" and not plan.faults:
                 plan = self._default_plan(spec)
             _expect_reached(plan, final_step(self._leg("reference")))
@@ -163,7 +165,7 @@ class Drill:
     def _reference(self, spec: JobSpec, info: RunInfo) -> bool:
         """Make sure that there is a reference leg. False when it was run and did not complete."""
         leg = self._leg("reference")
-        if (outcome := _outcome(leg)) not in RESUMABLE:
+        if (outcome := outcome_of(leg)) not in RESUMABLE:
             return outcome == "completed"
         self._remove(leg)
         mode = info.reference.mode
@@ -231,7 +233,7 @@ class Drill:
         confirmed = info.confirmed
         if confirmed >= spec.verify.confirm:
             return verdict
-        if _outcome(self._leg("confirm")) in RESUMABLE:
+        if outcome_of(self._leg("confirm")) in RESUMABLE:
             self._remove(self._leg("confirm"))
             if self._run_undisturbed("confirm", spec, info).outcome != "completed":
                 return verdict
@@ -345,6 +347,6 @@ def remove_leg(leg: LegLayout) -> None:
             shutil.rmtree(path)
 
 
-def _outcome(leg: LegLayout) -> str | None:
+def outcome_of(leg: LegLayout) -> str | None:
     end = leg_end(leg)
     return None if end is None else end.outcome

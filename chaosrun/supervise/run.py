@@ -5,47 +5,43 @@ planned fault may kill; another one is then started. What a killed one had done,
 next one reads from the run's files, as `chaosrun resume` does. A process that is connected to a Ray supervises by itself.
 """
 
-import json
-import math
 import os
-import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.cluster.joining import expect_joinable
-from chaosrun.errors import NoClusterError, RecoveryError, ResourcesError, RunTimeoutError, UsageError
+from chaosrun.errors import NoClusterError, RecoveryError, ResourcesError, RunTimeoutError
 from chaosrun.faults.fault import Fault, FaultPlan
 from chaosrun.faults.strace import expect_strace
 from chaosrun.faults.tracer import SaveNote
-from chaosrun.plan.injection import injected
 from chaosrun.plan.permission import ask_permission
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.events import EventRecord
-from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import RunLayout
 from chaosrun.records.markers import Note, read_marker, read_note
 from chaosrun.records.naming import run_argument
-from chaosrun.records.run_file import Early, read_run
+from chaosrun.records.run_file import Early, Kind, read_run
 from chaosrun.spec.bounds import crowded
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.imports import not_there
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Problem, spec_error
 from chaosrun.spec.source import Job, load_job, refused
-from chaosrun.supervise.control import Answer, Cancel, Command, Inject, InjectedFault, Ping, serve
+from chaosrun.supervise.control import Answer, Cancel, Command, Inject, Ping, serve
 from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import Drill, LegRunner, has_ended, leg_of, supervised
+from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.interrupts import Interrupts
 from chaosrun.supervise.process import SupervisorProcess, Task
+from chaosrun.supervise.production import Production, alone
 from chaosrun.supervise.runs import find_run, remove_run
 from chaosrun.supervise.supervisor import Supervisor
+from chaosrun.verify.confirm import UNDISTURBED
 from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -54,9 +50,6 @@ if TYPE_CHECKING:
 
 Listener = Callable[[EventRecord], None]
 Watch = Callable[[Supervisor | None], None]
-CHAOS = "chaos"
-SOONEST_S = 0.001
-"""A time of nothing cannot be written in a job file."""
 
 
 def plan(job: Path | TypedJob, overrides: Sequence[str] = (), *, address: str | None = None) -> tuple[Job, FaultPlan]:
@@ -86,11 +79,19 @@ def _lacking(job: Job, address: str | None) -> list[Problem]:
 
 
 def create(
-    job: Path | TypedJob, overrides: Sequence[str], root: Path, address: str | None, reference: str, early: Early = "long"
+    job: Path | TypedJob,
+    overrides: Sequence[str],
+    root: Path,
+    address: str | None,
+    reference: str,
+    early: Early = "long",
+    kind: Kind = "drill",
+    metrics_port: int | None = None,
 ) -> RunLayout:
     """A run directory for the job under an absolute root. Raises UsageError or SpecError, also for faults that the Ray at
     `address`, or a private one, will not allow; ResourcesError where strace is missing that a fault needs."""
     loaded, faults = plan(job, overrides, address=address)
+    faults = faults if kind == "drill" else UNDISTURBED
     if reference not in ("auto", "fresh"):
         reference = str(find_run(reference, root).path.resolve())
     if any(fault.phase == "save" and fault.facts.note is SaveNote for fault in faults.faults):
@@ -100,7 +101,16 @@ def create(
         ask_permission(
             faults.faults, ray=expected, allow_cluster_faults=loaded.spec.faults.allow_cluster_faults, has_successor=True
         )
-    return create_run(root, loaded, plan=faults, overrides=list(overrides), reference=reference, early=early)
+    return create_run(
+        root,
+        loaded,
+        plan=faults,
+        overrides=list(overrides),
+        reference=reference,
+        early=early,
+        kind=kind,
+        metrics_port=metrics_port,
+    )
 
 
 def carry_out(
@@ -123,7 +133,7 @@ def carry_out(
     """
     interrupts.check(run)
     new = not run.supervisor_json.exists()
-    with supervised(run) as (lock, warnings):
+    with alone(run, root), supervised(run) as (lock, warnings):
         if cluster is None and (expected_ray(address) is not None or _ending_the_supervisor(run)):
             try:
                 verdict = _in_a_process(run, root, address, listener, interrupts, lock)
@@ -150,6 +160,9 @@ def _in_a_process(
 
     again = f"`chaosrun resume {run_argument(run)}` goes on with the run"
     deadline_s = _deadline_s(run)
+    info = read_run(run)
+    # A run in production goes on with another one, whatever it was that ended the first.
+    successors = info.spec["recovery"]["max_restarts"] if info.kind == "run" else 0
     listener({"leg": None, "event": "run.created", "run": run.run_id, "path": str(run.path)})
     while True:
         struck_before = _struck(run)
@@ -171,6 +184,11 @@ def _in_a_process(
             if has_ended(run):
                 return judge(run)
             raise RunTimeoutError("the run's timeout has passed while Ray or the ranks were starting or ending", hint=again)
+        if not new and successors:
+            successors -= 1
+            how = process.watchdog.lost or process.how_it_ended()
+            listener({"leg": None, "event": "supervisor.lost", "pid": process.pid, "how": how})
+            continue
         if not new and process.watchdog.lost is not None:
             raise ResourcesError(
                 f"{process.watchdog.lost}, and no planned fault was the cause", hint=f"was memory short? {again}"
@@ -198,7 +216,7 @@ def _ending_the_supervisor(run: RunLayout) -> list[Fault]:
 
 def _struck(run: RunLayout) -> set[str]:
     """The faults of which a supervisor has written down that it dies of them."""
-    leg = leg_of(run, "chaos")
+    leg = leg_of(run, run.main)
     return {fault.id for fault in _ending_the_supervisor(run) if read_marker(leg, fault.id) and read_note(leg, fault.id, Note)}
 
 
@@ -229,6 +247,8 @@ def execute(
         placed(run, address, listener, interrupts, cluster) as workers,
     ):
         legs = LegRunner(workers=workers, on_record=on_record, on_supervisor=on_supervisor, has_successor=has_successor)
+        if read_run(run).kind == "run":
+            return Production(run=run, legs=legs, deadline_s=deadline_s).execute()
         return Drill(run=run, root=root, legs=legs, survey=survey, deadline_s=deadline_s).execute()
 
 
@@ -286,79 +306,3 @@ def placed(
     finally:
         with interrupts.postponed():
             cluster.close()
-
-
-class Injections:
-    """The way of a fault from `chaosrun inject` into the leg that is under faults.
-
-    Asked by the thread of the control socket, beside the supervisor's: what is granted is durably in plan.json before the
-    supervisor hears of it, so that whatever becomes of it, and of this process, the verdict knows that it was to strike. The
-    only writer of plan.json once a run has begun. `watch` and `hear` are told what the drill does.
-    """
-
-    def __init__(self, run: RunLayout, *, has_successor: bool) -> None:
-        """`has_successor`: another process goes on with the run when this one is killed."""
-        self._run = run
-        self._has_successor = has_successor
-        self._lock = threading.Lock()
-        self._supervisor: Supervisor | None = None
-        self._over = False
-        """The leg under faults has ended."""
-
-    def watch(self, supervisor: Supervisor | None) -> None:
-        with self._lock:
-            self._supervisor = supervisor
-
-    def hear(self, record: EventRecord) -> None:
-        """A record of the journal, as soon as it is there: with its last one the leg takes no more faults."""
-        if record.get("leg") == CHAOS and record["event"] == "leg.finished":
-            with self._lock:
-                self._over = True
-
-    def ask(self, command: Inject) -> Answer:
-        """Have what the command asks for struck as soon as its ranks run. Raises UsageError."""
-        seed = secrets.randbelow(2**31) if command.seed is None else command.seed
-        with self._lock:
-            supervisor = self._open_leg()
-            spec = JobSpec.model_validate(read_run(self._run).spec)
-            plan = FaultPlan.read(self._run.plan_json)
-            after_s = max(SOONEST_S, math.floor(supervisor.outside_faults.elapsed_s() * 1000) / 1000)
-            about = {"kind": command.kind, "rank": command.rank, "settings": command.settings}
-            faults = injected(spec, plan, **about, seed=seed, after_s=after_s)
-            self._permit(spec, faults, supervisor)
-            grown = replace(plan, faults=(*plan.faults, *faults))
-            try:
-                write_durably(self._run.plan_json, json.dumps(grown.to_json(), indent=1).encode())
-            except OSError as error:
-                raise UsageError(
-                    f"{self._run.plan_json} cannot be written: {error.strerror}", hint="free some space"
-                ) from error
-            supervisor.inject(faults)
-        told = [InjectedFault(id=each.id, kind=each.kind, rank=each.rank, what=each.describe()) for each in faults]
-        return Answer(faults=tuple(told), seed=seed)
-
-    def _open_leg(self) -> Supervisor:
-        status = f"`chaosrun status {run_argument(self._run)}` shows where it is"
-        if self._supervisor is None:
-            where = "the leg under faults is over" if self._over else "no leg is running yet"
-            raise UsageError(f"{where}: there is no rank to strike", hint=status)
-        if self._supervisor.name != CHAOS:
-            raise UsageError(
-                f"the {self._supervisor.name} leg is running, which has to stay undisturbed",
-                hint=f"only the chaos leg takes faults; {status}",
-            )
-        if self._over:
-            raise UsageError("the training under faults has just ended: there is no rank to strike", hint=status)
-        return self._supervisor
-
-    def _permit(self, spec: JobSpec, faults: tuple[Fault, ...], supervisor: Supervisor) -> None:
-        if not self._has_successor and any(fault.facts.evidence == "successor" for fault in faults):
-            raise UsageError(
-                f"a fault of kind {faults[0].kind} ends the process that supervises the run, and no other is there to go on",
-                hint="plan one such fault in the job file: then a second process takes over, and takes more of them",
-            )
-        ask_permission(
-            faults, ray=supervisor.ray, allow_cluster_faults=spec.faults.allow_cluster_faults, has_successor=self._has_successor
-        )
-        if problem := supervisor.outside_faults.misplaced(faults):
-            raise UsageError(problem, hint="join the cluster from a node that runs no ranks, or strike another rank")

@@ -84,7 +84,7 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
 def remove_run(run: RunLayout) -> None:
     """The run, and its checkpoints where `checkpoint.storage` puts them."""
     info = read_run(run)
-    storage = own_leg(run, info, "chaos").storage
+    storage = own_leg(run, info, run.main).storage
     if storage is not None and is_owner(storage.parent, run.path, info):
         shutil.rmtree(storage.parent)
     run.run_json.unlink()  # first: nobody takes for a run what is half gone

@@ -24,6 +24,7 @@ from chaosrun.spec.model import RecoverySpec
 from chaosrun.supervise import early, lifecycle
 from chaosrun.supervise.deaths import failure_of, last_step, went_on_from
 from chaosrun.supervise.hangs import HangDetector, HangWatch
+from chaosrun.supervise.judging import RecoveryJudge
 from chaosrun.supervise.launchers import failure_of_launcher
 from chaosrun.supervise.observations import Observations
 from chaosrun.supervise.power import cut_power
@@ -54,6 +55,7 @@ class Supervisor:
         recovery: RecoverySpec,
         deadline_s: float | None,
         on_record: Callable[[EventRecord], None],
+        judge: RecoveryJudge | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name
@@ -64,6 +66,7 @@ class Supervisor:
         self._recovery = recovery
         self._deadline_s = deadline_s
         self._on_record = on_record
+        self._judge = judge
         self._clock = clock
         self._store = CheckpointStore(leg, template.keep)
         self._pending: deque[lifecycle.Event] = deque()
@@ -125,6 +128,8 @@ class Supervisor:
                     self._observations.of_broken_groups(self._attempt)
                     cut_power(self._leg, self._plan, self._attempt, self._template.outputs, self._record)
                     self._record_failure(state.failure)
+                    if self._judge:
+                        self._judge.ended(self._attempt)
                 state, actions = lifecycle.decide(state, event)
         except BaseException:
             # A bug or a second interrupt: leave no process behind, then let it be seen.
@@ -216,6 +221,8 @@ class Supervisor:
         self._record(recorded.DeathUnplanned(attempt=self._attempt, rank=failure.rank, **told))
 
     def _look_at_clocks(self, state: lifecycle.LegState) -> None:
+        for found in self._judge.found() if self._judge else ():
+            self._record_judgement(found)
         self._looked_s = now = time.monotonic()  # the deadline is a time of day, which somebody may set; waits are not
         if self._deadline_s is not None and self._clock() > self._deadline_s:
             self._deadline_s = None
@@ -231,6 +238,12 @@ class Supervisor:
         if state.phase == "running" and (hang := self._detector.look(now)):
             self._pending.append(hang)
 
+    def _record_judgement(self, found: recorded.Judgement) -> None:
+        self._record(found)
+        if isinstance(found, recorded.RecoveryDiverged) and self._recovery.on_divergence == "stop":
+            said = f"attempt {found.attempt} is not what was recorded: {found.what} (step {found.step}, rank {found.rank})"
+            self._end("diverged", said, "everything is kept; `chaosrun resume` goes on all the same")
+
     def _take_over(self) -> lifecycle.Resume:
         """What a journal that another supervisor began says of the leg so far."""
         past = journal_events(self._leg.journal)
@@ -238,6 +251,8 @@ class Supervisor:
         for record in past:
             if isinstance(record, recorded.AttemptStarting):
                 self._pass_by(record.resume)
+        if self._judge:
+            self._judge.take_over(past)
         return take_over(
             past,
             self._leg,
@@ -328,6 +343,8 @@ class Supervisor:
             )
         )
         settle = early.settle_in(self._template, action.attempt, self._plan, self._observations.observed)
+        if self._judge:
+            self._judge.began(action.attempt)
         orders = [self._order(action, rank, armed, settle) for rank in range(self._template.world_size)]
         self._pass_by(action.resume)
         self._leg.attempt(action.attempt).path.mkdir(parents=True, exist_ok=True)
@@ -364,6 +381,8 @@ class Supervisor:
 
     def _finish(self, action: lifecycle.Finish) -> LegResult:
         self._observations.conclude()
+        for found in self._judge.close() if self._judge else ():
+            self._record_judgement(found)
         about = {"outcome": action.outcome, "message": action.message, "hint": action.hint, "final_step": self._final_step()}
         self._record(recorded.LegFinished(code=action.code, **about))
         return LegResult(**about)

@@ -3,15 +3,15 @@
 Pure values. A check is a function `(Drill) -> Check`; the list of them is in `checks`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chaosrun.faults.fault import FaultPlan
-from chaosrun.records.history import LegHistory
+from chaosrun.records.history import Attempt, LegHistory
 from chaosrun.records.opened import OpenedFile
-from chaosrun.records.traces import BucketsRecord, StartRecord, StepRecord
+from chaosrun.records.traces import BucketsRecord, RankTrace, StartRecord, StepRecord
 from chaosrun.spec.model import JobSpec, Tolerance
 from chaosrun.verify.began import began_at
 from chaosrun.verify.codes import Cause
@@ -105,10 +105,36 @@ class Drill:
             spec=spec,
             plan=plan,
             opened_to_confirm=opened_to_confirm,
-            apart=_apart(expected, chaos),
+            apart=_apart(expected, chaos.traces),
             began=began,
         )
-        return replace(drill, streams_count=not (drill.by_script and (drill._streams_rest() or drill._numbers_agree())))
+        return replace(drill, streams_count=drill._streams_count())
+
+    @classmethod
+    def between(
+        cls,
+        reference: LegHistory,
+        chaos: LegHistory,
+        expected: Lineage,
+        spec: JobSpec,
+        plan: FaultPlan,
+        *,
+        looked_at: Sequence[Attempt] = (),
+    ) -> "Drill":
+        """Of a leg whose `expected` steps are its own earlier ones. `looked_at`: its attempts that are compared."""
+        drill = cls(
+            reference=reference,
+            chaos=chaos,
+            reference_lineage=expected,
+            chaos_lineage=lineage(chaos),
+            spec=spec,
+            plan=plan,
+            apart=_apart(expected, (trace for attempt in looked_at for trace in attempt.traces.values())),
+        )
+        return replace(drill, streams_count=drill._streams_count())
+
+    def _streams_count(self) -> bool:
+        return not (self.by_script and (self._numbers_agree() or self._streams_rest()))
 
     def _streams_rest(self) -> bool:
         """Nobody draws from them, undisturbed."""
@@ -117,7 +143,12 @@ class Drill:
     def _numbers_agree(self) -> bool:
         """Each step of each attempt is the reference's bit for bit, whatever is asked for, in all but its random streams."""
         numbers: list[Field] = [field for field in FIELDS if field not in ("position", "rng")]
-        records = (step for trace in self.chaos.traces for step in trace.steps)
+        records = (
+            record
+            for trace in self.chaos.traces
+            for step in sorted(self.apart.get(trace.rank, ()))
+            if (record := trace.steps.at(step))
+        )
         pairs = ((self.reference_lineage.at(seen.rank, seen.step), seen) for seen in records)
         return not any(expected and compare(field, expected, seen, self.chaos) for expected, seen in pairs for field in numbers)
 
@@ -171,10 +202,10 @@ class Drill:
         return (("chaos", self.chaos.opened), ("reference", self.reference.opened), ("confirm", self.opened_to_confirm))
 
 
-def _apart(expected: Lineage, chaos: LegHistory) -> dict[int, set[int]]:
+def _apart(expected: Lineage, traces: Iterable[RankTrace]) -> dict[int, set[int]]:
     """What is not alike is compared field by field, and nothing else has to be. Blocks of equal digests are not opened."""
     found: dict[int, set[int]] = {}
-    for trace in chaos.traces:
+    for trace in traces:
         apart = found.setdefault(trace.rank, set())
         for seen in spans_of(trace):
             for held in expected.chain(trace.rank).over(seen.steps):

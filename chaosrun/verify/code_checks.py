@@ -5,7 +5,7 @@ A row that blames nobody is of a failure that the first divergence explains, or 
 
 from collections.abc import Mapping
 
-from chaosrun.verify.blame import Row, machine, ours, plan, script
+from chaosrun.verify.blame import Row, machine, ours, plan, script, unknown
 
 UNREPEATABLE_HINT = "first make the script give the same numbers twice without any fault: seeds, deterministic: strict, threads"
 
@@ -56,6 +56,11 @@ _ANY: Mapping[str, Row] = {
     "check_crashed": Row("check crashed: {error}: {message}", ours("the check {check} crashed")),
     "check_undecided": Row("could not be checked: {message}"),
     "records_lacking": Row("only {compared} of {of} records could be compared", ours("records are missing", likely=True)),
+    "recovery_differs": Row("attempt {attempt} did not come back as it had been: {what} ({where})"),
+    "recovery_unjudged": Row(
+        "attempt {attempt} cannot be held against what was recorded before: {why}",
+        unknown("neither a step was done twice nor a state saved that is known"),
+    ),
     "records_differ": Row("{what} differ in {differing} of {compared} records, first at {where}"),
     "settled_unproven": Row(
         "the leg ended at step {step} of {whole}, and that the rest follows is not shown: {problem}",

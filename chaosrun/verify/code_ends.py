@@ -20,6 +20,7 @@ _ENDS: Mapping[str, Row] = {
     ),
     "failed_inside_chaosrun": Row(_LEG, ours("code of its own failed", likely=True)),
     "resources": Row(_LEG, machine("it could not give what the run asked for")),
+    "stopped_apart": Row("{message}", unknown("the records no longer show how it differed")),
     "fault_missed": Row(_LEG, plan("its faults met in an order in which one of them could not happen any more")),
     "timeout": Row(_LEG, unknown("the job file's `timeout` passed: it is too short, or the machine was too slow")),
     "killed": Row(_LEG, machine("something outside the run killed its processes")),
@@ -84,6 +85,12 @@ _VERDICTS: Mapping[str, Row] = {
         "within the tolerance of the undisturbed run: {steps:step} on {ranks:rank}, {faults:fault}{more}",
         nobody("the job came back within the tolerances that its job file allows"),
     ),
+    "recoveries_agree": Row(
+        "completed: {steps:step} on {ranks:rank}, {times:restart} judged, each equal to what was recorded before "
+        "({again:step} done twice)",
+        nobody("it came back each time as it had been"),
+    ),
+    "undisturbed_run": Row("completed: {steps:step} on {ranks:rank}, without a restart", nobody("nothing had to be recovered")),
     "never_restored": Row("no checkpoint was restored", hint="let a fault strike after the first checkpoint to test a restore"),
     "corruption_injected": Row(
         "silent corruption, as injected",

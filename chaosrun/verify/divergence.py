@@ -80,15 +80,22 @@ def _found(moment: Moment, kind: Kind, ranks: Iterable[int], reason: Cause, **se
 
 
 def first_divergence(drill: Drill) -> Divergence | None:
-    for attempt in drill.chaos.attempts:
-        for found, at in _divergences(drill, attempt):
-            if found is not None:
-                saved = causes.of_save(drill, attempt.number, found.step, at)
-                return found if saved is None else replace(found, reason=saved)
+    if found := divergence_of(drill, drill.chaos.attempts):
+        return found
     # What only its checkpoints show.
     kept = comparable(drill) if drill.by_script else frozenset()
     moments = (moment for attempt in drill.chaos.attempts if kept for moment in _moments(drill, attempt))
     return next(filter(None, (_at_own_save(moment, kept) for moment in moments)), None)
+
+
+def divergence_of(drill: Drill, attempts: Iterable[Attempt]) -> Divergence | None:
+    """The first place where these attempts, one after the other, left the reference."""
+    for attempt in attempts:
+        for found, at in _divergences(drill, attempt):
+            if found is not None:
+                saved = causes.of_save(drill, attempt.number, found.step, at)
+                return found if saved is None else replace(found, reason=saved)
+    return None
 
 
 def _divergences(drill: Drill, attempt: Attempt) -> Iterator[tuple[Divergence | None, causes.Place]]:

@@ -43,6 +43,7 @@ END_CODES: Mapping[str, str] = {
     "resources": "resources",
     "timeout": "timeout",
     "interrupted": "interrupted",
+    "diverged": "stopped_apart",
     "fault_missed": "fault_missed",
 }
 """Of a leg of which no more is known than its outcome."""
@@ -110,7 +111,7 @@ def _never_came_back(drill: Drill, divergence: Divergence | None) -> Ruling | No
         return None
     if divergence and "stood" in divergence.reason.params:
         # Begun with what is not of one step, it may well fail.
-        ruling = _of_divergence(divergence, drill.spec.data.resume)
+        ruling = of_divergence(divergence, drill.spec.data.resume)
         return replace(ruling, place=f"{ruling.place}; then {end.message or end.outcome}")
     known = {fault.id: fault for fault in drill.plan.faults}
     # What had spoilt a file in the same attempt is what it met, more than the kill.
@@ -131,14 +132,14 @@ def _of_outcomes(reference: LegHistory, chaos: LegHistory, checks: Sequence[Chec
             return Ruling(status="INCONCLUSIVE", reason=reason)
         message, hint = leg.finished.message or leg.outcome or "", leg.finished.hint
         if leg is chaos and leg.outcome == "inexact_restore":
-            reason = _end_of(leg, message)
+            reason = end_of(leg, message)
             return Ruling(status="FAIL", reason=reason, hint=reason.hint or hint)
         exit_code = OUTCOME_EXIT_CODES.get(leg.outcome or "")
         if leg.outcome == "user_error" and (found := drift(leg)):
             headline = f"{leg.name} leg: the replicas had drifted apart ({found.what}) when {message}"
             reason = Cause.of("replicas_drift", because="undisturbed", leg=leg.name, what=found.what, aside="")
             return Ruling(status="INCONCLUSIVE", reason=reason, headline=headline, exit_code=exit_code)
-        return Ruling(status="INCONCLUSIVE", reason=_end_of(leg, message), hint=hint, exit_code=exit_code)
+        return Ruling(status="INCONCLUSIVE", reason=end_of(leg, message), hint=hint, exit_code=exit_code)
     return None
 
 
@@ -147,7 +148,7 @@ def _only_missing(*legs: LegHistory) -> bool:
     return all(len(leg.problems) <= (not leg.layout.journal.exists()) for leg in legs)
 
 
-def _end_of(leg: LegHistory, message: str) -> Cause:
+def end_of(leg: LegHistory, message: str) -> Cause:
     assert leg.finished is not None
     code = leg.finished.code or END_CODES[leg.outcome or "recovery_failed"]
     return Cause(code, {"leg": leg.name, "message": message})
@@ -191,7 +192,7 @@ def _of_corruption(checks: Sequence[Check], drill: Drill) -> Ruling | None:
         return None
     beside = next((failing[name] for name in RECOVERY_CHECKS if name in failing), None)
     if beside is not None and outcome == "completed":
-        headline = f"{_about(beside)}, which no corruption explains; besides, {seen.summary}"
+        headline = f"{about_check(beside)}, which no corruption explains; besides, {seen.summary}"
         return Ruling(status="FAIL", reason=_cause_of(beside), headline=headline)
     end = "" if drill.chaos.finished is None or outcome == "completed" else f"; then {drill.chaos.finished.message}"
     reason = Cause.of("corruption_injected")
@@ -209,9 +210,9 @@ def _of_failures(checks: Sequence[Check], divergence: Divergence | None, drill: 
         place = f"first difference: {divergence.kind} at step {divergence.step}" if divergence else None
         return Ruling(status="FAIL", reason=_cause_of(ended), place=place)
     if divergence:
-        return _of_divergence(divergence, drill.spec.data.resume)
+        return of_divergence(divergence, drill.spec.data.resume)
     failing = next((check for check in checks if check.status == "fail"), None)
-    return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=_about(failing))
+    return failing and Ruling(status="FAIL", reason=_cause_of(failing), headline=about_check(failing))
 
 
 def _of_control(checks: Sequence[Check], divergence: Divergence | None, drill: Drill) -> Ruling | None:
@@ -239,7 +240,7 @@ def _explains(reason: Cause, ended: Check, drill: Drill) -> bool:
     return direction is not None and first is not None and 0 < direction * steps * len(first.batch) <= reason.params["batches"]
 
 
-def _about(check: Check) -> str:
+def about_check(check: Check) -> str:
     return f"{check.name}: {check.summary}"
 
 
@@ -248,7 +249,7 @@ def _cause_of(check: Check) -> Cause:
     return check.cause
 
 
-def _of_divergence(divergence: Divergence, protocol: DataResume) -> Ruling:
+def of_divergence(divergence: Divergence, protocol: DataResume) -> Ruling:
     where = f"step {divergence.step}, rank {divergence.rank}, attempt {divergence.attempt}"
     if stood := divergence.reason.params.get("stood"):
         where = f"{where}, which began with {stood}"
@@ -275,7 +276,7 @@ def _around(ids: Any, others: Any) -> str:
 def _of_doubts(checks: Sequence[Check], drill: Drill) -> Ruling | None:
     doubtful = next((check for check in checks if check.status == "inconclusive"), None)
     if doubtful:
-        return Ruling(status="INCONCLUSIVE", reason=_cause_of(doubtful), headline=_about(doubtful))
+        return Ruling(status="INCONCLUSIVE", reason=_cause_of(doubtful), headline=about_check(doubtful))
     lacking = sorted(required(drill) - {check.name for check in checks if check.status == "pass"})
     return Ruling(status="INCONCLUSIVE", reason=Cause.of("checks_missing", checks=lacking)) if lacking else None
 

@@ -14,7 +14,7 @@ from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.codec import DamagedRecordError
 from chaosrun.records.events import Outcome
 from chaosrun.records.history import LegHistory, read_leg
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.opened import opened_files
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.spec.model import JobSpec
@@ -26,13 +26,20 @@ from chaosrun.verify.checks import run_checks
 from chaosrun.verify.code_checks import wandering
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.divergence import Divergence
-from chaosrun.verify.ruling import EXIT_CODES, VerdictStatus, rule
+from chaosrun.verify.production import judge_run
+from chaosrun.verify.ruling import EXIT_CODES, Ruling, VerdictStatus, rule
 from chaosrun.verify.settled import EARLY, up_to
 
 VERDICT_VERSION = 1
 REPLACED = (
     "the reference in the cache was replaced by a run made now, from which it differed ({difference}): data, files or the "
     "machine have changed since it was made"
+)
+
+
+UNREPEATED = (
+    "no undisturbed run tells whether the job gives the same numbers twice at all: `chaosrun submit` of its job file does, and "
+    "names what is lost in a restart"
 )
 
 
@@ -125,6 +132,8 @@ def judge(run: RunLayout) -> Verdict:
         raise UsageError(
             f"{run.run_json}: spec: {error.errors()[0]['msg']}", hint="the run was written by another version of chaosrun"
         ) from error
+    if info.kind == "run":
+        return _judged_run(read_leg(recorded_leg(run, info, RUN)), spec, plan)
     legs = [read_leg(recorded_leg(run, info, name)) for name in ("reference", "chaos")]
     confirming = opened_files(recorded_leg(run, info, "confirm"), [])
 
@@ -146,6 +155,17 @@ def judge(run: RunLayout) -> Verdict:
     return replace(verdict, warnings=(*masked, *replaced, *verdict.warnings))
 
 
+def _judged_run(leg: LegHistory, spec: JobSpec, plan: FaultPlan) -> Verdict:
+    """Of a run in production: see `verify.production`."""
+    try:
+        found = judge_run(leg, spec, plan)
+    except DamagedRecordError as error:
+        found = judge_run(replace(leg, attempts=(), problems=(*leg.problems, error.message)), spec, plan)
+    told = (UNREPEATED,) if found.divergence else ()
+    attempts = attempt_summaries(found.drill)
+    return _verdict(found.drill, found.ruling, found.divergence, found.checks, attempts, leg.outcome, told)
+
+
 def _irreproducible(info: RunInfo) -> Cause | None:
     """How two undisturbed runs differed, if a second one was made and they did."""
     difference, reference = info.irreproducible, info.reference
@@ -163,9 +183,21 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
     how many more agreed with the reference."""
     checks = run_checks(drill)
     attempts = attempt_summaries(drill)
-    faults = fault_outcomes(drill.plan, drill.chaos)
-    ruling, divergence = rule(drill, checks, irreproducible, attempts, landed=sum(fault.landed for fault in faults))
+    landed = sum(fault.landed for fault in fault_outcomes(drill.plan, drill.chaos))
+    ruling, divergence = rule(drill, checks, irreproducible, attempts, landed=landed)
     leg = drill.chaos if drill.reference.outcome == "completed" else drill.reference
+    return replace(_verdict(drill, ruling, divergence, checks, attempts, leg.outcome), confirmed=confirmed)
+
+
+def _verdict(
+    drill: Drill,
+    ruling: Ruling,
+    divergence: Divergence | None,
+    checks: tuple[Check, ...],
+    attempts: tuple[AttemptSummary, ...],
+    outcome: Outcome | None,
+    told: tuple[str, ...] = (),
+) -> Verdict:
     return Verdict(
         status=ruling.status,
         exit_code=EXIT_CODES[ruling.status] if ruling.exit_code is None else ruling.exit_code,
@@ -173,14 +205,13 @@ def judge_drill(drill: Drill, *, irreproducible: Cause | None = None, confirmed:
         headline=ruling.reason.sentence if ruling.headline is None else ruling.headline,
         place=ruling.place,
         hint=ruling.reason.hint if ruling.hint is None else ruling.hint,
-        outcome=leg.outcome,
+        outcome=outcome,
         checks=checks,
         divergence=divergence,
-        faults=faults,
+        faults=fault_outcomes(drill.plan, drill.chaos),
         attempts=attempts,
         steps=drill.chaos_lineage.final_step,
         lost_steps=sum(attempt.lost_steps for attempt in attempts),
-        warnings=warnings(drill),
+        warnings=(*told, *warnings(drill)),
         resume_by=drill.spec.by,
-        confirmed=confirmed,
     )

@@ -27,25 +27,34 @@ _FILLED: dict[str, Any] = {
     "names": (),
     "nodes": {},
     "outcome": "completed",
+    "last": 0,
     "phase": None,
     "pid": 1,
     "pids": {},
     "rank": 0,
     "ranks": (),
     "reason": "",
+    "quantity": "rng",
     "resume": None,
     "resume_step": 0,
     "signal": None,
+    "states": 0,
     "step": None,
+    "steps": 0,
     "supervisor_pid": 1,
     "unsynced": "lost",
+    "what": "",
+    "why": "",
     "workers": 2,
 }
+
+_OWN: dict[str, dict[str, Any]] = {"recovery.diverged": {"step": 1, "code": "rng_not_restored"}}
 
 
 def event(event: str, **fields: Any) -> Any:
     """Its values are not checked before they are read back."""
     kind = _KINDS[event]
+    fields = {**_OWN.get(event, {}), **fields}
     return kind(**{**{name: _FILLED[name] for name in kind.__struct_fields__ if name in _FILLED}, **fields})
 
 

@@ -17,7 +17,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.report.facts import read_facts
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.control import Inject, InjectedFault
-from chaosrun.supervise.run import Injections
+from chaosrun.supervise.injections import Injections
 from chaosrun.supervise.supervisor import Supervisor
 from tests.unit.run_files import write_info
 

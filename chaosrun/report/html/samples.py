@@ -25,7 +25,9 @@ def ledger(source: Source) -> Shown | None:
         return None
     step, rank, attempt, about = place
     expected, seen = source.reference.chain, _seen(source, attempt)
-    steps = range(max(1, step - BEFORE), step + AFTER + 1)
+    steps: Sequence[int] = range(max(1, step - BEFORE), step + AFTER + 1)
+    if source.view.facts.in_production:
+        steps = [number for number in steps if expected.at(rank, number)]  # what was done once is compared with nothing
     pairs = [(number, expected.at(rank, number), seen.at(rank, number)) for number in steps]
     by_ids = all(record.knows_ids for _, *records in pairs for record in records if record is not None)
     origins = _origins(expected, rank, by_ids)

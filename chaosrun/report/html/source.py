@@ -8,7 +8,7 @@ from chaosrun.records.layout import RunLayout
 from chaosrun.records.run_file import RunInfo, read_run, recorded_leg
 from chaosrun.report.diagnosis import read_diagnosis
 from chaosrun.report.view import RunView, readable
-from chaosrun.verify.lineage import Lineage, lineage
+from chaosrun.verify.lineage import Chain, Lineage, lineage
 
 if TYPE_CHECKING:
     from chaosrun.verify.diagnosis import Diagnosis
@@ -38,6 +38,11 @@ class Source:
     """Sentences on files that could not be read, or not in full."""
 
     @property
+    def words(self) -> tuple[str, str]:
+        """What the two are called whose steps are compared."""
+        return ("as first done", "as it went on") if self.view.facts.in_production else ("undisturbed", "under faults")
+
+    @property
     def told(self) -> Leg:
         """The leg whose course is shown: the disturbed one, or the one that it never came to."""
         return self.chaos if self.chaos.began else self.reference
@@ -47,7 +52,9 @@ def read_source(view: RunView) -> Source:
     """Never fails on content. Raises OSError when a file of the run cannot be read at all."""
     run, problems = view.run, list(view.damage)
     info = readable(lambda: read_run(run), problems)
-    legs = [_leg(run, info, name, problems) for name in ("reference", "chaos")]
+    legs = [_leg(run, info, name, problems) for name in ("reference", run.main)]
+    if view.facts.in_production:
+        legs[0] = _rolled_back(legs[1])
     return Source(
         view=view,
         reference=legs[0],
@@ -55,6 +62,14 @@ def read_source(view: RunView) -> Source:
         diagnosis=readable(lambda: read_diagnosis(run), problems) if run.diagnosis_json.exists() else None,
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def _rolled_back(leg: Leg) -> Leg:
+    """What was done before a restart and again after it, as it was the first time: what a run is compared with."""
+    chains = {rank: Chain() for rank in leg.chain.steps}
+    for span in leg.chain.cut_off:
+        chains[span.trace.rank].add(span)
+    return Leg(history=LegHistory(name=leg.name, layout=leg.history.layout), chain=Lineage(steps=chains))
 
 
 def _leg(run: RunLayout, info: RunInfo | None, name: str, problems: list[str]) -> Leg:

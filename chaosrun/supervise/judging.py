@@ -1,0 +1,121 @@
+"""Judges the restarts of a run in production while it goes on, in a thread beside its supervisor, which asks what was found.
+
+An attempt is judged when every rank is through the steps that had been done before, or as far as it came when it is over. What
+is compared says `verify.production`.
+"""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from chaosrun.records.events import AttemptStarting, JournalEvent, Judgement, RecoveryAgreed, RecoveryDiverged, RecoveryUnjudged
+from chaosrun.records.history import LegHistory, read_leg
+from chaosrun.records.layout import LegLayout
+from chaosrun.records.trace_reader import read_ends
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify.confirm import UNDISTURBED
+from chaosrun.verify.production import Recovery, judge_recovery, recorded
+
+LOOK_EVERY_S = 0.5
+
+
+class RecoveryJudge:
+    """Told by the supervisor which attempts began and ended."""
+
+    def __init__(self, leg: LegLayout, spec: JobSpec) -> None:
+        self._leg, self._spec = leg, spec
+        self._since = 1
+        """The newest attempt that differed; see `judge_recovery`."""
+        self._changed = threading.Condition()
+        self._open: dict[int, bool] = {}
+        """Restarted attempts that have not been judged; whether they are over."""
+        self._targets: dict[int, dict[int, int]] = {}
+        """Of those, by rank the last step that had been done before."""
+        self._found: list[Recovery] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="chaosrun-judge", daemon=True)
+
+    def take_over(self, past: Sequence[JournalEvent]) -> None:
+        """What another supervisor left to be judged."""
+        judged = {event.attempt for event in past if isinstance(event, Judgement)}
+        self._since = max((event.attempt for event in past if isinstance(event, RecoveryDiverged)), default=1)
+        for number in (event.attempt for event in past if isinstance(event, AttemptStarting) if event.attempt not in judged):
+            self.began(number)
+            self.ended(number)
+
+    def began(self, attempt: int) -> None:
+        """Of the first there is nothing to judge."""
+        with self._changed:
+            if attempt > 1:
+                self._open[attempt] = False
+        if not self._thread.is_alive() and attempt > 1:
+            self._thread.start()
+
+    def ended(self, attempt: int) -> None:
+        with self._changed:
+            if attempt in self._open:
+                self._open[attempt] = True
+                self._changed.notify()
+
+    def found(self) -> list[Judgement]:
+        """What was judged since this was asked last."""
+        with self._changed:
+            found, self._found = self._found, []
+            return [_event_of(each) for each in found]
+
+    def close(self) -> list[Judgement]:
+        """The rest, of a leg whose attempts are all over."""
+        with self._changed:
+            self._open, self._closing = dict.fromkeys(self._open, True), True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        return self.found()
+
+    def _work(self) -> None:
+        while self._look():
+            pass
+
+    def _look(self) -> bool:
+        """Judge one that is due, or wait; False when there is no more to come."""
+        with self._changed:
+            waiting = dict(self._open)
+        for attempt, over in waiting.items():
+            if over or self._is_through(attempt):
+                found = judge_recovery(read_leg(self._leg), attempt, self._spec, UNDISTURBED, since=self._since)
+                self._since = attempt if found.divergence else self._since
+                with self._changed:
+                    del self._open[attempt]
+                    self._found.append(found)
+                return True
+        with self._changed:
+            if self._closing and not self._open:
+                return False
+            self._changed.wait(LOOK_EVERY_S)
+        return True
+
+    def _is_through(self, attempt: int) -> bool:
+        """Every rank has made a step of its own, after all that had been done before: what it saved there is written."""
+        if attempt not in self._targets:
+            history = read_leg(self._leg)
+            before = [each for each in history.attempts if each.number < attempt]
+            known = recorded(LegHistory(name=history.name, layout=self._leg, attempts=tuple(before)))
+            self._targets[attempt] = {rank: known.chain(rank).last for rank in known.steps}
+        ranks = range(self._spec.workers)
+        return all(self._step(attempt, rank) > self._targets[attempt].get(rank, 0) for rank in ranks)
+
+    def _step(self, attempt: int, rank: int) -> int:
+        """The last that it made; 0 before its first."""
+        with suppress(FileNotFoundError):
+            return read_ends(self._leg.attempt(attempt).trace(rank), attempt, rank, []).steps.last
+        return 0
+
+
+def _event_of(found: Recovery) -> Judgement:
+    differs = found.divergence
+    if differs is None and found.judged == "nothing":
+        return RecoveryUnjudged(attempt=found.attempt, why=found.words)
+    if differs is None:
+        return RecoveryAgreed(attempt=found.attempt, steps=found.steps, last=found.last, states=found.states)
+    where = {"step": differs.step, "rank": differs.rank, "tensor": differs.tensor}
+    return RecoveryDiverged(attempt=found.attempt, quantity=differs.kind, code=differs.code, what=differs.cause, **where)

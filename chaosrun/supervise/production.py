@@ -1,0 +1,85 @@
+"""A run in production: one leg, no reference; each recovery is judged as it goes on, and the whole at its end.
+
+Like a drill it is taken up where its files end.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from chaosrun.errors import InterruptedRunError, UsageError
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.journal import write_durably
+from chaosrun.records.layout import RUN, RunLayout
+from chaosrun.records.locks import locked
+from chaosrun.records.naming import run_argument
+from chaosrun.records.run_file import RunInfo, own_leg, read_run
+from chaosrun.records.supervision import is_supervised
+from chaosrun.spec.model import JobSpec
+from chaosrun.supervise.drill import RESUMABLE, LegRunner, outcome_of, run_files
+from chaosrun.supervise.runs import list_runs, remove_run
+from chaosrun.supervise.workers import order_template
+from chaosrun.verify.verdict import Verdict, judge
+
+
+@dataclass(slots=True, kw_only=True)
+class Production:
+    run: RunLayout
+    legs: LegRunner
+    deadline_s: float | None = None
+    """When the run's timeout has passed, wall clock; None: it begins with the run."""
+
+    def execute(self) -> Verdict:
+        """Do what is left of it and judge. Raises as `Drill.execute`."""
+        with run_files(self.run, "resume"):
+            info = read_run(self.run)
+            spec, leg = JobSpec.model_validate(info.spec), own_leg(self.run, info, RUN)
+            if self.deadline_s is None and spec.timeout is not None:
+                self.deadline_s = time.time() + spec.timeout
+            if outcome_of(leg) in RESUMABLE:
+                plan, faults = FaultPlan.read(self.run.plan_json), spec.faults
+                if not leg.journal.exists() and any((faults.schedule, faults.random, faults.replay, faults.preset)):
+                    self.legs.on_record({"leg": RUN, "event": "faults.not_struck", "time_s": time.time()})
+                template = order_template(RUN, leg, spec, info)
+                result = self.legs.run(RUN, leg, template, plan, spec, deadline_s=self.deadline_s)
+                if result.outcome == "interrupted":
+                    hint = f"`chaosrun resume {run_argument(self.run)}` goes on with the run"
+                    raise InterruptedRunError("interrupted", hint=hint)
+            verdict = judge(self.run)
+            write_durably(self.run.verdict_json, json.dumps(verdict.to_json(), indent=1).encode())
+            return verdict
+
+
+@contextmanager
+def alone(run: RunLayout, root: Path) -> Iterator[None]:
+    """Hold the job of a run in production: the same one is not run twice at once under a root. Raises UsageError, naming the
+    other run where it can be told."""
+    info = read_run(run)
+    if info.kind != "run":
+        yield
+        return
+    key = _key(info)
+    folder = root / "jobs"
+    folder.mkdir(exist_ok=True)
+    others = (RunLayout(each.path) for each in list_runs(root) if each.status == "running" and each.run_id != run.run_id)
+    other = next((each for each in others if is_supervised(each) and _key(read_run(each)) == key), None)
+    name = "" if other is None else f" as run {other.run_id}"
+    hint = "`chaosrun list` shows it" if other is None else f"follow it: chaosrun status -w {run_argument(other)}"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / f"{key}.lock", f"job {info.name} is being run already{name},", hint=hint))
+        except UsageError:
+            if not run.supervisor_json.exists():
+                remove_run(run)  # nothing of it has begun
+            raise
+        yield
+
+
+def _key(info: RunInfo) -> str:
+    """Of a job: where it lies, and all that its file says, with what was changed on the command line."""
+    said = json.dumps([info.kind, info.directory, info.script, info.spec], sort_keys=True)
+    return sha256(said.encode()).hexdigest()[:16]

@@ -1,0 +1,228 @@
+"""Whether a run without a reference came back rightly each time, held against itself. Pure.
+
+An attempt does again what attempts before it had done since the checkpoint that it goes on from. What they recorded is its
+reference: of each step the newest record, and of a restored state the saved one. The comparison, and the causes, are those of a
+drill. What was done once alone, nothing here can judge.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from chaosrun.faults.fault import FaultPlan
+from chaosrun.records.history import Attempt, LegHistory
+from chaosrun.records.traces import RankTrace
+from chaosrun.spec.model import JobSpec
+from chaosrun.verify import evidence, landed, recovery, replicas
+from chaosrun.verify.check import Check, Drill, failed, inconclusive, passed
+from chaosrun.verify.checks import run_checks
+from chaosrun.verify.codes import Cause
+from chaosrun.verify.divergence import Divergence, divergence_of
+from chaosrun.verify.lineage import Chain, Lineage, lineage, spans_of
+from chaosrun.verify.restored import reference_state
+from chaosrun.verify.ruling import OUTCOME_EXIT_CODES, Ruling, about_check, end_of, of_divergence
+from chaosrun.verify.steps import reference_parameters
+from chaosrun.wording import count
+
+Judged = Literal["steps", "state", "nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """A restart of a run, as far as its attempt has come."""
+
+    attempt: int
+    steps: int = 0
+    """Done again and compared, on any rank."""
+    last: int = 0
+    """The last of them; 0 without one."""
+    states: int = 0
+    """Ranks whose restored state was held against what was saved, or recorded after that step."""
+    trained: bool = False
+    """It came to a step."""
+    divergence: Divergence | None = None
+    problem: str | None = None
+    """Why it could not be looked at."""
+
+    @property
+    def judged(self) -> Judged:
+        return "steps" if self.steps else "state" if self.states else "nothing"
+
+    @property
+    def words(self) -> str:
+        """Of one that agrees: how it was judged."""
+        states = f"{count(self.states, 'rank')} went on with the recorded state"
+        match self.judged:
+            case "steps":
+                return f"{count(self.steps, 'step')} done twice, up to step {self.last}, equal; {states}"
+            case "state":
+                return f"judged by restored state alone, no step was done twice: {states}"
+            case "nothing":
+                return self.problem or (
+                    "nothing of it is known from before" if self.trained else "it ended before it began to train"
+                )
+
+
+def judge_recovery(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, *, since: int = 1) -> Recovery:
+    """Hold attempt `number` against those before it. `since`: the newest attempt that already differed, if one did: of what was
+    rolled back before it nothing has to come out the same. Never raises: what fails here must not end a training."""
+    try:
+        return _judge(history, number, spec, plan, since)
+    except Exception as error:  # damaged records, or a defect of a comparison: it is reported, and is never a PASS
+        return Recovery(attempt=number, trained=True, problem=f"{type(error).__name__}: {getattr(error, 'message', error)}")
+
+
+def _judge(history: LegHistory, number: int, spec: JobSpec, plan: FaultPlan, since: int) -> Recovery:
+    attempt = next(each for each in history.attempts if each.number == number)
+    before = _up_to(history, number - 1)
+    expected = recorded(before, since)
+    drill = Drill.between(before, _up_to(history, number), expected, spec, plan, looked_at=(attempt,))
+    again = {step for rank, trace in attempt.traces.items() for step in _done_before(expected.chain(rank), trace)}
+    return Recovery(
+        attempt=number,
+        steps=len(again),
+        last=max(again, default=0),
+        states=sum(_is_comparable(drill, attempt, rank) for rank in attempt.starts),
+        trained=bool(attempt.steps),
+        divergence=divergence_of(drill, (attempt,)),
+    )
+
+
+def recorded(history: LegHistory, since: int = 1) -> Lineage:
+    """What is known of each step: as the job went on from it, else as it was done and rolled back, in attempt `since` or later;
+    of several times the last."""
+    known = lineage(history)
+    for span in reversed(known.cut_off):
+        if span.trace.attempt >= since:
+            known.chain(span.trace.rank).add(span)
+    return known
+
+
+def _up_to(history: LegHistory, number: int) -> LegHistory:
+    return replace(history, attempts=tuple(each for each in history.attempts if each.number <= number))
+
+
+def _done_before(chain: Chain, trace: RankTrace) -> Iterator[int]:
+    for own in spans_of(trace):
+        for span in chain.over(own.steps):
+            yield from span.part(own.first, own.last).steps
+
+
+def _is_comparable(drill: Drill, attempt: Attempt, rank: int) -> bool:
+    start = attempt.starts[rank]
+    saved = start.digests is not None and reference_state(drill, rank, start.position.step) is not None
+    return saved or reference_parameters(drill, rank, start.position.step) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a run's files show."""
+
+    drill: Drill
+    """The whole leg against all that is recorded of it."""
+    checks: tuple[Check, ...]
+    recoveries: tuple[Recovery, ...]
+    ruling: Ruling
+
+    @property
+    def divergence(self) -> Divergence | None:
+        return next((each.divergence for each in self.recoveries if each.divergence), None)
+
+
+def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
+    """Judge a run in production from its only leg. Raises DamagedRecordError for steps that are no longer what they were."""
+    found: list[Recovery] = []
+    since = 1
+    for attempt in history.attempts[1:]:
+        found.append(judge_recovery(history, attempt.number, spec, plan, since=since))
+        since = attempt.number if found[-1].divergence else since
+    empty = LegHistory(name=history.name, layout=history.layout)
+    drill = Drill.between(empty, history, recorded(history), spec, plan)
+    points = evidence.resume_evidence if drill.by_script else recovery.resume_points
+    asked = (records, completed, environment, recovery.lineage, points, replicas.rank_agreement)
+    checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))
+    checks += tuple(_check_of(each) for each in found)
+    return Account(drill=drill, checks=checks, recoveries=tuple(found), ruling=_rule(drill, checks, found))
+
+
+def records(drill: Drill) -> Check:
+    """The leg's files can be read in full and do not contradict each other."""
+    problems = list(drill.chaos.problems)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return inconclusive("records_damaged", first=problems[0], more=more, problems=problems)
+    return passed(f"{sum(1 for _ in drill.chaos.traces)} traces and the journal read in full")
+
+
+def completed(drill: Drill) -> Check:
+    """It ran to its end, on every rank at the same step."""
+    leg = drill.chaos
+    if leg.finished is None:
+        return inconclusive("leg_unfinished", leg=leg.name)
+    if leg.outcome != "completed":
+        return inconclusive("leg_not_completed", leg=leg.name, outcome=leg.outcome, message=leg.finished.message)
+    ends = {rank: end.step for rank, end in leg.ends.items()}
+    missing = [rank for rank in drill.ranks if rank not in ends]
+    if missing:
+        return inconclusive("end_not_recorded", leg=leg.name, who=f"rank {missing[0]}", ranks=missing)
+    other = next((rank for rank in drill.ranks if ends[rank] != ends[0]), None)
+    if other is not None:
+        return failed("ended_at_another_step", leg=leg.name, rank=other, step=ends[other], expected=ends[0])
+    return passed(f"ended at step {ends[0]} on every rank")
+
+
+def environment(drill: Drill) -> Check:
+    """Every process computed the same bits from the same numbers, on whichever node it ran (hazards K1, K2, K7)."""
+    heard = [
+        (f"rank {trace.rank} of attempt {trace.attempt}", trace.start.canary)
+        for trace in drill.chaos.traces
+        if trace.start and trace.start.canary is not None
+    ]
+    for where, value in heard[1:]:
+        if value != heard[0][1]:
+            return inconclusive("bits_differ", where=where, first=heard[0][0], canaries=dict(heard))
+    return passed(f"{len(heard)} processes compute the same bits", canaries=len(heard))
+
+
+def _check_of(found: Recovery) -> Check:
+    name, about = f"recovery_{found.attempt}", {"steps": found.steps, "states": found.states, "judged": found.judged}
+    if found.divergence:
+        what, where = found.divergence.cause, f"step {found.divergence.step}, rank {found.divergence.rank}"
+        return replace(failed("recovery_differs", attempt=found.attempt, what=what, where=where, **about), name=name)
+    if found.judged == "nothing" and found.trained:
+        return replace(inconclusive("recovery_unjudged", attempt=found.attempt, why=found.words, **about), name=name)
+    return replace(passed(found.words, **about), name=name)
+
+
+def _rule(drill: Drill, checks: Sequence[Check], found: Sequence[Recovery]) -> Ruling:
+    leg = drill.chaos
+    diverged = next((each.divergence for each in found if each.divergence), None)
+    if diverged:
+        return of_divergence(diverged, drill.spec.data.resume)
+    end = leg.finished
+    if end is None:
+        return Ruling(status="INCONCLUSIVE", reason=Cause.of("not_finished", leg=leg.name))
+    message = end.message or end.outcome
+    if end.outcome == "inexact_restore":
+        reason = end_of(leg, message)
+        return Ruling(status="FAIL", reason=reason, hint=reason.hint or end.hint)
+    if wrong := next((check for check in checks if check.status == "fail" and check.cause), None):
+        assert wrong.cause
+        return Ruling(status="FAIL", reason=wrong.cause, headline=about_check(wrong))
+    if end.outcome != "completed":
+        exit_code = OUTCOME_EXIT_CODES.get(end.outcome)
+        return Ruling(status="INCONCLUSIVE", reason=end_of(leg, message), hint=end.hint, exit_code=exit_code)
+    if doubt := next((check for check in checks if check.status == "inconclusive" and check.cause), None):
+        assert doubt.cause
+        return Ruling(status="INCONCLUSIVE", reason=doubt.cause, headline=about_check(doubt))
+    judged = [each for each in found if each.judged != "nothing"]
+    return Ruling(
+        status="PASS",
+        reason=Cause.of(
+            "recoveries_agree" if judged else "undisturbed_run",
+            steps=drill.chaos_lineage.final_step,
+            ranks=drill.spec.workers,
+            times=len(judged),
+            again=sum(each.steps for each in judged),
+        ),
+    )

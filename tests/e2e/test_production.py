@@ -1,0 +1,155 @@
+"""`chaosrun run`: real failures from outside, each recovery judged; and what is judged to be wrong is told, with its place."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun.processes import identify, is_alive
+from chaosrun.records.layout import LegLayout, RunLayout
+from tests.e2e.drills import STEPS, Shell, events, eventually, finish, journal, reached, write_job
+
+pytestmark = pytest.mark.ray
+
+HELD = """\
+while (order.attempt, step) in {(1, 5), (2, 8)} and not (Path(order.leg_path).parent / f"go-{order.attempt}").exists():
+    time.sleep(0.01)
+"""
+"""At these steps it waits for a file."""
+HOLD = "recovery: {hang_timeout: 300s}"
+FORGETS_RNG = """\
+if order.attempt == 2 and step == 4 and rank == 1:
+    torch.manual_seed(99)
+"""
+"""Rank 1 goes on, after the first step of the second attempt, with other random numbers than it had before."""
+
+
+def leg_of(shell: Shell) -> tuple[RunLayout, LegLayout]:
+    run = eventually(lambda: (shell.root / "runs").is_dir() and any((shell.root / "runs").iterdir()) and shell.only_run())
+    return run, run.leg("run")
+
+
+def killed_at_five(shell: Shell, *arguments: str | Path, rank: int = 1) -> tuple[subprocess.Popen[str], RunLayout]:
+    """Start a run and SIGKILL one of its ranks, from here, when it has made five steps; step 3 is saved."""
+    process = shell.start("run", *arguments)
+    run, leg = leg_of(shell)
+    eventually(lambda: reached(leg, 1, 5), what=process.poll)
+    os.kill(events(leg, "attempt.started")[0]["pids"][str(rank)], signal.SIGKILL)
+    return process, run
+
+
+def verdict_of(run: RunLayout) -> dict[str, Any]:
+    return json.loads(run.verdict_json.read_bytes())
+
+
+def test_a_rank_that_is_killed_from_outside_comes_back_and_is_judged(shell: Shell) -> None:
+    job = write_job(shell.folder, HELD, HOLD, "faults: {schedule: [{rank: 0, at_step: 2}]}")
+    process, run = killed_at_five(shell, job)
+    (run.path / "go-2").touch()
+    done = finish(process)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict, leg = verdict_of(run), run.leg("run")
+    assert (verdict["status"], verdict["code"], verdict["steps"]) == ("PASS", "recoveries_agree", STEPS)
+    (judged,) = events(leg, "recovery.agreed")
+    assert (judged["attempt"], judged["steps"], judged["last"], judged["states"]) == (2, 2, 5, 2)
+    order = [record["event"] for record in journal(leg)]
+    assert order.index("recovery.agreed") < order.index("leg.finished")
+    assert [fault["id"] for fault in verdict["faults"]] == [], "what the job file plans is not struck"
+    assert "faults that the job file plans are not struck" in done.stderr
+    assert "2 steps done twice, up to step 5, equal" in done.stderr
+    assert shell.run("verify", run.run_id).returncode == 0
+    assert "as first done" in run.report_html.read_text()
+    assert "undisturbed" not in run.report_md.read_text()
+
+
+def expect_the_alarm(verdict: dict[str, Any], leg: LegLayout) -> None:
+    (alarm,) = events(leg, "recovery.diverged")
+    assert (alarm["attempt"], alarm["step"], alarm["rank"], alarm["quantity"]) == (2, 5, 1, "rng")
+    assert (verdict["status"], verdict["exit_code"]) == ("FAIL", 3)
+    found = verdict["divergence"]
+    assert (found["step"], found["ranks"], found["attempt"], found["kind"]) == (5, [1], 2, "rng")
+    assert found["code"] == alarm["code"] == verdict["code"]
+
+
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell, policy: str) -> None:
+    job = write_job(
+        shell.folder, f"{HELD}{FORGETS_RNG}time.sleep(0.5)\n", f"recovery: {{hang_timeout: 300s, on_divergence: {policy}}}"
+    )
+    process, run = killed_at_five(shell, job)
+    (run.path / "go-2").touch()
+    done = finish(process)
+    leg, verdict = run.leg("run"), verdict_of(run)
+    assert done.returncode == 3, done.stdout + done.stderr
+    (alarm,) = events(leg, "recovery.diverged")
+    assert (alarm["attempt"], alarm["step"], alarm["rank"], alarm["quantity"]) == (2, 5, 1, "rng")
+    found = verdict["divergence"]
+    assert (verdict["status"], verdict["exit_code"], found["code"]) == ("FAIL", 3, verdict["code"])
+    assert (found["step"], found["ranks"], found["attempt"], found["kind"]) == (5, [1], 2, "rng")
+    assert "ALARM: attempt 2" in done.stderr
+    assert "step 5, rank 1" in done.stdout
+    ended = "diverged" if policy == "stop" else "completed"
+    assert events(leg, "leg.finished")[0]["outcome"] == verdict["outcome"] == ended
+    if policy == "stop":
+        assert (leg.checkpoints / "step-00000003").is_dir(), "everything is kept"
+    assert (verdict["steps"] == STEPS) is (policy == "warn")
+    assert ("diverged" in shell.run("status", run.run_id).stdout) is (policy == "stop")
+
+
+def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judged(shell: Shell) -> None:
+    job = write_job(shell.folder, HELD, HOLD)
+    process = shell.start("run", job)
+    run, leg = leg_of(shell)
+    eventually(lambda: reached(leg, 1, 5), what=process.poll)
+    supervisor = events(leg, "leg.started")[0]["supervisor_pid"]
+    ranks = [identify(pid) for pid in events(leg, "attempt.started")[0]["pids"].values()]
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: not any(map(is_alive, filter(None, ranks))))
+    (run.path / "go-1").touch()
+    eventually(lambda: reached(leg, 2, 8), what=process.poll)
+    # Now everything, the process that would start another supervisor included.
+    process.kill()
+    finish(process)
+    eventually(lambda: not shell.left_behind(), what=shell.left_behind)
+    (run.path / "go-2").touch()
+    done = shell.run("resume", run.run_id)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {record["attempt"] for record in events(leg, "recovery.agreed")} == {2, 3}
+    assert len(events(leg, "supervisor.resumed")) == 2
+
+
+def test_a_job_that_is_being_run_is_not_run_twice_and_takes_no_faults(shell: Shell) -> None:
+    job = write_job(shell.folder, HELD, HOLD)
+    process = shell.start("run", job)
+    run, leg = leg_of(shell)
+    eventually(lambda: reached(leg, 1, 5), what=process.poll)
+    again = shell.run("run", job)
+    assert again.returncode == 2
+    assert f"is being run already as run {run.run_id}" in again.stderr
+    assert shell.only_run().run_id == run.run_id, "nothing is left of the other"
+    refused = shell.run("inject", run.run_id, "--rank", "1")
+    assert refused.returncode == 2
+    assert "allow_inject" in refused.stderr
+    assert shell.run("cancel", run.run_id).returncode == 0
+    assert finish(process).returncode == 130
+    assert shell.run("list").stdout.count("interrupted") == 1
+
+
+def test_on_a_game_day_it_takes_faults(shell: Shell) -> None:
+    job = write_job(shell.folder, HELD, HOLD, "faults: {allow_inject: true}")
+    process = shell.start("run", job)
+    run, leg = leg_of(shell)
+    eventually(lambda: reached(leg, 1, 5), what=process.poll)
+    struck = shell.run("inject", run.run_id, "--rank", "1", "--no-wait")
+    assert struck.returncode == 0, struck.stderr
+    for attempt in (1, 2):
+        (run.path / f"go-{attempt}").touch()
+    done = finish(process)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = verdict_of(run)
+    assert [fault["landed"] for fault in verdict["faults"]] == [True]
+    assert events(leg, "recovery.agreed")
