@@ -4,10 +4,12 @@ Ray and torch are imported inside, when they are needed.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chaosrun.errors import UsageError
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.planner import make_plan
 from chaosrun.records.layout import RunLayout
@@ -18,7 +20,7 @@ from chaosrun.supervise.creation import create_run
 from chaosrun.supervise.drill import has_ended, lock_run
 from chaosrun.supervise.interrupts import Interrupts, OneOfMany
 from chaosrun.supervise.run import Listener, Watch, carry_out, create
-from chaosrun.supervise.runs import default_root
+from chaosrun.supervise.runs import default_root, remove_run
 from chaosrun.verify.verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -102,7 +104,16 @@ def _carried_out(
         unwritten = _reported(run, verdict).unwritten
         return unwritten
 
-    verdict = carry_out(run, root, address, on_event or (lambda record: None), interrupts, report)
+    from chaosrun.report.metrics import served
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(served(run))
+        except UsageError:
+            if not run.supervisor_json.exists():
+                remove_run(run)  # nothing of it has begun
+            raise
+        verdict = carry_out(run, root, address, on_event or (lambda record: None), interrupts, report)
     return RunResult(run, verdict, unwritten)
 
 

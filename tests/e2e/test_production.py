@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,34 @@ def test_a_killed_supervisor_is_followed_by_another_and_the_recovery_still_judge
     assert done.returncode == 0, done.stdout + done.stderr
     assert {record["attempt"] for record in events(leg, "recovery.agreed")} == {2, 3}
     assert len(events(leg, "supervisor.resumed")) == 2
+
+
+def test_prometheus_can_scrape_it_while_it_runs(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = write_job(shell.folder, HELD, HOLD)
+        refused = shell.run("run", job, "--metrics-port", str(port))
+    assert refused.returncode == 2
+    assert f"metrics cannot be served on port {port}" in refused.stderr
+    assert not any((shell.root / "runs").iterdir()), "nothing is left of it"
+    process, run = killed_at_five(shell, job, "--metrics-port", str(port))
+    eventually(lambda: reached(run.leg("run"), 2, 8) and events(run.leg("run"), "recovery.agreed"), what=process.poll)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    label = f'{{run="{run.run_id}"}}'
+    told = {name: float(value) for name, _, value in (line.partition(f"{label} ") for line in text.splitlines()) if value}
+    expected = {
+        "steps": 8,
+        "restarts_total": 1,
+        "lost_steps_total": 2,
+        "recoveries_judged_total": 1,
+        "recoveries_diverged_total": 0,
+    }
+    assert {name: told[f"chaosrun_{name}"] for name in expected} == expected
+    assert 0 < told["chaosrun_goodput_ratio"] < 1
+    assert 0 <= told["chaosrun_checkpoint_age_seconds"] < 300
+    (run.path / "go-2").touch()
+    assert finish(process).returncode == 0
 
 
 def test_a_job_that_is_being_run_is_not_run_twice_and_takes_no_faults(shell: Shell) -> None:

@@ -1,0 +1,108 @@
+"""Metrics of a run in production for Prometheus: read from the run's files at each scrape, by whoever carries the run out.
+
+What the names mean: docs/production.md.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from chaosrun.errors import UsageError
+from chaosrun.records.events import RecoveryAgreed, RecoveryDiverged
+from chaosrun.records.history import read_leg
+from chaosrun.records.layout import MANIFEST_NAME, RUN, RunLayout, checkpoint_name
+from chaosrun.records.run_file import read_run, recorded_leg
+from chaosrun.report.follow import RunFollower
+from chaosrun.report.picture import LegPicture
+from chaosrun.verify.lineage import lineage
+from chaosrun.verify.recovery_times import from_first_attempt, pauses, work_of
+
+
+class RunCollector:
+    """What a scrape is told; a collector of prometheus_client."""
+
+    def __init__(self, run: RunLayout) -> None:
+        self._run, self._follower = run, RunFollower(run, legs=(RUN,))
+        self._leg = recorded_leg(run, read_run(run), RUN)
+        self._before: tuple[tuple[int, bool], float] = ((0, False), 0.0)
+        """Seconds of steps that count of the attempts before the newest, and which that was, and whether it had begun."""
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # pyright: ignore[reportMissingImports]
+
+        self._follower.poll()
+        leg = self._follower.picture.legs.get(RUN)
+        if leg is None:
+            return
+        agreed, diverged = (len(leg.history.events(kind)) for kind in (RecoveryAgreed, RecoveryDiverged))
+        counters = {
+            "restarts": ("attempts after the first", leg.restarts),
+            "lost_steps": ("steps that restarts rolled back", leg.lost_steps),
+            "recoveries_judged": ("recoveries that were held against what was recorded before", agreed + diverged),
+            "recoveries_diverged": ("of these, those that differed", diverged),
+        }
+        gauges = {
+            "steps": ("the newest optimizer step that every rank has completed", leg.step),
+            "goodput_ratio": ("share of the time since the first attempt that went into steps that count", self._goodput(leg)),
+            "checkpoint_age_seconds": ("since the newest checkpoint", self._checkpoint_age_s(leg)),
+        }
+        for family, metrics in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+            for name, (meaning, value) in metrics.items():
+                if value is not None:
+                    metric = family(f"chaosrun_{name}", meaning, labels=["run"])
+                    metric.add_metric([self._run.run_id], value)
+                    yield metric
+
+    def _goodput(self, leg: LegPicture) -> float | None:
+        """Of the newest attempt every step counts; earlier ones are read once for each new attempt."""
+        attempts, journal = leg.history.attempts, from_first_attempt(leg.history.journal)
+        if not attempts:
+            return None
+        key = attempts[-1].number, bool(attempts[-1].starts)
+        if self._before[0] != key:
+            whole = read_leg(self._leg)
+            earlier = replace(whole, attempts=tuple(each for each in whole.attempts if each.number < key[0]))
+            self._before = key, work_of(earlier, lineage(whole)).kept_s
+        newest = [(trace.start, trace.steps) for trace in attempts[-1].traces.values() if trace.start and trace.steps]
+        kept_s = self._before[1] + max((steps[-1].time_s - start.time_s for start, steps in newest), default=0.0)
+        until_s = journal[-1].time_s if leg.is_over else time.time()
+        wall_s = until_s - journal[0].time_s - sum(end - begin for begin, end in pauses(journal))
+        return min(1.0, kept_s / wall_s) if wall_s > 0 else None
+
+    def _checkpoint_age_s(self, leg: LegPicture) -> float | None:
+        """None before the first; of a script that saves by itself it is not known."""
+        if not leg.kept:
+            return None
+        try:
+            written_s = (self._leg.checkpoints / checkpoint_name(leg.kept[-1]) / MANIFEST_NAME).stat().st_mtime
+        except FileNotFoundError:  # retention was faster
+            return None
+        return max(0.0, time.time() - written_s)
+
+
+@contextmanager
+def served(run: RunLayout) -> Iterator[None]:
+    """Serve /metrics on the port that run.json names, if it names one. Raises UsageError where it cannot be had."""
+    port = read_run(run).metrics_port
+    if port is None:
+        yield
+        return
+    from prometheus_client import CollectorRegistry, start_http_server  # pyright: ignore[reportMissingImports]
+
+    registry = CollectorRegistry()
+    registry.register(RunCollector(run))
+    try:
+        server, thread = start_http_server(port, registry=registry)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"metrics cannot be served on port {port}: {why}", hint="name a free port with --metrics-port"
+        ) from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
