@@ -292,7 +292,7 @@ _preset = must(
     lambda value: value is None or isinstance(value, dict | PresetSpec),
     "the name of a preset, its file, or a mapping with faults",
 )
-"""A name stands for a file, which whoever loads a job reads (`spec.preset`)."""
+"""A name stands for a file, which whoever loads a job reads (`spec.source`)."""
 
 
 class FaultsSpec(Section):

@@ -9,8 +9,7 @@ import pytest
 from chaosrun.errors import SpecError, UsageError
 from chaosrun.plan.planner import make_plan
 from chaosrun.plan.rules import objections
-from chaosrun.spec.preset import named_presets
-from chaosrun.spec.source import load_job, refused
+from chaosrun.spec.source import load_job, named_presets, refused
 
 JOB = "name: toy\nscript: train.py\nworkers: 2\nmax_steps: 40\ncheckpoint: {every_steps: 5}\n"
 

@@ -1,11 +1,11 @@
 """The check "shared storage": is it one storage that the nodes have, and do they see each other's files as they were written?
 
-Every node writes a file; when all have, every node looks for those of the others. Pure.
+Every node writes a file; when all have, every node looks for those of the others. `probe` alone acts.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from msgspec import Struct, structs
 
@@ -15,8 +15,7 @@ from chaosrun.preflight.checks.storage import IN_MEMORY, no_answer
 from chaosrun.preflight.model import Answers, Check, Finding, Level, Pool, Rows, Setting, Status, ask
 from chaosrun.preflight.placement import nodes_used
 from chaosrun.preflight.probes.seen import Seen
-from chaosrun.preflight.probes.shared_storage import Written
-from chaosrun.preflight.probes.storage_place import Mount
+from chaosrun.preflight.probes.storage_place import Failed, Mount, mount_of, nearest_folder
 from chaosrun.wording import count, duration, listed
 
 ROWS = Rows(check="shared storage", name="same storage")
@@ -36,6 +35,12 @@ _AGAIN = "see what keeps the node busy, and ask again"
 _LATE = "let clients keep what they know of directories for less long (NFS: actimeo), or expect restores to miss a save"
 
 
+class Written(Struct, frozen=True, kw_only=True):
+    mount: Mount | None = None
+    """Where it was written; None: it could not be."""
+    failed: Failed | None = None
+
+
 class Shared(Struct, frozen=True, kw_only=True):
     """What the nodes told; a node alone is asked nothing."""
 
@@ -53,6 +58,28 @@ class Shared(Struct, frozen=True, kw_only=True):
         return str(PurePath(mount.base if mount else "/") / self.files[other])
 
 
+def probe(*, storage: str, name: str, text: str, remove: bool) -> Written:
+    """`name`: of the file and its folder, below the storage or the nearest folder that is there."""
+    import shutil
+
+    from chaosrun.checkpoint.storage import storage_errors
+    from chaosrun.errors import ResourcesError
+    from chaosrun.records.filesystem import Filesystem
+
+    try:
+        with storage_errors(Path(storage)):
+            mount = mount_of(nearest_folder(Path(storage)))
+            path = Path(mount.base) / name
+            if remove:
+                shutil.rmtree(path.parent)
+            else:
+                path.parent.mkdir()
+                Filesystem().write_durably(path, text.encode())
+            return Written(mount=mount)
+    except ResourcesError as error:
+        return Written(failed=Failed.of(error))
+
+
 def gather(setting: Setting, pool: Pool) -> Shared:
     nodes = list(pool.nodes)
     if len(nodes) < 2:
@@ -62,7 +89,7 @@ def gather(setting: Setting, pool: Pool) -> Shared:
 
     def own(name: str, *, remove: bool) -> Call:
         about = {"storage": str(setting.storage), "name": files[name], "text": texts[name], "remove": remove}
-        return ask("shared_storage", LIMIT_S, **about)
+        return ask(__name__, LIMIT_S, **about)
 
     try:
         shared = Shared(files=files, written=pool.ask({name: own(name, remove=False) for name in files}, Written))
