@@ -160,16 +160,20 @@ def _draw(strike: Strike, state: str, stream: random.Random) -> tuple[_Target, i
 
 
 def _targets(training: Training, state: str) -> Iterator[_Target]:
-    # `.data`: a damage from outside is none of autograd's business, its version counters stay as they are.
     for name, parameter in training.parameters():
         match state:
             case "parameter":
-                yield _Target(name=name, state=state, values=parameter.data)
+                yield _Target(name=name, state=state, values=_here(parameter))
             case "gradient":
                 if parameter.grad is not None:
-                    yield _Target(name=name, state=state, values=parameter.grad.data)
+                    yield _Target(name=name, state=state, values=_here(parameter.grad))
             case _:
                 yield from _moments(training, name, parameter)
+
+
+def _here(tensor: Tensor) -> Tensor:
+    """What this rank holds of it. `.data`: a damage from outside is none of autograd's business, its version counters stay."""
+    return getattr(tensor, "_local_tensor", tensor).data
 
 
 def _moments(training: Training, name: str, parameter: torch.nn.Parameter) -> Iterator[_Target]:
@@ -179,7 +183,7 @@ def _moments(training: Training, name: str, parameter: torch.nn.Parameter) -> It
     for optimizer in training.optimizers():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and (value.dim() or value.shape == parameter.shape) and key != "step":
-                yield _Target(name=name, state=str(key), values=value.data)
+                yield _Target(name=name, state=str(key), values=_here(value))
 
 
 def _why_none(state: str, strike: Strike) -> str:

@@ -115,12 +115,13 @@ class FaultPoints:
             strike.wait_for_group()
         (fault.facts.inside or wait_for_the_supervisor)(strike)
 
-    def fire_inside_reduce(self, parameters: Sequence[torch.nn.Parameter], step: int) -> None:
+    def fire_inside_reduce(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Arrange for a due `reduce` fault to fire in the coming backward pass, after this rank has launched its gradient
         all-reduces and before it has waited for them.
 
-        The first gradient to arrive queues the shot as an engine callback; DDP queues its own, which waits for the
-        all-reduces, when the last bucket is ready, hence behind ours.
+        `tensors`: the loss, or all parameters. Their first gradient to arrive queues the shot as an engine callback; DDP queues
+        its own, which waits for the all-reduces, when the last bucket is ready, FSDP when a gradient first comes to the model,
+        hence behind ours.
         """
         import torch
 
@@ -141,7 +142,7 @@ class FaultPoints:
                 handles.clear()
                 engine.queue_callback(shoot)
 
-        handles.extend(parameter.register_hook(queue) for parameter in parameters if parameter.requires_grad)
+        handles.extend(tensor.register_hook(queue) for tensor in tensors if tensor.requires_grad)
 
 
 def wait_for_the_supervisor(strike: Strike) -> None:

@@ -8,7 +8,7 @@ import numpy
 import torch
 import xxhash
 
-from chaosrun.observe.fingerprint import tensor_digest
+from chaosrun.observe.fingerprint import local_part, tensor_digest
 from chaosrun.observe.held import attributes
 
 MOST_ENTRIES = 512
@@ -147,4 +147,5 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def address_of(tensor: torch.Tensor) -> int:
     """Of its memory; 0 of one that has none of its own."""
+    tensor = local_part(tensor)
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and tensor.device.type != "meta" else 0

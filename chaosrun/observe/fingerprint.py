@@ -61,7 +61,8 @@ def combined(tensor_digests: Sequence[int]) -> Fingerprint:
 
 
 def digests(named: Mapping[str, object]) -> dict[str, str]:
-    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path.
+    """One digest per leaf of a nested state dict, by its path ("state/0/exp_avg"), sorted by path; of a sharded
+    tensor with the part that is here ("weight[8:16]").
 
     Tensors and arrays become 16 hex digits; scalars stay readable ("int:3", "float:0x1.8p+1"). Lists and tuples count as the
     same. Raises TypeError naming the path for a leaf or key of another type, ValueError when two leaves have one path.
@@ -78,6 +79,7 @@ def digests(named: Mapping[str, object]) -> dict[str, str]:
             if path in leaves:
                 raise ValueError(f"two values of the state are called {path!r}")
             if isinstance(value, Tensor):
+                path += part_of(value)
                 tensors[path] = value
                 leaves[path] = ""
             else:
@@ -135,7 +137,7 @@ def _tensor_digests(tensors: Sequence[Tensor]) -> list[int]:
         for index, tensor in enumerate(tensors):
             if type(tensor) not in _WHOLE:
                 # Of a sharded tensor (DTensor) this rank's part.
-                tensor = getattr(tensor, "_local_tensor", tensor)
+                tensor = local_part(tensor)
             seed = _seed(tensor.dtype, tensor.shape)
             if tensor.layout is torch.sparse_coo:
                 whole = tensor.detach().coalesce()
@@ -224,5 +226,30 @@ def _weights(device: torch.device) -> Tensor:
 
 def is_shard(tensor: torch.Tensor) -> bool:
     """Whether it is one rank's part of a tensor: a DTensor that is not whole on every rank, or FSDP's flat parameter."""
+    return bool(part_of(tensor))
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it: itself, or a DTensor's own part, in the same memory."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def part_of(tensor: torch.Tensor) -> str:
+    """Which part of a sharded tensor this rank holds, as an index into the whole: "[8:16, 0:4]"; "" for one that is whole here.
+
+    Ranks hold the same bits of a tensor where this is the same.
+    """
+    if hasattr(tensor, "_fqns"):
+        return f"[flat, rank {torch.distributed.get_rank()}]"
     placements = getattr(tensor, "placements", ())
-    return any(not placement.is_replicate() for placement in placements) or hasattr(tensor, "_fqns")
+    if all(placement.is_replicate() for placement in placements):
+        return ""
+    # As torch.distributed.checkpoint asks for it.
+    chunks = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+    return (
+        "+".join(
+            f"[{', '.join(f'{at}:{at + size}' for at, size in zip(chunk.offsets, chunk.sizes, strict=True))}]"
+            for chunk in chunks
+        )
+        or "[nothing]"
+    )

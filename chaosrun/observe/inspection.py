@@ -13,6 +13,7 @@ import numpy
 import torch
 import xxhash
 
+from chaosrun.observe.fingerprint import local_part, part_of
 from chaosrun.observe.rng import capture_rng
 from chaosrun.records.codec import changed, encode
 from chaosrun.records.inspection import Entry, Moment, Quantity
@@ -144,6 +145,8 @@ class Inspector:
             self._note(quantity, name, leaf, micro_batch=micro_batch)
 
     def _note(self, quantity: Quantity, name: str, value: Any, *, micro_batch: int = 0) -> None:
+        if isinstance(value, torch.Tensor):
+            name, value = name + part_of(value), local_part(value)
         entry = Entry(quantity=quantity, micro_batch=micro_batch, name=name)
         self._entries[quantity, micro_batch, name] = self._with(entry, value)
 

@@ -19,6 +19,7 @@ import xxhash
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from chaosrun.observe.contents import address_of, tensors_in
+from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.script_state import MOST_CHILDREN, MOST_VALUES, children, is_own
 from chaosrun.observe.state import ObservedState
 
@@ -121,7 +122,7 @@ def _counts(tensor: torch.Tensor) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().reshape(-1)
+    flat = local_part(tensor).detach().reshape(-1)
     sample = flat[:: max(1, len(flat) // SAMPLED)].cpu().contiguous()
     return f"{tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(sample.view(torch.uint8).numpy().tobytes())}"
 

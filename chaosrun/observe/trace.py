@@ -15,7 +15,7 @@ import xxhash
 from chaosrun.observe.canary import canary
 from chaosrun.observe.contents import content_digest
 from chaosrun.observe.environment import record_environment
-from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, tensor_digests
+from chaosrun.observe.fingerprint import NONE_DIGEST, Fingerprint, combined, fingerprint, is_shard, part_of, tensor_digests
 from chaosrun.observe.own import OwnState
 from chaosrun.observe.probe import probe
 from chaosrun.observe.rng import digest_rng
@@ -144,8 +144,9 @@ class Observer:
                 canary=canary(self._device),
                 param=at_start.weights.value,
                 params=at_start.weights.each,
-                tensors=tuple(name for name, _ in self._named),
+                tensors=tuple(name + part_of(parameter) for name, parameter in self._named),
                 sharded=any(is_shard(parameter) for _, parameter in self._named),
+                parts=True,
                 digests=restored,
                 state=at_start.optimizer,
                 found=found,

@@ -84,13 +84,13 @@ class Checkpointer:
         staging = self._store.stage(step, self._order.attempt)
         before = {**self._state.digests(), "mode": self._state.modes()}
         with storage_errors(staging), _full_disk(staging), self._shared_files_by_rank_zero():
-            self._accelerator.save_state(str(staging), safe_serialization=True)
+            self._state.save(staging)
             self._write_rank_file(staging / rank_file(rank), step)
-        sealed = self._store.seal(staging, [rank_file(rank), f"random_states_{rank}.pkl"])
+        sealed = self._store.seal(staging, [rank_file(rank), *self._state.own_files(staging, rank)])
         digests = self._state.digests()
         self.changed = _differing(before, {**digests, "mode": self._state.modes()})
         self._heart.beat("checkpoint.gather", step)
-        everybody = self._gather(_Saved(sealed, {key: digests[key] for key in ("rng", "buffers", "registered")}))
+        everybody = self._gather(_Saved(sealed, {key: digests[key] for key in self._state.own_components}))
         self._heart.beat("checkpoint.manifest", step)
         if rank == 0:
             files = {name: entry for part in everybody for name, entry in part.files.items()}

@@ -6,7 +6,8 @@ inside.
 """
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -14,7 +15,9 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from chaosrun.errors import MisuseError
+from chaosrun.observe.fingerprint import local_part
 from chaosrun.observe.ledger import SampleLedger
+from chaosrun.protocol.adoption import Adopted, adopt
 from chaosrun.protocol.buckets import BucketPrimer
 from chaosrun.protocol.context import WorkerContext, current
 from chaosrun.protocol.resume import batches_of, total_batch_size
@@ -30,14 +33,15 @@ if TYPE_CHECKING:
     from chaosrun.protocol.recorder import Recorder
 
 ONCE_A_BATCH = "call run.step once for every batch of run.batches() or window of run.windows(), after optimizer.step()"
-UNSUPPORTED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
+UNSUPPORTED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
 
-def attach(accelerator: Accelerator) -> "Session":
-    """Bind chaosrun to a prepared training: call it once, after the last `accelerator.prepare()`.
+def attach(training: "Accelerator | torch.nn.Module", *others: Any) -> "Session":
+    """Bind chaosrun to a training: call it once, with the accelerator after its last `prepare()`, or, in a script without
+    accelerate, with model, optimizer, loader and schedulers, after DistributedDataParallel or `fully_shard`.
 
-    Raises MisuseError when nothing is prepared yet, or when called twice. Outside chaosrun the session neither writes nor
-    kills anything, and computes the same numbers.
+    Raises MisuseError when nothing is prepared yet, when called twice, or for what it cannot restore. Outside chaosrun the
+    session neither writes nor kills anything, and computes the same numbers.
     """
     context = current()
     if context is not None and context.order.by == "script":
@@ -46,10 +50,11 @@ def attach(accelerator: Accelerator) -> "Session":
             hint="leave attach out, and the script's own checkpoints are drilled; or have chaosrun start the script (script:), "
             "with resume: {by: chaosrun}",
         )
+    accelerator = training if isinstance(training, Accelerator) and not others else adopt((training, *others))
     if accelerator.distributed_type in UNSUPPORTED:
         raise MisuseError(
             f"chaosrun cannot yet restore sharded training ({accelerator.distributed_type.value}) exactly",
-            hint="use distributed data parallelism (DDP)",
+            hint="use distributed data parallelism (DDP), or FSDP2 (fully_shard)",
         )
     if not accelerator._models or not accelerator._optimizers:
         raise MisuseError(
@@ -65,7 +70,7 @@ class Session:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         context = current()
-        self._state = TrainingState(accelerator, context.order.classes if context else ())
+        self._state = _state(accelerator, context.order.classes if context else ())
         self._prepared = (len(accelerator._models), len(accelerator._optimizers))
         configured = accelerator.dataloader_config.data_seed
         self._seed = torch.initial_seed() if configured is None else configured
@@ -126,6 +131,10 @@ class Session:
             )
         self._state.register(name, item)
 
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """`loss.backward(**kwargs)`, for a script without accelerate; with it the same as `accelerator.backward`."""
+        self._accelerator.backward(loss, **kwargs)
+
     def batches(self, loader: Any, *, epochs: int) -> Iterator[Any]:
         """Yield the training batches from wherever the job stands to the end of `epochs` epochs (or `max_steps` steps).
 
@@ -155,6 +164,8 @@ class Session:
                 "run.batches() or run.windows() was called twice",
                 hint="give all epochs to one run.batches(loader, epochs=...) loop",
             )
+        if isinstance(self._accelerator, Adopted):
+            loader = self._accelerator.loaders.get(id(loader), loader)
         check_loader(self._protocol, self._accelerator, loader)
         if (len(self._accelerator._models), len(self._accelerator._optimizers)) != self._prepared:
             raise MisuseError(
@@ -164,7 +175,9 @@ class Session:
         self._begun = True
         per_epoch, restored = batches_of(loader), 0
         if self._recorder:
-            self._position = self._recorder.begin(_data_facts(self._accelerator, loader, per_epoch, self._cutter))
+            self._position = self._recorder.begin(
+                _data_facts(self._accelerator, loader, per_epoch, self._cutter) | self._state.facts()
+            )
             restored = self._position.step
             self._recorder.observer.probe(loader)
             per_epoch = self._length_where_it_stands(loader, per_epoch)
@@ -285,9 +298,9 @@ class Session:
         self._without_update = self._optimizer_steps == self._seen[1] and not skipped
         if not (self._backwards or self._primer.done):
             raise MisuseError(
-                "the gradients came from loss.backward(): past accelerator.backward(loss), DDP's buckets cannot be primed, and "
+                "the gradients came from loss.backward(): past run.backward(loss), DDP's buckets cannot be primed, and "
                 "no restart at three or more ranks would be exact",
-                hint="call accelerator.backward(loss) after chaosrun.attach(accelerator), or window.backward(loss_sum)",
+                hint="call run.backward(loss), or accelerator.backward(loss) after chaosrun.attach; in windows window.backward",
             )
         self._position = Position(epoch=at.epoch, batches=batches_done, step=at.step + 1)
         if self._recorder:
@@ -313,7 +326,7 @@ class Session:
         if not self._accelerator.sync_gradients:
             return self._backward(loss, **kwargs)
         if self._recorder:
-            self._recorder.before_synchronised_backward()
+            self._recorder.before_synchronised_backward(loss)
         if self._primer.done:
             return self._backward(loss, **kwargs)
         return self._primer.prime(self._backward, loss, **kwargs)
@@ -323,7 +336,7 @@ class Session:
         hand, whose gradients no checkpoint holds (hazard G1)."""
         without_update, self._without_update = self._without_update, False
         if without_update and any(
-            bool((gradient.coalesce().values() if gradient.is_sparse else gradient).count_nonzero())
+            bool(_own_values(gradient).count_nonzero())
             for model in self._accelerator._models
             for gradient in (parameter.grad for parameter in model.parameters())
             if gradient is not None
@@ -344,6 +357,21 @@ class Session:
         self._optimizer_steps += 1
         if self._recorder:
             self._recorder.before_optimizer_step()
+
+
+def _state(accelerator: Accelerator, classes: Sequence[str]) -> TrainingState:
+    # torch.distributed.checkpoint takes its time, and is not needed for replicas.
+    if "torch.distributed.tensor" in sys.modules:
+        from chaosrun.protocol.sharded import ShardedState, is_sharded
+
+        if any([is_sharded(model) for model in accelerator._models]):
+            return ShardedState(accelerator, classes)
+    return TrainingState(accelerator, classes)
+
+
+def _own_values(gradient: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a gradient."""
+    return gradient.coalesce().values() if gradient.is_sparse else local_part(gradient)
 
 
 def _recorder(accelerator: Accelerator, state: TrainingState, context: WorkerContext) -> "Recorder":

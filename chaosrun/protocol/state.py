@@ -4,7 +4,7 @@ Knows nothing of files' names beyond the rank file it is given, nothing of steps
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 
 from chaosrun.errors import MisuseError, RestoreMismatchError
-from chaosrun.observe.contents import tensors_in
+from chaosrun.observe.contents import address_of, tensors_in
 from chaosrun.observe.rng import capture_rng, restore_rng
 from chaosrun.observe.state import ObservedState
 from chaosrun.protocol.loader_workers import worker_processes
@@ -22,6 +22,9 @@ from chaosrun.protocol.plain_values import load_values, plain_values, refuse_cod
 
 class TrainingState(ObservedState):
     """What is observed, saved and restored."""
+
+    own_components: Sequence[str] = ("rng", "buffers", "registered")
+    """Those of which each rank has its own."""
 
     def __init__(self, accelerator: Accelerator, classes: Sequence[str] = ()) -> None:
         """`classes`: the user's own, by name, that may be in checkpoints; see `protocol.plain_values`."""
@@ -43,17 +46,21 @@ class TrainingState(ObservedState):
         anything that is registered has it."""
         saved = {id(parameter) for _, parameter in self._named("named_parameters")}
         tensors = [value for item in self._all_registered().values() for value in tensors_in(item.state_dict())]
-        memory = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        memory = {address_of(tensor) for tensor in tensors}
         for number, optimizer in enumerate(self.optimizers()):
             for group, values in enumerate(optimizer.param_groups):
                 for index, parameter in enumerate(values["params"]):
-                    if id(parameter) not in saved and parameter.untyped_storage().data_ptr() not in memory:
+                    if id(parameter) not in saved and address_of(parameter) not in memory:
                         raise MisuseError(
                             f"optimizer {number} steps a parameter that belongs to no prepared model (group {group}, parameter "
                             f"{index}, shape {tuple(parameter.shape)}): no checkpoint would hold it",
                             hint="make it part of a model that accelerator.prepare() gets, or run.register() an object whose "
                             "state_dict holds it",
                         )
+
+    def facts(self) -> dict[str, object]:
+        """What a checkpoint must agree on."""
+        return {}
 
     def loader_workers(self) -> list[tuple[int, int]]:
         """Pid and start time (clock ticks since boot) of each worker of the training loader; some may have ended."""
@@ -65,16 +72,15 @@ class TrainingState(ObservedState):
         Raises MisuseError when a restore would refuse it.
         """
         buffer = io.BytesIO()
-        torch.save(
-            {
-                "v": 1,
-                "micro_step": self._accelerator.step,
-                "rng": capture_rng(self._accelerator.device),
-                "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
-                "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
-            },
-            buffer,
-        )
+        values = {
+            "v": 1,
+            "micro_step": self._accelerator.step,
+            "rng": capture_rng(self._accelerator.device),
+            "buffers": {name: tensor.detach() for name, tensor in self._buffers().items()},
+            "registered": {name: item.state_dict() for name, item in self._all_registered().items()},
+            **self._rest(),
+        }
+        torch.save(self._local(values), buffer)
         payload = buffer.getvalue()
         with plain_values(self._classes):
             if refused := unpicklable(payload):
@@ -84,6 +90,14 @@ class TrainingState(ObservedState):
                 )
         return payload
 
+    def save(self, directory: Path) -> None:
+        """Write what ranks save together. A collective."""
+        self._accelerator.save_state(str(directory), safe_serialization=True)
+
+    def own_files(self, directory: Path, rank: int) -> list[str]:
+        """Of `save`, those that this rank alone has written."""
+        return [f"random_states_{rank}.pkl"]
+
     def load(self, directory: Path, rank_file: Path) -> None:
         """Restore everything: accelerate's own state first, then what it leaves out, the random streams last.
 
@@ -92,11 +106,9 @@ class TrainingState(ObservedState):
         """
         with plain_values(self._classes):
             refuse_code(directory)
-            # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
-            with self._custom_objects_left_alone():
-                self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+            self._load_prepared(directory)
             saved = load_values(rank_file, map_location=self._own_device)
-        missing = {"micro_step", "rng", "buffers", "registered"} - saved.keys()
+        missing = {"micro_step", "rng", "buffers", "registered", *self._rest()} - saved.keys()
         if missing:
             raise RestoreMismatchError(
                 f"{rank_file}: {', '.join(sorted(missing))} missing", hint="the file is not one of this version's"
@@ -108,7 +120,8 @@ class TrainingState(ObservedState):
                     raise RestoreMismatchError(
                         f"{rank_file}: buffer {name!r} missing", hint="the model has changed since the save"
                     )
-                buffer.copy_(saved["buffers"][name])
+                self._local(buffer).copy_(saved["buffers"][name])
+        self._load_rest(saved)
         registered = self._all_registered()
         if saved["registered"].keys() != registered.keys():
             raise RestoreMismatchError(
@@ -116,8 +129,29 @@ class TrainingState(ObservedState):
                 hint="register the same objects in every attempt, before the first batch",
             )
         for name, item in registered.items():
-            item.load_state_dict(saved["registered"][name])
+            item.load_state_dict(self._as_live(saved["registered"][name], item))
         restore_rng(saved["rng"], self._accelerator.device)
+
+    def _load_prepared(self, directory: Path) -> None:
+        """What `save` has written."""
+        # By way of the CPU: accelerate's default would bring AdamW's step counters, which live there, back on the GPU.
+        with self._custom_objects_left_alone():
+            self._accelerator.load_state(str(directory), map_location="cpu", load_kwargs={"weights_only": True})
+
+    def _rest(self) -> dict[str, Any]:
+        """What `save` leaves to the rank files."""
+        return {}
+
+    def _load_rest(self, saved: Mapping[str, Any]) -> None:
+        """Of a rank file, what `_rest` gave."""
+
+    def _local(self, state: Any) -> Any:
+        """As it is in a rank file."""
+        return state
+
+    def _as_live(self, saved: Any, item: Any) -> Any:
+        """A registered object's state, as it takes it."""
+        return saved
 
     @contextmanager
     def _custom_objects_left_alone(self) -> Iterator[None]:

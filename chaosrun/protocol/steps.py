@@ -51,10 +51,13 @@ class Steps:
             self.observer.open_window()
             self.faults.reach("fetch", self.done + 1)
 
-    def before_synchronised_backward(self) -> None:
+    def before_synchronised_backward(self, loss: torch.Tensor | None = None) -> None:
+        """`loss`: where the script's own call of `backward` is known."""
         self.faults.reach("forward", self.done + 1)
         self.heart.beat("backward", self.done + 1)
-        self.faults.fire_inside_reduce(self.observer.parameters, self.done + 1)
+        # Not by FSDP's parameters: their gradients come past autograd.
+        began = self.observer.parameters if loss is None else [loss]
+        self.faults.fire_inside_reduce(began, self.done + 1)
 
     def before_optimizer_step(self, stepped: Iterable[torch.Tensor] | None = None) -> None:
         """An optimizer is about to apply these gradients at this learning rate; see `Observer.before_optimizer_step`."""

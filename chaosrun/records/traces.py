@@ -70,7 +70,9 @@ class StartRecord(TraceRecord, frozen=True, kw_only=True, tag="start"):
     tensors: tuple[str, ...]
     """Names, in the order of `params` and `grads`."""
     sharded: bool = False
-    """Whether a rank holds but a part of some parameters, so that no two ranks hold the same."""
+    """Whether a rank holds but a part of some parameters."""
+    parts: bool = False
+    """Whether `tensors` say which part of each: where their names are the same, ranks hold the same."""
     canary: Text | None = None
     """Of kernels' results on fixed inputs, in this process."""
     entered_s: float | None = None

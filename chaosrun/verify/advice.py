@@ -13,6 +13,7 @@ from chaosrun.records.traces import ProbeRecord
 from chaosrun.verify.check import Drill
 from chaosrun.verify.codes import Cause
 from chaosrun.verify.evidence import standing
+from chaosrun.verify.replicas import is_sharded
 from chaosrun.wording import listed
 
 ENOUGH = 8000
@@ -37,6 +38,8 @@ def overlapping_shares(drill: Drill) -> Iterator[str]:
         epoch, ids = next(_ids_by_epoch(drill, rank), (0, None))
         if ids is None or len(set(ids)) < len(ids):
             return  # a sampler that repeats samples by itself
+        if ids in by_rank and is_sharded(drill.reference):
+            continue  # ranks of one tensor-parallel group, which compute the same batches together
         by_rank.append(ids)
     everything = [sample for ids in by_rank for sample in ids]
     repeated = len(everything) - len(set(everything))

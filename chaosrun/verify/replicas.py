@@ -1,11 +1,13 @@
 """Whether the ranks' replicas of the model are one: after every restore, after every step, in both legs (hazard C8). Pure.
 
 Data parallelism keeps replicas equal by averaging gradients. Where DDP does not average them, each rank trains a model of its
-own, with or without faults: that is the script's doing, whichever leg shows it.
+own, with or without faults: that is the script's doing, whichever leg shows it. Of a sharded model, ranks are replicas in what
+they hold the same part of, by its name in the trace ("weight[8:16]"): in all parts those that have one place in the groups of
+HSDP, in the tensors that tensor parallelism leaves whole all ranks.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from chaosrun.records.history import Attempt, LegHistory
@@ -45,8 +47,8 @@ def rank_agreement(drill: Drill) -> Check:
     """All ranks hold the same parameters when an attempt begins and after each step, in both legs."""
     if drill.spec.workers == 1:
         return skipped("one worker has nobody to agree with")
-    if any(map(is_sharded, (drill.reference, drill.chaos))):
-        return skipped("the parameters are sharded: each rank has its own part of them")
+    if not has_replicas(drill.reference):
+        return skipped("the parameters are sharded: no two ranks hold the same part of any")
     for leg in (drill.reference, drill.chaos):
         if message := unlike_orders(start for attempt in leg.attempts for start in attempt.starts.values()):
             return failed("parameter_order", message=message)
@@ -60,12 +62,17 @@ def rank_agreement(drill: Drill) -> Check:
         return failed("replicas_drift", because=because, what=found.what, aside=aside, **about)
     starts = comparisons = 0
     for attempt in (attempt for leg in (drill.reference, drill.chaos) for attempt in leg.attempts):
-        began, counted = len(attempt.starts), Counter(block.steps for block in _blocks(attempt))
-        comparisons += max(0, began - 1) + sum(len(steps) * times for steps, times in counted.items()) - len(attempt.steps)
-        starts += began > 1
-    if not comparisons:
+        for group in _groups(attempt):
+            began, counted = len(group), Counter(block.steps for block in _blocks(attempt, group))
+            steps = {step for alike in counted for step in alike}
+            comparisons += max(0, began - 1) + sum(len(alike) * times for alike, times in counted.items()) - len(steps)
+        starts += len(attempt.starts) > 1
+    if not comparisons and not (starts and is_sharded(drill.reference)):
         return inconclusive("replicas_not_compared")
     summary = f"{drill.spec.workers} ranks began {starts} attempts with equal weights, and held equal weights after each step"
+    if is_sharded(drill.reference):
+        each = " and after each step" if comparisons else ", and in the steps after a checkpoint"
+        summary = f"ranks that hold the same part of a tensor held it alike at the beginning of {starts} attempts{each}"
     return passed(summary, starts=starts, comparisons=comparisons)
 
 
@@ -73,20 +80,60 @@ def is_sharded(leg: LegHistory) -> bool:
     return any(trace.start is not None and trace.start.sharded for trace in leg.traces)
 
 
+def has_replicas(leg: LegHistory) -> bool:
+    """Two ranks hold the same part of a tensor, or the whole of it."""
+    held = [name for attempt in leg.attempts[:1] for start in attempt.starts.values() for name in set(_held(start))]
+    return not is_sharded(leg) or len(set(held)) < len(held)
+
+
 def drift(leg: LegHistory) -> Drift | None:
     """None where all ranks agree as far as they have recorded anything, and where there is nothing to agree on."""
-    if is_sharded(leg):
+    if not has_replicas(leg):
         return None
     for attempt in leg.attempts:
+        groups = _groups(attempt)
         for records in _perhaps_apart(attempt):
-            values = {rank: record.param for rank, record in records.items()}
-            if len(set(values.values())) > 1:
-                return _drift(leg, attempt, records, values)
+            for group in groups:
+                values = {rank: record.param for rank, record in records.items() if rank in group}
+                if len(set(values.values())) > 1:
+                    return _drift(leg, attempt, records, values)
+            if len(groups) > 1 and (found := _apart_in(attempt, records)):
+                return _drift(leg, attempt, records, found[1], found[0])
     return None
 
 
-def _blocks(attempt: Attempt) -> Iterator[Block]:
-    return (block for trace in attempt.traces.values() for block in trace.steps.blocks)
+def _held(start: StartRecord) -> tuple[str, ...]:
+    """Names of what it has; none where it does not say which parts of what is sharded."""
+    return start.tensors if start.parts or not start.sharded else ()
+
+
+def _groups(attempt: Attempt) -> list[list[int]]:
+    """Ranks that hold the same parts of all tensors."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, start in attempt.starts.items():
+        groups.setdefault(_held(start), []).append(rank)
+    return list(groups.values())
+
+
+def _apart_in(attempt: Attempt, records: Mapping[int, StartRecord | StepRecord]) -> tuple[int, dict[int, str]] | None:
+    """Of ranks that hold different parts, and some tensors alike: the index of the first one that is not, and its words by
+    rank. The words are recorded where an attempt may begin."""
+    words: dict[str, dict[int, tuple[int, int]]] = {}
+    for rank, record in records.items():
+        start = attempt.starts.get(rank)
+        values = memoryview(record.params).cast("I") if record.params else ()
+        for index, (name, word) in enumerate(zip(_held(start) if start else (), values, strict=False)):
+            words.setdefault(name, {})[rank] = (index, word)
+    for by_rank in words.values():
+        if len({word for _, word in by_rank.values()}) > 1:
+            index = next(iter(by_rank.values()))[0]
+            return index, {rank: f"{word:08x}" for rank, (_, word) in by_rank.items()}
+    return None
+
+
+def _blocks(attempt: Attempt, ranks: Iterable[int] | None = None) -> Iterator[Block]:
+    chosen = attempt.traces if ranks is None else ranks
+    return (block for rank in chosen for block in attempt.traces[rank].steps.blocks)
 
 
 def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | StepRecord]]:
@@ -102,15 +149,21 @@ def _perhaps_apart(attempt: Attempt) -> Iterator[Mapping[int, StartRecord | Step
 
 
 def _drift(
-    leg: LegHistory, attempt: Attempt, records: Mapping[int, StartRecord | StepRecord], values: Mapping[int, str]
+    leg: LegHistory,
+    attempt: Attempt,
+    records: Mapping[int, StartRecord | StepRecord],
+    values: Mapping[int, str],
+    index: int | None = None,
 ) -> Drift:
+    """`values`: of the ranks that should agree; `index`: of the tensor, where only its words are."""
     seen = list(values.values())
     # The weights that most ranks hold, of equally many those of the lowest rank.
     common = max(seen, key=seen.count)
     rank = next(rank for rank, value in values.items() if value != common)
     other = next(rank for rank, value in values.items() if value == common)
     words = [memoryview(records[number].params).cast("I") for number in (other, rank)]
-    index = first_difference(*words) if all(words) else None
+    if index is None and all(words):
+        index = first_difference(*words)
     record = records[rank]
     return Drift(
         leg=leg.name,

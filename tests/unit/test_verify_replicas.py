@@ -1,9 +1,10 @@
 """Replicas that drift apart, and epochs in one order: what a verdict says of jobs that recover exactly and train badly."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from legs import STEPS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
+from legs import STEPS, TENSORS, Edit, copy_run, edit_journal, edit_trace, only, put, write_run
 
 from chaosrun.records.layout import RunLayout
 from chaosrun.verify.verdict import judge
@@ -75,3 +76,46 @@ def test_a_sequential_order_that_comes_again_is_not(run: RunLayout) -> None:
     edit_all(run, only("step", lambda line: {**line, "ids": [[line["batches"]]] * len(line["ids"])}))
     assert not [sentence for sentence in judge(run).warnings if "shuffled order" in sentence]
     assert judge(run).steps == STEPS
+
+
+def shard(run: RunLayout, groups: dict[int, str]) -> None:
+    """Each rank holds the parts of tensors that `groups` names, and the last tensor whole."""
+    for leg in ("reference", "chaos"):
+        for attempt in run.leg(leg).attempts():
+            for rank, part in groups.items():
+
+                def sharded(line: dict[str, Any], part: str = part) -> dict[str, Any]:
+                    names = [f"{name}[{part}]" for name in line["tensors"][:-1]]
+                    return {**line, "sharded": True, "parts": True, "tensors": [*names, line["tensors"][-1]]}
+
+                edit_trace(run, leg, attempt, rank, only("start", sharded))
+
+
+def agreement(run: RunLayout) -> Any:
+    return next(check for check in judge(run).checks if check.name == "rank_agreement")
+
+
+def test_of_sharded_models_those_are_replicas_that_hold_the_same_part(run: RunLayout) -> None:
+    shard(run, {0: "0:1", 1: "1:2", 2: "0:1"})
+    assert agreement(run).status == "pass"
+    # Rank 1 has nobody beside it: its digest of all it holds is its own.
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 1, only("step", put(param="0" * 16), step=3))
+    assert agreement(run).status == "pass"
+    for leg in ("reference", "chaos"):
+        edit_trace(run, leg, 1, 2, only("step", put(param="0" * 16), step=3))
+    found = agreement(run)
+    assert (found.status, found.evidence["rank"], found.evidence["step"]) == ("fail", 2, 3)
+
+
+def test_a_tensor_that_is_whole_on_every_rank_is_compared_between_shards(run: RunLayout) -> None:
+    shard(run, {0: "0:1", 1: "1:2", 2: "2:3"})
+    assert agreement(run).status == "pass"
+
+    def other_last_word(line: dict[str, Any]) -> dict[str, Any]:
+        words = line["params"]
+        return {**line, "params": words[:-1] + ("0" if words[-1] != "0" else "1")}
+
+    edit_trace(run, "chaos", 2, 1, only("start", other_last_word))
+    found = agreement(run)
+    assert (found.status, found.evidence["tensor"]) == ("fail", TENSORS[-1])
