@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaosrun.records.events import CONCLUSIVE
-from chaosrun.records.layout import RunLayout
+from chaosrun.records.layout import RUN, RunLayout
 from chaosrun.records.naming import run_arguments, shortest
 from chaosrun.report.facts import RunFacts
 
@@ -40,7 +40,7 @@ def next_commands(verdict: "Verdict", run: RunLayout, repeat: Command | None, wh
     elif verdict.outcome not in CONCLUSIVE:
         inspect = command("inspect", "logs", *where)
     unexplained = verdict.divergence is not None or verdict.outcome == "inexact_restore"
-    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned"
+    diagnose = verdict.status == "FAIL" and unexplained and whose != "planned" and run.main != RUN
     return (inspect, *([command("diagnose", "diagnose", *where)] if diagnose else []), *([repeat] if repeat else []))
 
 

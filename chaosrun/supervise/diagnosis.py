@@ -18,6 +18,7 @@ from chaosrun.errors import (
     RecoveryError,
     ResourcesError,
     RunTimeoutError,
+    UsageError,
     UserScriptError,
 )
 from chaosrun.faults.fault import FaultPlan
@@ -61,6 +62,9 @@ class Case:
 def open_case(run: RunLayout) -> Case:
     """Raises UsageError when there is no difference to look into."""
     info = read_run(run)
+    if info.kind == "run":
+        hint = "`chaosrun submit` drills its job, and what fails there can be diagnosed"
+        raise UsageError(f"run {run.run_id} is in production and has no undisturbed leg to be run again", hint=hint)
     spec = JobSpec.model_validate(info.spec)
     plan = FaultPlan.read(run.plan_json)
     drill = Drill.of(read_leg(leg_of(run, "reference")), read_leg(leg_of(run, "chaos")), spec, plan)

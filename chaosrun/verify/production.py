@@ -137,7 +137,7 @@ def judge_run(history: LegHistory, spec: JobSpec, plan: FaultPlan) -> Account:
         found.append(judge_recovery(history, attempt.number, spec, plan, since=since))
         since = attempt.number if found[-1].divergence else since
     empty = LegHistory(name=history.name, layout=history.layout)
-    drill = Drill.between(empty, history, recorded(history), spec, plan)
+    drill = Drill.between(empty, history, recorded(history), spec, plan, looked_at=history.attempts)
     points = evidence.resume_evidence if drill.by_script else recovery.resume_points
     asked = (records, completed, environment, recovery.lineage, points, replicas.rank_agreement)
     checks = run_checks(drill, (*asked, *([landed.faults_landed] if plan.faults else [])))

@@ -13,6 +13,7 @@ import pytest
 
 from chaosrun.processes import identify, is_alive
 from chaosrun.records.layout import LegLayout, RunLayout
+from chaosrun.supervise.deaths import last_step
 from tests.e2e.drills import STEPS, Shell, events, eventually, finish, journal, reached, write_job
 
 pytestmark = pytest.mark.ray
@@ -35,12 +36,18 @@ def leg_of(shell: Shell) -> tuple[RunLayout, LegLayout]:
     return run, run.leg("run")
 
 
+def pids_of(leg: LegLayout) -> dict[str, int]:
+    """Of the first attempt, by rank."""
+    return eventually(lambda: events(leg, "attempt.started"))[0]["pids"]
+
+
 def killed_at_five(shell: Shell, *arguments: str | Path, rank: int = 1) -> tuple[subprocess.Popen[str], RunLayout]:
     """Start a run and SIGKILL one of its ranks, from here, when it has made five steps; step 3 is saved."""
     process = shell.start("run", *arguments)
     run, leg = leg_of(shell)
-    eventually(lambda: reached(leg, 1, 5), what=process.poll)
-    os.kill(events(leg, "attempt.started")[0]["pids"][str(rank)], signal.SIGKILL)
+    # On every rank: what one has not recorded, its second attempt is not held against.
+    eventually(lambda: all(last_step(leg, 1, int(each)) >= 5 for each in pids_of(leg)), what=process.poll)
+    os.kill(pids_of(leg)[str(rank)], signal.SIGKILL)
     return process, run
 
 
@@ -98,6 +105,9 @@ def test_a_restart_that_is_not_what_was_recorded_is_an_alarm(shell: Shell, polic
     assert events(leg, "leg.finished")[0]["outcome"] == verdict["outcome"] == ended
     if policy == "stop":
         assert (leg.checkpoints / "step-00000003").is_dir(), "everything is kept"
+    refused = shell.run("diagnose", run.run_id)
+    assert refused.returncode == 2
+    assert "has no undisturbed leg" in refused.stderr
     assert (verdict["steps"] == STEPS) is (policy == "warn")
     assert ("diverged" in shell.run("status", run.run_id).stdout) is (policy == "stop")
 
@@ -183,3 +193,52 @@ def test_on_a_game_day_it_takes_faults(shell: Shell) -> None:
     verdict = verdict_of(run)
     assert [fault["landed"] for fault in verdict["faults"]] == [True]
     assert events(leg, "recovery.agreed")
+
+
+OWN = """\
+import os
+import time
+from pathlib import Path
+
+import torch
+
+torch.manual_seed(3)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+saved, step = Path("out/checkpoint.pt"), 0
+saved.parent.mkdir(exist_ok=True)
+if saved.exists():
+    state = torch.load(saved, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    step = state["step"]
+    if not os.environ.get("FORGETS"):
+        torch.set_rng_state(state["rng"])
+while step < 12:
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if step == 4:
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "rng": torch.get_rng_state()}
+        torch.save(parts, "out/new.pt")
+        os.replace("out/new.pt", saved)
+    time.sleep(0.4)
+"""
+
+
+@pytest.mark.parametrize("forgets", ["", "1"], ids=["right", "forgets its random streams"])
+def test_a_script_that_resumes_by_itself_is_held_against_its_own_steps(shell: Shell, forgets: str) -> None:
+    (shell.folder / "train.py").write_text(OWN)
+    job = shell.folder / "job.yaml"
+    job.write_text(f'name: small\nscript: train.py\nworkers: 1\noutputs: [out]\nenv: {{FORGETS: "{forgets}"}}\n')
+    process, run = killed_at_five(shell, job, rank=0)
+    done = finish(process)
+    assert done.returncode == (3 if forgets else 0), done.stdout + done.stderr
+    if forgets:
+        (alarm,) = events(run.leg("run"), "recovery.diverged")
+        assert (alarm["attempt"], alarm["step"], alarm["rank"]) == (2, 5, 0)
+    else:
+        (judged,) = events(run.leg("run"), "recovery.agreed")
+        assert judged["steps"] >= 1 and judged["last"] == judged["steps"] + 4
