@@ -207,12 +207,14 @@ def validate(
     from chaosrun import api
     from chaosrun.records.naming import default_root
     from chaosrun.spec.files import why_unwritable
+    from chaosrun.supervise.creation import try_storage
 
     drilled, changes = job_asked(job, overrides, after, asked, quiet=quiet)
     place = default_root() if root is None else root
     if why := why_unwritable(place.absolute()):
         raise UsageError(f"runs cannot be kept in {place}: {why}", hint="--root, or $CHAOSRUN_ROOT, names another place")
     loaded, faults = api.plan(drilled, changes)
+    try_storage(loaded.spec)
     if loaded.masked:
         from chaosrun.verify.advice import masked_loads
 

@@ -32,6 +32,7 @@ from chaosrun.records.locks import locked
 from chaosrun.records.naming import default_root
 from chaosrun.records.run_file import disown
 from chaosrun.supervise.drill import lock_run
+from chaosrun.supervise.objects import remove_all_objects
 from chaosrun.supervise.reference import ReferenceCache
 
 TRASH = ".trash"
@@ -184,6 +185,7 @@ def _take_apart(place: Path) -> None:
                 shutil.rmtree(checkpoints)
             for around in storage.around:
                 disown(around)
+            remove_all_objects(run, home / run.path.relative_to(thrown))
             for entry in sorted(run.path.iterdir()):
                 if entry != run.run_json:
                     _remove(entry)

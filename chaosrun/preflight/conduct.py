@@ -20,6 +20,7 @@ from chaosrun.preflight.peers import Baseline
 from chaosrun.preflight.result import Result, from_json
 from chaosrun.records.destination import expect_writable, is_stream, write_to
 from chaosrun.records.naming import root_arguments
+from chaosrun.records.places import is_url
 from chaosrun.supervise.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _setting(request: Request, job: "Job | None", root: Path) -> Setting:
     return Setting(
         level=request.level,
         root=root,
-        storage=(job.directory / storage).resolve() if job and storage is not None else root,
+        storage=(job.directory / storage).resolve() if job and storage is not None and not is_url(storage) else root,
         job=job,
         token=uuid.uuid4().hex[:16],
         seconds=request.seconds,

@@ -18,8 +18,8 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 
 from chaosrun.checkpoint.audit import list_members
+from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.storage import is_full, storage_errors
-from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import HookedStateError, MisuseError, ParameterOrderError, RegisteredStateError, RestoreMismatchError
 from chaosrun.faults.disk_points import DiskPoints
 from chaosrun.faults.points import FaultPoints
@@ -60,7 +60,7 @@ class Checkpointer:
         self._disk = Filesystem()
         self._points = DiskPoints(faults, leg)
         self._disk.listeners.append(self._points)
-        self._store = CheckpointStore(leg, order.keep, self._disk)
+        self._store = checkpoint_store(leg, order.keep, self._disk)
         self.newest_step: int | None = None
         """Step of the newest checkpoint that this attempt restored or committed."""
         self.digests: dict[str, dict[str, str]] | None = None

@@ -38,8 +38,7 @@ class WorkerContext:
     """What is seen of a script that resumes by itself."""
 
     def __post_init__(self) -> None:
-        storage = Path(self.order.storage_path) if self.order.storage_path else None
-        self.leg = LegLayout(Path(self.order.leg_path), storage)
+        self.leg = LegLayout.at(Path(self.order.leg_path), self.order.storage_path)
         self.faults = FaultPoints(self.order, self.leg)
         self.preemption = Preemption(self.order)
         self.settling = Settling(self.order, self.leg)

@@ -1,11 +1,13 @@
 """Where each file of a run lives. The only place that spells a path inside a run directory."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from chaosrun.records.places import ObjectPlace, is_url
 
 CHECKPOINT_NAME = re.compile(r"step-([0-9]{8})")
 ATTEMPT_NAME = re.compile(r"[0-9]{3,}")
@@ -83,11 +85,25 @@ class LegLayout:
     """One supervised execution of the job: the reference or the chaos leg.
 
     `storage` is where checkpoints go when `checkpoint.storage` puts them elsewhere; staging and quarantine lie beside
-    them, on the same file system, so that a commit is one rename.
+    them, on the same file system, so that a commit is one rename. `objects` is where they are when that is an object store:
+    the leg's own directory then holds copies.
     """
 
     path: Path
     storage: Path | None = None
+    objects: ObjectPlace | None = None
+
+    @classmethod
+    def at(cls, path: Path, place: str | None, env: Mapping[str, str] | None = None) -> Self:
+        """`place`: as `place` of another one says, which may have crossed to another process."""
+        if place is not None and is_url(place):
+            return cls(path, objects=ObjectPlace(place, tuple((env or {}).items())))
+        return cls(path, Path(place) if place else None)
+
+    @property
+    def place(self) -> str | None:
+        """Directory or URL of the checkpoints; None: in the leg's own directory."""
+        return self.objects.url if self.objects else str(self.storage) if self.storage else None
 
     journal = Below("journal.jsonl")
     faults = Below("faults")

@@ -7,7 +7,7 @@ import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -151,8 +151,8 @@ def write_record(path: Path, record: Record) -> None:
 
 def recorded_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     """One of the run's own legs, to be read, with its checkpoints where run.json says they are."""
-    place = info.storage.get(name)
-    return run.leg(name, Path(place) if place else None)
+    env: object = info.spec.get("env")
+    return LegLayout.at(run.path / name, info.storage.get(name), cast("dict[str, str]", env) if isinstance(env, dict) else None)
 
 
 def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
@@ -163,9 +163,10 @@ def own_leg(run: RunLayout, info: RunInfo, name: str) -> LegLayout:
     """
     leg = recorded_leg(run, info, name)
     storage = leg.storage
-    if storage is not None and (not storage.is_absolute() or storage.parts[-2:] != (run.run_id, name) or ".." in storage.parts):
+    astray = storage is not None and (not storage.is_absolute() or ".." in storage.parts)
+    if leg.place is not None and (astray or leg.place.split("/")[-2:] != [run.run_id, name]):
         raise UsageError(
-            f"{run.run_json}: the checkpoints of leg {name} lie in {storage}, which is not this run's",
+            f"{run.run_json}: the checkpoints of leg {name} lie in {leg.place}, which is not this run's",
             hint="a run cannot be resumed under another name: submit the job again",
         )
     for path in (leg.path, leg.checkpoints.parent, leg.checkpoints, leg.staging, leg.quarantine):
@@ -190,9 +191,13 @@ class Owner(Record, frozen=True, kw_only=True, omit_defaults=False):
 
 def claim(storage: Path, run: RunLayout) -> str:
     """Write down that the run has made this directory; returns the nonce. Raises OSError."""
-    owner = Owner(run=str(run.path.resolve()), nonce=secrets.token_hex(16))
+    owner = new_owner(run)
     write_record(_owner_json(storage), owner)
     return owner.nonce
+
+
+def new_owner(run: RunLayout) -> Owner:
+    return Owner(run=str(run.path.resolve()), nonce=secrets.token_hex(16))
 
 
 def is_owner(storage: Path, path: Path, info: RunInfo) -> bool:

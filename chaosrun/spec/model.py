@@ -60,7 +60,9 @@ class CheckpointSpec(Section):
         "sweeps and suites, else as many as keep says",
     )
     storage: Text | None = Field(
-        default=None, description="directory for checkpoints; by default they lie in the run's directory"
+        default=None,
+        description="directory for checkpoints, or s3://bucket/prefix, gs://bucket/prefix, file:///directory; by default they "
+        "lie in the run's directory",
     )
     classes: tuple[ClassName, ...] = Field(
         default=(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from chaosrun.errors import SpecError, UsageError
+from chaosrun.records.places import is_url, why_no_store
 from chaosrun.spec.bounds import out_of_reach
 from chaosrun.spec.command_line import TypedJob
 from chaosrun.spec.diagnosis import nearest, problems_of
@@ -132,7 +133,12 @@ def _directory(root: Mapping, beside: Path) -> tuple[Path, list[Problem]]:
 def _unwritable(root: Mapping, directory: Path) -> Iterator[Problem]:
     """Places of the job file that nothing can be written to."""
     _, storage = find(root, ("checkpoint", "storage"))
-    if (path := _path(storage, directory)) and (why := why_unwritable(path)):
+    path = _path(storage, directory)
+    if isinstance(storage, Scalar) and isinstance(storage.value, str) and is_url(storage.value):
+        why, hint = why_no_store(storage.value) or ("", "")
+        if why:
+            yield Problem(place=storage.place, message=f"checkpoint.storage {storage.value}: {why}", hint=hint)
+    elif path and (why := why_unwritable(path)):
         hint = "name a directory that exists or can be made, on storage that all nodes share"
         yield Problem(place=storage.place, message=f"checkpoint.storage {path} cannot be written: {why}", hint=hint)
     _, outputs = find(root, ("outputs",))

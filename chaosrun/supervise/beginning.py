@@ -21,6 +21,7 @@ from chaosrun.records.trace_reader import read_trace
 from chaosrun.records.traces import Digests, RankTrace
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise.early import LONG
+from chaosrun.supervise.objects import give_objects, remove_objects
 from chaosrun.supervise.reference import final_step
 from chaosrun.verify.compare import exact_weights
 from chaosrun.verify.corruption import corrupts
@@ -52,6 +53,7 @@ def begin(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
     it does not."""
     if chaos.checkpoints.exists():  # a supervisor was killed on its way here
         shutil.rmtree(chaos.checkpoints)
+        remove_objects(chaos)
     found = _give(info, spec, plan, reference, chaos)
     began = found if isinstance(found, Began) else Began(why=found)
     chaos.path.mkdir(parents=True, exist_ok=True)
@@ -75,8 +77,11 @@ def _give(info: RunInfo, spec: JobSpec, plan: FaultPlan, reference: LegLayout, c
     names = [checkpoint_name(step) for step in steps[-max(FEWEST_KEPT, spec.checkpoint.keep) :]]
     try:
         states = {name: _given(kept, chaos, name, _saved(traces, name)) for name in names}
+        for name in names:
+            give_objects(chaos, name)
     except (ChaosrunError, OSError, LookupError) as error:
         shutil.rmtree(chaos.checkpoints, ignore_errors=True)
+        remove_objects(chaos)
         return f"the reference's checkpoints are not as it saved them ({error})"
     return Began(step=steps[-1], states=states)
 

@@ -5,14 +5,17 @@ import time
 from pathlib import Path
 
 import chaosrun
-from chaosrun.errors import UsageError
+from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.faults.fault import FaultPlan
 from chaosrun.records.folders import new_folder
 from chaosrun.records.journal import write_durably
 from chaosrun.records.layout import LEGS, RUN, RunLayout
+from chaosrun.records.places import ObjectPlace, is_url
 from chaosrun.records.run_file import Early, Kind, Reference, RunInfo, claim, write_run
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.source import Job
+from chaosrun.supervise.objects import claim_objects
 
 
 def create_run(
@@ -31,7 +34,7 @@ def create_run(
     run = RunLayout(new_folder(root / "runs", spec.name))
     try:
         storage, nonce = _storage(spec, job.directory, run)
-    except UsageError:
+    except (UsageError, ResourcesError):
         run.path.rmdir()
         raise
     write_durably(run.job_yaml, job.text.encode())
@@ -50,7 +53,7 @@ def create_run(
             overrides=tuple(overrides),
             spec=spec.model_dump(mode="json"),
             reference=Reference(mode=reference),
-            storage={leg: str(storage / leg) if storage else None for leg in LEGS},
+            storage={leg: f"{storage}/{leg}" if storage else None for leg in LEGS},
             storage_nonce=nonce,
             irreproducible=None,
             masked=job.masked,
@@ -64,11 +67,24 @@ def create_run(
     return run
 
 
-def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | None, str | None]:
-    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError when
-    it cannot be written."""
+def try_storage(spec: JobSpec) -> None:
+    """See that checkpoints can be committed to the object store that the job names, if it names one; leaves nothing there.
+
+    Raises UsageError and ResourcesError, with a hint, when they cannot.
+    """
+    if spec.checkpoint.storage is not None and is_url(spec.checkpoint.storage):
+        ObjectStorage(ObjectPlace(spec.checkpoint.storage.rstrip("/"), tuple(spec.env.items()))).try_out()
+
+
+def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[str | None, str | None]:
+    """Where this run's checkpoints go, and the nonce that is written there; None for the run directory. Raises UsageError and
+    ResourcesError when it cannot be written."""
     if spec.checkpoint.storage is None:
         return None, None
+    if is_url(spec.checkpoint.storage):
+        try_storage(spec)
+        url = f"{spec.checkpoint.storage.rstrip('/')}/{run.run_id}"
+        return url, claim_objects(ObjectPlace(url, tuple(spec.env.items())), run)
     storage = directory / spec.checkpoint.storage / run.run_id
     try:
         storage.mkdir(parents=True)
@@ -78,4 +94,4 @@ def _storage(spec: JobSpec, directory: Path, run: RunLayout) -> tuple[Path | Non
             f"checkpoint.storage {directory / spec.checkpoint.storage} cannot be written: {error.strerror}",
             hint="name a directory that exists or can be made, on storage that all nodes share",
         ) from error
-    return storage.resolve(), nonce
+    return str(storage.resolve()), nonce

@@ -223,8 +223,8 @@ class _Replays:
 
     def _storage(self) -> Path | None:
         """Beside the run's own checkpoints, where `checkpoint.storage` puts them elsewhere: that is where there is room."""
-        own = self.info.storage.get("chaos")
-        return Path(own).with_name(self.run.diagnosis.name) if own else None
+        own = leg_of(self.run, "chaos").storage
+        return own.with_name(self.run.diagnosis.name) if own else None
 
     def _forget_checkpoints(self) -> None:
         """The traces and tensors stay, as evidence; nothing will go on from a replay."""

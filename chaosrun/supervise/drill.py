@@ -34,6 +34,7 @@ from chaosrun.records.trace_reader import read_trace
 from chaosrun.spec.model import JobSpec
 from chaosrun.supervise import beginning, early
 from chaosrun.supervise.judging import RecoveryJudge
+from chaosrun.supervise.objects import remove_objects
 from chaosrun.supervise.reference import ReferenceCache, copy_leg, final_step, leg_end, reference_key
 from chaosrun.supervise.supervisor import LegResult, Supervisor
 from chaosrun.supervise.workers import order_template
@@ -342,6 +343,7 @@ def run_files(run: RunLayout, command: str) -> Iterator[None]:
 
 
 def remove_leg(leg: LegLayout) -> None:
+    remove_objects(leg)
     for path in {leg.path, leg.storage or leg.path}:
         if path.exists():
             shutil.rmtree(path)

@@ -83,9 +83,12 @@ def find_run(ref: str, root: Path | None = None) -> RunLayout:
 
 def remove_run(run: RunLayout) -> None:
     """The run, and its checkpoints where `checkpoint.storage` puts them."""
+    from chaosrun.supervise.objects import remove_all_objects
+
     info = read_run(run)
     storage = own_leg(run, info, run.main).storage
     if storage is not None and is_owner(storage.parent, run.path, info):
         shutil.rmtree(storage.parent)
+    remove_all_objects(run, run.path)
     run.run_json.unlink()  # first: nobody takes for a run what is half gone
     shutil.rmtree(run.path)

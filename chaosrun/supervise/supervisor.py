@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from chaosrun.checkpoint.store import CheckpointStore, Quarantined
+from chaosrun.checkpoint.object_store import checkpoint_store
+from chaosrun.checkpoint.store import Quarantined
 from chaosrun.cluster.messages import AgentLost, Announced, Exited, LauncherFailed, NodeEvent, Stopped
 from chaosrun.errors import RecoveryError, ResourcesError
 from chaosrun.faults.fault import Fault, FaultPlan
@@ -68,7 +69,7 @@ class Supervisor:
         self._on_record = on_record
         self._judge = judge
         self._clock = clock
-        self._store = CheckpointStore(leg, template.keep)
+        self._store = checkpoint_store(leg, template.keep)
         self._pending: deque[lifecycle.Event] = deque()
         self._stopped_nodes: set[str] = set()
         self._is_open = False

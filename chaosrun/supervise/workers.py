@@ -47,7 +47,7 @@ def order_template(name: str, leg: LegLayout, spec: JobSpec, info: RunInfo, *, r
     return WorkerOrder(
         leg=name,
         leg_path=str(own.path),
-        storage_path=str(leg.storage) if leg.storage else None,
+        storage_path=leg.place,
         attempt=0,
         rank=0,
         world_size=spec.workers,

@@ -20,6 +20,7 @@ from chaosrun.preflight.model import Check, Finding, Level, Measure, Pool, Rows,
 from chaosrun.preflight.placement import gpus_per_worker, room_on
 from chaosrun.preflight.probes.seen import Seen
 from chaosrun.records.codec import changed
+from chaosrun.records.places import is_url
 from chaosrun.spec.source import Job
 from chaosrun.wording import listed
 
@@ -214,8 +215,8 @@ def _request(nodes: Sequence[Node], workers: int, cpu: float, gpu: int, job: Job
             "deterministic": job.spec.deterministic,
             "recovery.preload": list(job.spec.recovery.preload),
         }
-        if job.spec.checkpoint.storage is not None:
-            overrides["checkpoint.storage"] = str(job.directory / job.spec.checkpoint.storage)
+        if (storage := job.spec.checkpoint.storage) is not None:
+            overrides["checkpoint.storage"] = storage if is_url(storage) else str(job.directory / storage)
     told = tuple(f"{key}={json.dumps(value)}" for key, value in overrides.items())
     return DrillRequest(nodes=tuple(nodes), workers=workers, cpu=cpu, gpu=gpu, overrides=told)
 

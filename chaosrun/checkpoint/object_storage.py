@@ -1,0 +1,252 @@
+"""The few things that a checkpoint store asks of an object store: put, put if absent, read, list, delete; by fsspec.
+
+Every failure that the user can mend is told as a ResourcesError with the place and a hint; a scheme or a library that is not
+there as a UsageError. Must not know what the objects mean.
+"""
+
+import base64
+import errno
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.filesystem import Moment
+from chaosrun.records.manifest import FileEntry
+from chaosrun.records.places import LIBRARIES, ObjectPlace
+
+WAITS_S = (0.2, 0.8, 3.2)
+"""Before a request is sent again that the store refused as one too many, after the library's own retries."""
+ONE_REQUEST_BYTES = 100 << 20
+"""s3fs puts smaller files in one request, which can carry the checksum that the store is to compare."""
+Kind = Literal["put", "create", "read", "fetch", "look", "list", "delete"]
+Listener = Callable[[Kind, str, Moment], None]
+_T = TypeVar("_T")
+
+_ENDPOINT = "is it the right endpoint? env: {AWS_ENDPOINT_URL: …} in the job file names another one, FSSPEC_S3_… other settings"
+_CREDENTIALS = "give them in the environment, or in the job file's env: {AWS_ACCESS_KEY_ID: …, AWS_SECRET_ACCESS_KEY: …}"
+_HINTS = {
+    "NoCredentialsError": _CREDENTIALS,
+    "PartialCredentialsError": _CREDENTIALS,
+    "DefaultCredentialsError": "give them in the environment, or in the job file's env: {GOOGLE_APPLICATION_CREDENTIALS: …}",
+    "EndpointConnectionError": _ENDPOINT,
+    "ConnectTimeoutError": _ENDPOINT,
+    "PermissionError": "the credentials must allow to list, read, put and delete objects there",
+    "FileNotFoundError": "make the bucket, or name another one with checkpoint.storage",
+}
+_OPTIONS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_SESSION_TOKEN": "token",
+    "AWS_PROFILE": "profile",
+    "AWS_ENDPOINT_URL": "endpoint_url",
+    "AWS_ENDPOINT_URL_S3": "endpoint_url",
+}
+
+
+class ObjectStorage:
+    """Objects below one URL, by keys relative to it.
+
+    Whatever the library draws for its retries, Python's random stream is afterwards what it was: a save must not change the
+    training.
+    """
+
+    def __init__(self, place: ObjectPlace) -> None:
+        self._place = place
+        self._scheme, _, self._root = place.url.partition("://")
+        self._made: Any = None
+        self.listeners: list[Listener] = []
+        """Told of each request and its key; what one raises is taken for an answer of the store, or for the lack of one."""
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec file system, made at the first use. Raises UsageError when its library is not installed."""
+        if self._made is None:
+            self._made = _file_system(self._scheme, dict(self._place.env))
+        return self._made
+
+    def url(self, key: str) -> str:
+        return f"{self._place.url}/{key}"
+
+    def put_file(self, path: Path, key: str, entry: FileEntry) -> None:
+        """Upload a file whose size and sha256 are known, and see that the store has all of it."""
+        options: dict[str, str] = {}
+        if self._scheme == "s3" and entry.size < ONE_REQUEST_BYTES:
+            options = {"ChecksumSHA256": base64.b64encode(bytes.fromhex(entry.sha256)).decode()}
+        self._ask("put", key, lambda: self.fs.put_file(str(path), self._path(key), **options))
+        if self._scheme == "file":
+            self._sync(key)
+        if (size := self.size(key)) != entry.size:
+            raise ResourcesError(
+                f"checkpoint storage failed at {self.url(key)}: it has {size} bytes of the {entry.size} that were put",
+                hint="the store loses what it was given: look at its own records",
+            )
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """Put an object that is not there yet: of several who try, one does it. One that holds these very bytes already is the
+        own one, whose reply was lost.
+
+        Raises ResourcesError when it holds others, and leaves it as it is.
+        """
+        try:
+            self._ask("create", key, lambda: self._create(key, data), passes=FileExistsError)
+        except (FileExistsError, ResourcesError) as error:
+            there = self.read(key)
+            if there == data:
+                return
+            if there is None and isinstance(error, ResourcesError):
+                raise
+            raise ResourcesError(
+                f"{self.url(key)} is there already, and another run's: nothing was overwritten",
+                hint="two runs must not share one place: name another prefix with checkpoint.storage, or stop the other run",
+            ) from error
+
+    def read(self, key: str) -> bytes | None:
+        """None when there is no such object."""
+        try:
+            return self._ask("read", key, lambda: self.fs.cat_file(self._path(key)), passes=FileNotFoundError)
+        except FileNotFoundError:
+            return None
+
+    def fetch(self, key: str, path: Path) -> bool:
+        """Download to a new file; False when there is no such object."""
+        try:
+            self._ask("fetch", key, lambda: self.fs.get_file(self._path(key), str(path)), passes=FileNotFoundError)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, key: str) -> int | None:
+        """Bytes of an object, asked for by its key; None when there is none."""
+        try:
+            return int(self._ask("look", key, lambda: self.fs.info(self._path(key)), passes=FileNotFoundError)["size"])
+        except FileNotFoundError:
+            return None
+
+    def listed(self, prefix: str) -> list[str]:
+        """Keys that begin with `prefix` and a slash, as the store lists them: it may be late."""
+        try:
+            found: list[str] = self._ask("list", prefix, lambda: self.fs.find(self._path(prefix)), passes=FileNotFoundError)
+        except FileNotFoundError:
+            return []
+        start = len(self.fs._strip_protocol(self._path(""))) + 1
+        return sorted(path[start:] for path in found if not path.endswith(".tmp"))
+
+    def delete(self, key: str) -> None:
+        """Whether or not it is there."""
+        with suppress(FileNotFoundError):
+            self._ask("delete", key, lambda: self.fs.rm_file(self._path(key)), passes=FileNotFoundError)
+        if self._scheme == "file" and "/" in key:
+            with suppress(OSError):  # not empty, or gone: an object store has no directories to be left behind
+                os.rmdir(os.path.dirname(self._path(key)))
+
+    def try_out(self) -> None:
+        """Put, read, list and delete an object, and see that a second conditional put is refused; leaves nothing.
+
+        Raises UsageError when that one is not: such a store cannot commit. ResourcesError when one of them fails.
+        """
+        key = f".chaosrun-{secrets.token_hex(8)}"
+        self.put_new(key, b"first")
+        try:
+            with suppress(FileExistsError):
+                self._ask("create", key, lambda: self._create(key, b"second"), passes=FileExistsError)
+            if (there := self.read(key)) != b"first":
+                raise UsageError(
+                    f"{self._place.url} does not keep its word: an object was put over one that is there, although the put "
+                    f"asked it not to (it holds {there!r})",
+                    hint="checkpoints need a store with conditional puts (If-None-Match), as S3 and GCS have: name another one",
+                )
+        finally:
+            self.delete(key)
+
+    def _create(self, key: str, data: bytes) -> None:
+        """Raises FileExistsError when it is there."""
+        path = self._path(key)
+        if self._scheme != "file":
+            self.fs.pipe_file(path, data, mode="create")
+            return
+        # Made whole beside it, then linked: a reader sees all of it or nothing, and only the first link holds.
+        temporary = f"{path}.{os.getpid()}.tmp"
+        self.fs.pipe_file(temporary, data)
+        try:
+            os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+        self._sync(key)
+
+    def _sync(self, key: str) -> None:
+        """A file and the directories that lead to it, up to the URL's own."""
+        path = Path(self._path(key))
+        for part in (path, *path.parents[: key.count("/") + 1]):
+            descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}".rstrip("/")
+
+    def _ask(self, kind: Kind, key: str, request: Callable[[], _T], *, passes: type[OSError] | tuple[()] = ()) -> _T:
+        """`passes`: what is raised as it is."""
+        waits_s = iter(WAITS_S)
+        while True:
+            stream = random.getstate()
+            try:
+                self._tell(kind, key, "before")
+                result = request()
+                self._tell(kind, key, "after")
+                return result
+            except ChaosrunError:
+                raise
+            except Exception as error:  # of three libraries, each with its own tree of errors
+                if isinstance(error, passes) and "bucket does not exist" not in str(error):
+                    raise
+                is_busy = isinstance(error, OSError) and error.errno == errno.EBUSY
+                wait_s = next(waits_s, None) if is_busy else None
+                if wait_s is None:
+                    raise self._told(key, error) from error
+            finally:
+                random.setstate(stream)
+            time.sleep(wait_s)
+
+    def _tell(self, kind: Kind, key: str, moment: Moment) -> None:
+        for listener in tuple(self.listeners):
+            listener(kind, key, moment)
+
+    def _told(self, key: str, error: Exception) -> ResourcesError:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        hint = next((_HINTS[kind] for kind in kinds if kind in _HINTS), None)
+        if isinstance(error, OSError) and error.errno == errno.EBUSY:
+            hint = "the store refuses so many requests: save less often (checkpoint.every_steps), or ask for a higher rate"
+        reason = " ".join((getattr(error, "strerror", None) or str(error) or kinds[0]).split())
+        return ResourcesError(
+            f"checkpoint storage failed at {self.url(key)}: {reason}", hint=hint or "see the message of the store above"
+        )
+
+
+def _file_system(scheme: str, env: dict[str, str]) -> Any:
+    from fsspec import filesystem
+    from fsspec.config import set_conf_env
+
+    settings: dict[str, dict[str, Any]] = {}
+    set_conf_env(settings, {**os.environ, **env})
+    # What the environment holds boto finds by itself; what only the job file's env has it is told.
+    told: dict[str, Any] = {option: env[name] for name, option in _OPTIONS.items() if scheme == "s3" and name in env}
+    if scheme == "s3" and (region := env.get("AWS_REGION", env.get("AWS_DEFAULT_REGION"))):
+        told["client_kwargs"] = {"region_name": region}
+    if scheme == "gs" and "GOOGLE_APPLICATION_CREDENTIALS" in env:
+        told["token"] = env["GOOGLE_APPLICATION_CREDENTIALS"]
+    options = {"auto_mkdir": True} if scheme == "file" else {"use_listings_cache": False, **told}
+    try:
+        return filesystem(scheme, skip_instance_cache=True, **{**settings.get(scheme, {}), **options})
+    except ImportError as error:
+        raise UsageError(
+            f"checkpoint.storage {scheme}://… needs {LIBRARIES[scheme]}, which is not installed",
+            hint=f"pip install 'chaosrun[{scheme}]'",
+        ) from error

@@ -1,0 +1,48 @@
+"""What a run has in an object store: whose it is, and how it goes."""
+
+from pathlib import Path
+
+from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.checkpoint.object_store import ObjectCheckpointStore
+from chaosrun.errors import UsageError
+from chaosrun.records.codec import encode
+from chaosrun.records.layout import LEGS, LegLayout, RunLayout
+from chaosrun.records.places import ObjectPlace
+from chaosrun.records.run_file import Owner, new_owner, own_leg, read_run
+
+_OWNER = "owner.json"
+
+
+def claim_objects(place: ObjectPlace, run: RunLayout) -> str:
+    """Write down below the run's URL whose it is; returns the nonce. Raises ResourcesError when another run has it."""
+    owner = new_owner(run)
+    ObjectStorage(place).put_new(_OWNER, encode(owner))
+    return owner.nonce
+
+
+def remove_all_objects(run: RunLayout, home: Path) -> None:
+    """What the run put into an object store, if it is shown to be its own. `home`: where the run lay when it was whole."""
+    try:
+        info = read_run(run)
+        legs = [own_leg(run, info, name) for name in LEGS]
+    except UsageError:
+        return  # damaged, or a copy of another's: nothing is removed on its word
+    place = next((leg.objects for leg in legs if leg.objects), None)
+    if place is None or info.storage_nonce is None:
+        return
+    around = ObjectStorage(ObjectPlace(place.url.rpartition("/")[0], place.env))
+    if around.read(_OWNER) == encode(Owner(run=str(home.resolve()), nonce=info.storage_nonce)):
+        for leg in legs:
+            remove_objects(leg)
+        around.delete(_OWNER)
+
+
+def remove_objects(leg: LegLayout) -> None:
+    if leg.objects is not None:
+        ObjectCheckpointStore(leg, keep=0).clear()
+
+
+def give_objects(leg: LegLayout, name: str) -> None:
+    """Have the store of a leg hold a checkpoint that was put into its directory."""
+    if leg.objects is not None:
+        ObjectCheckpointStore(leg, keep=0).adopt(name)

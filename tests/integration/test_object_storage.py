@@ -1,0 +1,134 @@
+"""Checkpoints in an object store: drills whose only whole checkpoints are on a server, and what of it is refused beforehand."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaosrun import api
+from chaosrun.checkpoint.object_storage import ObjectStorage
+from chaosrun.errors import ChaosrunError, ResourcesError, UsageError
+from chaosrun.records.places import ObjectPlace
+from chaosrun.supervise.runs import remove_run
+from tests.conftest import WarmDrills, job_file
+from tests.integration.object_server import ObjectServer, free_port, object_server
+from tests.records import read_lines
+
+PROBE = Path(__file__).parents[2] / "jobs" / "probe" / "train.py"
+JOB = """\
+name: objects
+script: {script}
+args: [--steps, "22"]
+workers: 2
+seed: 1
+max_steps: 22
+env: {env}
+checkpoint: {{every_steps: 2, keep: 2, storage: "{storage}"}}
+faults:
+  schedule:
+{faults}
+timeout: 300s
+"""
+KILLS = (
+    "rank: 1, at_step: 5",
+    "rank: 0, at_step: 8, phase: checkpoint.rename.before",
+    "rank: 0, at_step: 12, phase: checkpoint.rename.after",
+    "kind: failed_rename, at_step: 14",
+    "kind: flip_file_bit, rank: 0, at_step: 16, file: model.safetensors",
+    "rank: 0, at_step: 17",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    with object_server() as server:
+        server.files().call_s3("create_bucket", Bucket="bucket")
+        yield server
+
+
+def job_text(storage: str, env: dict[str, str], faults: tuple[str, ...]) -> str:
+    return JOB.format(script=PROBE, storage=storage, env=env, faults="\n".join(f"    - {{{fault}}}" for fault in faults))
+
+
+def expect_exact(result: Any, resumed: list[int]) -> None:
+    verdict = result.verdict
+    assert verdict.status == "PASS", verdict.cause
+    assert [(fault.id, fault.landed) for fault in verdict.faults] == [(fault.id, True) for fault in verdict.faults]
+    assert [attempt.resumed_step for attempt in verdict.attempts] == resumed
+    journal = read_lines(result.run.leg("chaos").journal)
+    assert [record for record in journal if record["event"] == "death.unplanned"] == []
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("copies", ["kept", "lost"])
+@pytest.mark.parametrize("scheme", ["s3", "file"])
+def test_a_drill_comes_back_from_the_store(
+    warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path, scheme: str, copies: str
+) -> None:
+    storage = "s3://bucket/drills" if scheme == "s3" else f"file://{tmp_path}/bucket"
+    env = server.env if scheme == "s3" else {}
+    job = job_file(job_text(storage, env, KILLS), tmp_path)
+    root, lost = tmp_path / "root", []
+
+    def lose(record: dict[str, Any]) -> None:
+        if copies == "lost" and record["event"] == "attempt.stopped" and record["reason"] != "all ranks ended":
+            for folder in (root / "runs").glob("*/chaos/checkpoints"):
+                lost.append(folder)
+                shutil.rmtree(folder)
+
+    # Damage of a local copy shows only where the copy is still there at the next start.
+    faults = KILLS if copies == "kept" else KILLS[:4]
+    job = job_file(job_text(storage, env, faults), tmp_path)
+    result = warm_drills(job, root=root, on_event=lose)
+    expect_exact(result, [0, 4, 6, 12, 12, 16][: len(faults) + 1] if copies == "kept" else [0, 4, 6, 12, 12])
+    assert copies == "kept" or len(lost) >= 4
+    place = ObjectPlace(f"{storage}/{result.run.run_id}", tuple(env.items()))
+    # Retention keeps two of each leg, and nothing of what was not committed.
+    listed = ObjectStorage(place).listed("chaos")
+    assert {key.split("/")[2].split(".")[0] for key in listed} == {"step-00000020", "step-00000022"}
+    remove_run(result.run)
+    assert ObjectStorage(ObjectPlace(storage, place.env)).listed(result.run.run_id) == []
+
+
+def refused(tmp_path: Path, storage: str, env: dict[str, str]) -> ChaosrunError:
+    """What `submit` says, before anything starts."""
+    job = job_file(job_text(storage, env, KILLS[:1]), tmp_path)
+    with pytest.raises((UsageError, ResourcesError)) as error:
+        api.submit(job, root=tmp_path / "root")
+    assert not any((tmp_path / "root").glob("runs/*/*"))
+    return error.value
+
+
+def test_what_is_wrong_with_a_store_is_told_before_anything_starts(server: ObjectServer, tmp_path: Path) -> None:
+    error = refused(tmp_path, "s3://nowhere/prefix", server.env)
+    assert "s3://nowhere/prefix" in error.message and "bucket does not exist" in error.message
+    assert error.hint == "make the bucket, or name another one with checkpoint.storage"
+    closed = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
+    error = refused(tmp_path, "s3://bucket/prefix", closed)
+    assert "Could not connect to the endpoint" in error.message and "AWS_ENDPOINT_URL" in str(error.hint)
+    error = refused(tmp_path, "hdfs://bucket/prefix", {})
+    assert "conditional put" in error.message and "job.yaml:8" in error.message
+
+
+def test_without_credentials(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    error = refused(tmp_path, "s3://bucket/prefix", {"AWS_ENDPOINT_URL": server.env["AWS_ENDPOINT_URL"]})
+    assert "Unable to locate credentials" in error.message and "AWS_ACCESS_KEY_ID" in str(error.hint)
+
+
+def test_large_files_and_checksums(server: ObjectServer, tmp_path: Path) -> None:
+    from chaosrun.checkpoint.object_store import ObjectCheckpointStore
+    from chaosrun.records.layout import LegLayout
+    from tests.unit.test_checkpoint_store import save
+
+    layout = LegLayout(tmp_path / "leg", objects=ObjectPlace("s3://bucket/large", tuple(server.env.items())))
+    large = {"model.safetensors": bytes(range(256)) * (430 << 10), "empty.bin": b""}  # in several parts
+    save(ObjectCheckpointStore(layout, 3), 10, files=large)
+    shutil.rmtree(layout.path)
+    assert ObjectCheckpointStore(layout, 3).newest_valid().name == "step-00000010"
+    assert (layout.checkpoints / "step-00000010/model.safetensors").read_bytes() == large["model.safetensors"]
