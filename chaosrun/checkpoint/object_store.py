@@ -8,7 +8,8 @@ is looked at by its key before it counts, and so is what the local files, or the
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from chaosrun.checkpoint.object_storage import ObjectStorage
@@ -18,6 +19,7 @@ from chaosrun.errors import InvalidCheckpointError
 from chaosrun.records.filesystem import Filesystem, Moment, Operation
 from chaosrun.records.layout import MANIFEST_NAME, LegLayout, checkpoint_name
 from chaosrun.records.manifest import FileEntry, Manifest
+from chaosrun.records.trace_reader import read_trace
 
 _LATER = "nothing to do when an older valid checkpoint is used instead; if this repeats, suspect the storage"
 
@@ -35,12 +37,16 @@ class ObjectCheckpointStore(CheckpointStore):
     def __init__(self, layout: LegLayout, keep: int, disk: Filesystem | None = None) -> None:
         super().__init__(layout, keep, disk)
         assert layout.objects is not None
-        self.objects = ObjectStorage(layout.objects)
+        self._objects = ObjectStorage(layout.objects)
         self._disk.listeners.append(self._commit_before_rename)
         self._known: set[str] = set()
         """Names (`step-N.attempt-A`) that a killed attempt may have committed."""
         self._seen: set[int] = set()
         """Steps whose checkpoint this process committed, or found there."""
+
+    @property
+    def objects(self) -> ObjectStorage:
+        return self._objects
 
     def seal(self, staging: Path, names: Iterable[str]) -> dict[str, FileEntry]:
         sealed = super().seal(staging, names)
@@ -151,15 +157,23 @@ class ObjectCheckpointStore(CheckpointStore):
     def _candidates(self) -> set[str]:
         """Names under which there may be a commit."""
         data = {key.split("/")[1] for key in self.objects.listed("data")}
-        return {*self._listed(), *self._known, *self._local(), *filter(STAGED_NAME.fullmatch, data)}
+        return {*self._listed(), *self._known, *(self._local() or self._traced()), *filter(STAGED_NAME.fullmatch, data)}
 
-    def _local(self) -> Iterator[str]:
+    def _local(self) -> list[str]:
+        found: list[str] = []
         for step in self.steps():
             path = self._layout.checkpoints / checkpoint_name(step) / MANIFEST_NAME
-            try:
-                yield _stem(Manifest.from_bytes(path.read_bytes()))
-            except (OSError, ValueError):
-                continue  # damaged: the store knows better, and the audit tells it
+            with suppress(OSError, ValueError):  # damaged: the store knows better, and the audit tells it
+                found.append(_stem(Manifest.from_bytes(path.read_bytes())))
+        return found
+
+    def _traced(self) -> list[str]:
+        """What rank 0 of the latest attempt that saved anything wrote down of it: it does so after the commit."""
+        for number in reversed(self._layout.attempts()):
+            saved = read_trace(self._layout.attempt(number).trace(0), number, 0, []).checkpoints
+            if saved:
+                return [f"{record.name}.attempt-{number}" for record in saved]
+        return []
 
     def _expect_local(self, manifest: Manifest, quarantined: list[Quarantined]) -> None:
         """See that the local copy is what the manifest says, or fetch it. Raises InvalidCheckpointError when the store does not

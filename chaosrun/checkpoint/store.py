@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaosrun.checkpoint.audit import audit_directory, hash_member, list_members
+from chaosrun.checkpoint.object_storage import ObjectStorage
 from chaosrun.checkpoint.retention import to_delete
 from chaosrun.checkpoint.storage import storage_errors
 from chaosrun.errors import InvalidCheckpointError
@@ -59,6 +60,11 @@ class CheckpointStore:
         self._is_durable = False
         """The directory that checkpoints are committed to, by this process: made and synced, or synced again."""
         self._vouched: dict[int, Signature] = {}
+
+    @property
+    def objects(self) -> ObjectStorage | None:
+        """Where its truth is, when that is an object store."""
+        return None
 
     def stage(self, step: int, attempt: int) -> Path:
         """The directory to fill with the checkpoint of `step`; any rank may ask, in any order."""

@@ -94,6 +94,9 @@ class Kind:
     needs_peers: str | None = None
     """Why one worker alone cannot have it: "one worker alone {needs_peers}"."""
 
+    needs_objects: bool = False
+    """It strikes requests to an object store."""
+
     # How it strikes
     inside: Callable[[Strike], None] | None = None
     """In the worker, at its point. None: the rank comes to the point and the supervisor, who learns of it, strikes."""

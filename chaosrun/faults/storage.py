@@ -29,6 +29,13 @@ class WaitNote(Note, frozen=True, kw_only=True):
     waited_s: float = 0.0
 
 
+class RequestNote(Note, frozen=True, kw_only=True):
+    requests: int = 0
+    """That the store was made to answer otherwise."""
+    accepted: int = 0
+    """Requests after those that it answered."""
+
+
 def no_space(strike: Strike) -> None:
     """The kernel's own ENOSPC, in the middle of the file: from here on its descriptor leads to a device that is always full.
     Devices are not synced, so at an fsync it is said in the kernel's words."""
@@ -69,6 +76,72 @@ def slow_storage(strike: Strike) -> None:
     strike.at["until_saved"].callback(stop)
 
 
+def failed_put(strike: Strike) -> None:
+    """Of the next file that this rank puts half is there, and the connection breaks."""
+    objects = strike.at["objects"]
+
+    def cut(request: str, key: str, moment: Moment) -> None:
+        if request == "put" and moment == "after":
+            objects.listeners.remove(cut)
+            whole = objects.read(key)
+            objects.delete(key)
+            objects.put_new(key, whole[: len(whole) // 2])
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    objects.listeners.append(cut)
+
+
+def lost_reply(strike: Strike) -> None:
+    """The conditional put that commits is done, and nobody hears of it."""
+
+    def answer(request: str, moment: Moment, note: RequestNote) -> RequestNote:
+        if (request, moment, note.requests) == ("create", "after", 0):
+            return RequestNote(requests=1)
+        accepted = (request, moment) == ("read", "after")  # what it holds was asked for
+        return RequestNote(requests=note.requests, accepted=note.accepted + (accepted and note.requests))
+
+    _meddle(strike, answer, lambda: TimeoutError("no reply"))
+
+
+def throttled_store(strike: Strike) -> None:
+    """Refuse this rank's requests for a while, as a store does that has too many of them."""
+    until_s = time.monotonic() + strike.option("duration_s")
+
+    def answer(request: str, moment: Moment, note: RequestNote) -> RequestNote:
+        refused = moment == "before" and time.monotonic() < until_s
+        accepted = moment == "after" and note.requests > 0
+        return RequestNote(requests=note.requests + refused, accepted=note.accepted + accepted)
+
+    _meddle(strike, answer, lambda: OSError(errno.EBUSY, "Please reduce your request rate"))
+
+
+def _meddle(strike: Strike, answer: Callable[[str, Moment, RequestNote], RequestNote], error: Callable[[], OSError]) -> None:
+    """Have a request fail wherever `answer` counts one more of `requests`, until the checkpoint is saved."""
+    objects = strike.at["objects"]
+    note = RequestNote()
+
+    def tell(*, final: bool) -> None:
+        problem = None if note.requests else "nothing was asked of the store"
+        strike.note(RequestNote(final=final, requests=note.requests, accepted=note.accepted, problem=problem))
+
+    def meddle(request: str, key: str, moment: Moment) -> None:
+        nonlocal note
+        before, note = note, answer(request, moment, note)
+        if note.requests > before.requests or (note.accepted and not before.accepted):
+            tell(final=note.accepted > 0)
+        if note.requests > before.requests:
+            raise error()
+
+    def stop() -> None:
+        objects.listeners.remove(meddle)
+        if not note.accepted:
+            tell(final=True)
+
+    tell(final=False)
+    objects.listeners.append(meddle)
+    strike.at["until_saved"].callback(stop)
+
+
 def _failure(strike: Strike, code: int) -> OSError:
     return OSError(code, os.strerror(code), str(strike.at["path"]))
 
@@ -90,6 +163,13 @@ def _waited(seen: Observation) -> Problem | None:
     return Problem("no_wait", f"the storage made it wait {note.waits} times, {note.waited_s} s in all") if short else None
 
 
+def _accepted(seen: Observation) -> Problem | None:
+    note: RequestNote = seen.note
+    if note.requests and note.accepted:
+        return None
+    return Problem("not_accepted", f"of {count(note.requests, 'request')} none was accepted afterwards")
+
+
 def _committed(seen: Observation, asked: FaultRequested, leg: LegHistory) -> Problem | None:
     later = next((attempt for attempt in leg.attempts if attempt.number > seen.attempt), None)
     if later is None or later.resume_step < (saved := asked.step or 0):
@@ -109,6 +189,23 @@ def _tell_waits(seen: Observation) -> str:
     return f"{seen.process}: {count(note.waits, 'fsync')} took {note.waited_s:.2g} s longer in all"
 
 
+def _tell_requests(seen: Observation) -> str:
+    note: RequestNote = seen.note
+    what = "lost the reply to" if seen.fault.kind == "lost_reply" else "was refused"
+    return f"{seen.process} {what} {count(note.requests, 'request')}, and saved the checkpoint"
+
+
+_by_requests = partial(
+    Kind,
+    family="storage",
+    phases=frozenset({"checkpoint.begin"}),
+    default_phase="checkpoint.begin",
+    needs_objects=True,
+    evidence="note",
+    note=RequestNote,
+    shows=_accepted,
+    tell=_tell_requests,
+)
 _while_it_writes = partial(
     Kind,
     family="storage",
@@ -157,5 +254,30 @@ KINDS = (
         inside=io_error,
         shows=_failed_by(errno.EIO),
         aftermath=_committed,
+    ),
+    _while_it_writes(
+        name="failed_put",
+        words="the object store takes half of a file of {rank} and fails (EIO)",
+        proof="its end record names EIO, and nothing was committed",
+        phases=frozenset({"checkpoint.begin"}),
+        default_phase="checkpoint.begin",
+        needs_objects=True,
+        inside=failed_put,
+        shows=_failed_by(errno.EIO),
+        aftermath=_committed,
+    ),
+    _by_requests(
+        name="lost_reply",
+        words="the put that commits a checkpoint is done, and its reply is lost",
+        proof="the reply was withheld, and the object was asked for and accepted",
+        only_rank=0,
+        inside=lost_reply,
+    ),
+    _by_requests(
+        name="throttled_store",
+        words="the object store refuses the requests of {rank} for {duration_s:g} s",
+        proof="the refusals were counted, and later requests accepted",
+        options={"duration_s": 0.5},
+        inside=throttled_store,
     ),
 )

@@ -79,9 +79,9 @@ class Strike:
     pace: Pace
     """The clock of this rank's steps."""
     at: Mapping[str, Any]
-    """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem) and
-    `until_saved` (ExitStack, closed when it is saved). While it is: `path` of the file concerned, and its `descriptor` if it
-    is being written."""
+    """What this point hands over. After a commit: `checkpoint` (Path). Before a checkpoint is written: `disk` (Filesystem),
+    `objects` (ObjectStorage, where there is one) and `until_saved` (ExitStack, closed when it is saved). While it is: `path` of
+    the file concerned, and its `descriptor` if it is being written."""
 
     @property
     def pid(self) -> int:

@@ -19,6 +19,7 @@ from chaosrun.faults.kind import CHECKPOINT_PHASES, ONCE_AN_ATTEMPT, RESTORE_PHA
 from chaosrun.faults.kinds import KINDS
 from chaosrun.plan.save_rules import elsewhere, two_in_one_save
 from chaosrun.plan.timeline import END_OF_STEP, Moment, Timeline
+from chaosrun.records.places import is_url
 from chaosrun.spec.bounds import never_reached, no_such_rank
 from chaosrun.spec.model import JobSpec
 from chaosrun.spec.problems import Objection
@@ -54,7 +55,11 @@ def objections(spec: JobSpec, faults: Sequence[Fault], *, some_missing: bool = F
     alone = [
         Objection(fault.source, sentence)
         for fault in sound
-        for sentence in (*_alone(timeline, fault, None if None in noticed else unusual), *_beyond_the_timeout(spec, fault))
+        for sentence in (
+            *_alone(timeline, fault, None if None in noticed else unusual),
+            *_beyond_the_timeout(spec, fault),
+            *_without_objects(spec, fault),
+        )
     ]
     if misplaced or alone or some_missing:
         found = [*misplaced, *alone]
@@ -120,6 +125,11 @@ def _too_often(timeline: Timeline, fault: Fault, unusual: int) -> Iterator[str]:
         most = -(-timeline.last // timeline.every) + unusual
     if fault.occurrence > most:
         yield f"{fault.describe()} may never happen, no attempt comes by there {count(fault.occurrence, 'time')}"
+
+
+def _without_objects(spec: JobSpec, fault: Fault) -> Iterator[str]:
+    if fault.facts.needs_objects and not is_url(spec.checkpoint.storage or ""):
+        yield f"a fault of kind {fault.kind} strikes requests to an object store, and checkpoint.storage names none (s3://…)"
 
 
 def _beyond_the_timeout(spec: JobSpec, fault: Fault) -> Iterator[str]:

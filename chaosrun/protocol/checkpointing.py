@@ -76,7 +76,7 @@ class Checkpointer:
         step = position.step
         self._heart.beat("checkpoint.write", step)
         with self._points.saving(step) as until_saved:
-            self._faults.reach("checkpoint.begin", step, disk=self._disk, until_saved=until_saved)
+            self._faults.reach("checkpoint.begin", step, disk=self._disk, objects=self._store.objects, until_saved=until_saved)
             return self._save(position, job)
 
     def _save(self, position: Position, job: dict[str, object]) -> str:

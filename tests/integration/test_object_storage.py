@@ -92,6 +92,24 @@ def test_a_drill_comes_back_from_the_store(
     assert ObjectStorage(ObjectPlace(storage, place.env)).listed(result.run.run_id) == []
 
 
+FAULTS = (
+    "kind: failed_put, rank: 1, at_step: 4",
+    "kind: lost_reply, at_step: 6",
+    "kind: throttled_store, rank: 0, at_step: 8, duration: 400ms",
+    "rank: 0, at_step: 9",
+    "kind: failed_put, rank: 0, at_step: 12",
+    "kind: lost_reply, at_step: 14",
+    "rank: 1, at_step: 14, phase: checkpoint.postcommit",
+)
+
+
+@pytest.mark.ray
+def test_a_store_that_fails_refuses_and_does_not_answer(warm_drills: WarmDrills, server: ObjectServer, tmp_path: Path) -> None:
+    job = job_file(job_text("s3://bucket/faults", server.env, FAULTS), tmp_path)
+    result = warm_drills(job, root=tmp_path / "root")
+    expect_exact(result, [0, 2, 8, 10, 14])
+
+
 def refused(tmp_path: Path, storage: str, env: dict[str, str]) -> ChaosrunError:
     """What `submit` says, before anything starts."""
     job = job_file(job_text(storage, env, KILLS[:1]), tmp_path)
@@ -108,6 +126,9 @@ def test_what_is_wrong_with_a_store_is_told_before_anything_starts(server: Objec
     closed = {**server.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}
     error = refused(tmp_path, "s3://bucket/prefix", closed)
     assert "Could not connect to the endpoint" in error.message and "AWS_ENDPOINT_URL" in str(error.hint)
+    job = job_file(job_text("checkpoints", {}, FAULTS[1:2]), tmp_path)
+    with pytest.raises(UsageError, match="strikes requests to an object store"):
+        api.plan(job)
     error = refused(tmp_path, "hdfs://bucket/prefix", {})
     assert "conditional put" in error.message and "job.yaml:8" in error.message
 

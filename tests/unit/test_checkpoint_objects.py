@@ -18,8 +18,12 @@ from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import ResourcesError, UsageError
 from chaosrun.records.layout import LegLayout, RunLayout
 from chaosrun.records.places import ObjectPlace, why_no_store
+from chaosrun.records.trace_writer import TraceWriter
+from chaosrun.records.traces import CheckpointRecord
 from chaosrun.supervise.objects import claim_objects
 from tests.unit.test_checkpoint_store import FILES, save
+from tests.unit.test_traces import start as trace_start
+from tests.unit.test_traces import step as trace_step
 
 FEW = {"model.safetensors": b"weights", "rng/rank-0.bin": b"dice"}
 STEP_10, STEP_20 = "step-00000010.attempt-1", "step-00000020.attempt-1"
@@ -238,6 +242,23 @@ def test_a_late_listing_loses_no_commit(store: ObjectCheckpointStore, layout: Le
     late = opened(layout)
     late.objects._made = Lister(late.objects.fs, lambda _, found: [path for path in found if STEP_20 not in path])
     assert late.clear_staging() == []
+    assert late.newest_valid().name == "step-00000020"
+
+
+def test_a_late_listing_without_local_copies_loses_no_commit_that_is_traced(
+    store: ObjectCheckpointStore, layout: LegLayout
+) -> None:
+    save(store, 10)
+    save(store, 20)
+    shutil.rmtree(layout.path)
+    late = opened(layout)
+    late.objects._made = Lister(late.objects.fs, lambda _, found: [path for path in found if STEP_20 not in path])
+    assert late.newest_valid().name == "step-00000010"  # nobody knows of the other
+    shutil.rmtree(layout.path)
+    writer = TraceWriter(layout.attempt(1).trace(0))
+    writer.write(trace_start(0))
+    writer.write(trace_step(1))
+    writer.write(CheckpointRecord(step=20, time_s=0.0, name="step-00000020", duration_s=0.0))
     assert late.newest_valid().name == "step-00000020"
 
 

@@ -115,6 +115,9 @@ SEEN: dict[str, tuple[dict[str, Any], Any, str]] = {
     "io_error": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from write"),
     "slow_storage": ({}, {"waits": 12, "waited_s": 2.4321, "longest_s": 0.3}, "pid 7: 12 fsyncs took 2.4 s longer in all"),
     "failed_rename": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from rename"),
+    "failed_put": ({"exit_code": 7}, raised(f"{STORAGE}Input/output error", errno.EIO), "pid 7: EIO from the storage"),
+    "lost_reply": ({}, {"requests": 1, "accepted": 1}, "pid 7 lost the reply to 1 request, and saved the checkpoint"),
+    "throttled_store": ({}, {"requests": 3, "accepted": 9}, "pid 7 was refused 3 requests, and saved the checkpoint"),
     "power_cut": (
         {"signal": 9},
         {"note": {"save": 8, "done": 3, "last": "write last.pt", "struck_s": 1.0}},

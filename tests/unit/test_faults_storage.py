@@ -5,10 +5,12 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chaosrun.checkpoint.object_store import checkpoint_store
 from chaosrun.checkpoint.store import CheckpointStore
 from chaosrun.errors import InvalidCheckpointError, ResourcesError
 from chaosrun.faults import storage
@@ -17,6 +19,7 @@ from chaosrun.faults.fault import Fault
 from chaosrun.faults.kinds import KINDS
 from chaosrun.faults.observed import Observation, Problem
 from chaosrun.faults.points import FaultPoints
+from chaosrun.faults.storage import RequestNote
 from chaosrun.faults.strike import Pace, Strike
 from chaosrun.records.filesystem import Filesystem, written_for
 from chaosrun.records.history import Attempt, LegHistory
@@ -24,6 +27,7 @@ from chaosrun.records.layout import MANIFEST_NAME, LegLayout
 from chaosrun.records.manifest import Manifest, Position
 from chaosrun.records.markers import read_note
 from chaosrun.records.order import WorkerOrder
+from chaosrun.records.places import ObjectPlace
 from tests.integration.ranks import make_orders
 from tests.records import read_lines
 from tests.unit.events import event
@@ -42,10 +46,10 @@ def order(leg: LegLayout, **changes: Any) -> WorkerOrder:
 class Leg:
     """A leg with checkpoints of steps 10 and 20."""
 
-    def __init__(self, path: Path) -> None:
-        self.layout = LegLayout(path)
+    def __init__(self, path: Path, objects: ObjectPlace | None = None) -> None:
+        self.layout = LegLayout(path, objects=objects)
         self.disk = Filesystem()
-        self.store = CheckpointStore(self.layout, 3, self.disk)
+        self.store = checkpoint_store(self.layout, 3, self.disk)
         for step in (10, 20):
             self.save(step)
 
@@ -335,6 +339,67 @@ def test_slow_storage_waits_at_each_fsync_of_one_checkpoint(leg: Leg) -> None:
     assert note.waited_s >= 0.001 * note.waits
     leg.save(40)
     assert leg.disk.listeners == [] and leg.note("slow_storage").waits == note.waits
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Leg:
+    return Leg(tmp_path / "run" / "chaos", ObjectPlace(f"file://{tmp_path}/bucket"))
+
+
+def test_a_lost_reply_is_withheld_once_and_the_checkpoint_is_saved(remote: Leg) -> None:
+    with ExitStack() as until_saved:
+        storage.lost_reply(remote.strike("lost_reply", {"objects": remote.store.objects, "until_saved": until_saved}))
+        assert remote.note("lost_reply").problem == "nothing was asked of the store"
+        remote.save(30)
+        # Whatever ends the rank before the save is over: this was shown already.
+        assert (remote.note("lost_reply").final, remote.note("lost_reply").accepted) == (True, 1)
+        remote.save(40)
+    note = remote.note("lost_reply")
+    assert (note.final, note.problem, note.requests) == (True, None, 1) and note.accepted
+    assert remote.store.newest_valid().name == "step-00000040"
+    assert KINDS["lost_reply"].shows(seen_of(note)) is None  # type: ignore[misc]
+
+
+def test_a_reply_that_nobody_asked_after_is_not_shown(remote: Leg) -> None:
+    found = KINDS["lost_reply"].shows(seen_of(RequestNote(requests=1)))  # type: ignore[misc]
+    assert found is not None and found.code == "not_accepted"
+
+
+def test_a_throttled_store_refuses_for_a_while(remote: Leg) -> None:
+    with ExitStack() as until_saved:
+        at = {"objects": remote.store.objects, "until_saved": until_saved}
+        storage.throttled_store(remote.strike("throttled_store", at, duration_s=0.3))
+        remote.save(30)
+    note = remote.note("throttled_store")
+    assert note.problem is None and note.requests in (1, 2) and note.accepted == 1
+    assert remote.store.newest_valid().name == "step-00000030"
+
+
+def test_a_store_that_is_throttled_for_too_long_is_told(remote: Leg, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chaosrun.checkpoint.object_storage.WAITS_S", (0.01,))
+    with ExitStack() as until_saved:
+        at = {"objects": remote.store.objects, "until_saved": until_saved}
+        storage.throttled_store(remote.strike("throttled_store", at, duration_s=30.0))
+        with pytest.raises(ResourcesError, match="reduce your request rate"):
+            remote.save(30)
+    assert KINDS["throttled_store"].shows(seen_of(remote.note("throttled_store"))) is not None  # type: ignore[misc]
+    assert remote.store.newest_valid().name == "step-00000020"
+
+
+def test_a_put_that_fails_half_way_is_no_checkpoint(remote: Leg, tmp_path: Path) -> None:
+    storage.failed_put(remote.strike("failed_put", {"objects": remote.store.objects}))
+    with pytest.raises(ResourcesError, match="Input/output error") as error:
+        remote.save(30)
+    assert isinstance(error.value.__cause__, OSError) and error.value.__cause__.errno == errno.EIO
+    (half,) = (tmp_path / "bucket/data/step-00000030.attempt-3").iterdir()
+    assert 0 < half.stat().st_size == len(FILES[half.name]) // 2
+    remote.store.clear_staging()
+    assert not half.exists()
+    assert remote.store.newest_valid().name == "step-00000020"
+
+
+def seen_of(note: RequestNote) -> Any:
+    return SimpleNamespace(note=note)
 
 
 def test_temporary_files_have_the_name_of_what_they_become() -> None:

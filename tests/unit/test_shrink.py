@@ -149,9 +149,12 @@ class TestFragment:
     def test_every_kind_comes_back(self, job: Path, own_saves: Path, kind: str) -> None:
         facts = KINDS[kind]
         job = own_saves if facts.default_phase == "save" else job
+        if facts.needs_objects:
+            text = job.read_text().replace("every_steps: 5", f"every_steps: 5, storage: 'file://{job.parent}/bucket'")
+            job.write_text(text)
         options = {KEYS.get(name, name): OPTIONS[name] for name in facts.options}
         when = {"occurrence": 1} if facts.default_phase == "rendezvous" else {"at_step": 10}
-        rank = {"rank": 0} if kind in ("port_taken", "failed_rename") else {"rank": 1}
+        rank = {"rank": 0} if facts.only_rank == 0 or kind == "port_taken" else {"rank": 1}
         # What is left on the disk is seen by the attempt that comes after.
         then = [{"rank": 0, "at_step": 11}] if facts.family == "storage" else []
         faults = planned(job, [{"kind": kind, **rank, **when, **options}, *then])

@@ -422,7 +422,7 @@ class TestUnknownKeys:
 
     def test_a_long_list_of_words_is_in_the_hint(self, folder: Path) -> None:
         (told,) = self.told(folder, "{kind: kil, at_step: 3}")
-        assert told.endswith("must be one of 35 words, not the text 'kil'; did you mean 'kill'?")
+        assert told.endswith("must be one of 38 words, not the text 'kil'; did you mean 'kill'?")
         error = refusal(LEAST + "faults: {schedule: [{kind: boom, at_step: 3}]}\n")
         assert "did you mean" not in error.message
         assert (error.hint or "").startswith("kind: kill, preempt, segfault, ")
